@@ -1,0 +1,84 @@
+"""The one door to DALI's private names and to what differs between its versions.
+
+Importing this module imports DALI. ``tests/test_dali.py`` holds every name used here to the DALI that is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .errors import MissingDaliError
+
+try:
+    from nvidia.dali import Pipeline as Pipeline
+    from nvidia.dali import backend as _backend
+    from nvidia.dali import fn as fn
+    from nvidia.dali import pipeline_def as pipeline_def
+    from nvidia.dali import types as types
+    from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
+    from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray as _feed_ndarray
+    from nvidia.dali.plugin.pytorch.torch_utils import to_torch_type as _to_torch_type
+except ImportError as error:
+    raise MissingDaliError(
+        f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120 "
+        "(nvidia-dali-cuda130 for CUDA 13). Without it, proxyloader.DataLoader works as torch's own"
+    ) from error
+
+
+def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
+    """A DALI batch that refers to numpy memory, without a copy. The memory must stay until the run has finished."""
+    if isinstance(samples, np.ndarray):
+        return _backend.TensorListCPU(samples, "", False)
+    return _backend.TensorListCPU(list(map(_tensor, samples)), "", False)
+
+
+_tensor = functools.partial(_backend.TensorCPU, layout="", is_pinned=False)
+
+
+def run(pipeline: Any) -> None:
+    """Start one iteration with the inputs that were fed; returns at once."""
+    pipeline._run_once()
+
+
+def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:
+    """Wait for the oldest iteration and give its outputs as torch tensors.
+
+    On a GPU the waiting is left to ``stream``, and the tensors are torch's own memory, so that what torch's users know
+    about streams, ``record_stream`` and memory statistics holds for them.
+
+    Returns:
+        For each output a tensor (N, ...), or a list of N tensors where the samples differ in shape.
+    """
+    asynchronous = stream is not None and pipeline.exec_dynamic
+    outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
+    return [_to_torch(output, stream, pipeline.exec_dynamic) for output in outputs]
+
+
+def _to_torch(output: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor | list[torch.Tensor]:
+    if output.is_dense_tensor():
+        return _tensor_to_torch(output.as_tensor(), stream, exec_dynamic)
+    return [_tensor_to_torch(output[k], stream, exec_dynamic) for k in range(len(output))]
+
+
+def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
+    on_gpu = "GPU" in type(tensor).__name__
+    if not on_gpu and exec_dynamic:
+        return torch.from_dlpack(tensor)
+    device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
+    copied = torch.empty(tensor.shape(), dtype=_to_torch_type[tensor.dtype], device=device)
+    return _feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
+
+
+def forget_in_child(pipeline: Any) -> None:
+    """Make a forked copy of a pipeline harmless: destroying it there waits for threads that exist in the parent only."""
+    if getattr(pipeline, "_pipe", None) is not None:
+        _inherited.append(pipeline._pipe)
+        pipeline._pipe = None
+
+
+_inherited: list[Any] = []

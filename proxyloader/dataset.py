@@ -1,0 +1,77 @@
+"""The user's dataset, made to hand out encoded images. Runs in the main process when the loader is built."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.datasets import DatasetFolder
+from torchvision.datasets.folder import default_loader, pil_loader
+from torchvision.datasets.vision import StandardTransform, VisionDataset
+
+from .sample import EncodedImage, Proxy
+from .transforms import CompiledTransform, compile_transforms
+from .transforms.plan import Plan
+
+D = TypeVar("D")
+
+
+def wrap(dataset: D) -> D:
+    """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI. The original stays as it is.
+
+    ``DataLoader`` does this by itself. What is exchanged in the copy: ``transform``, by its compiled equal, and in a
+    ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that reads bytes. All else,
+    ``target_transform``, ``classes``, ``samples`` and the dataset's own ``__getitem__`` among it, is the user's.
+
+    Args:
+        dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and what inherits from them; ``Subset``,
+            ``random_split`` and ``ConcatDataset`` of such, nested at will; any dataset that keeps a torchvision
+            transform in ``.transform`` and calls it with an RGB image (then Pillow decodes, in the worker).
+
+    Returns:
+        The copy; or the dataset itself where there is nothing to exchange.
+
+    Raises:
+        UnsupportedTransformError: the transform is not translated.
+    """
+    if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
+        return _with(dataset, dataset=wrap(dataset.dataset))
+    if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
+        return _with(dataset, datasets=[wrap(part) for part in dataset.datasets])
+    transform = getattr(dataset, "transform", None)
+    if transform is None or isinstance(transform, Proxy) or not _is_for_images(dataset, transform):
+        return dataset
+    compiled = compile_transforms(transform)
+    changed: dict[str, Any] = {"transform": compiled}
+    if isinstance(getattr(dataset, "transforms", None), StandardTransform):
+        changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
+    if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
+        changed["loader"] = EncodedImage.open
+    return _with(dataset, **changed)
+
+
+def plans_in(dataset: Any) -> dict[str, Plan]:
+    """The plans that a wrapped dataset refers to, by key: each needs a pipeline."""
+    if isinstance(dataset, Subset):
+        return plans_in(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return {key: plan for part in dataset.datasets for key, plan in plans_in(part).items()}
+    compiled = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, CompiledTransform)]
+    return {each.plan.key: each.plan for each in compiled}
+
+
+def _is_for_images(dataset: Any, transform: Any) -> bool:
+    """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
+    part = getattr(transform, "transforms", transform)
+    return isinstance(dataset, VisionDataset) or type(part).__module__.startswith(("torchvision.transforms", __package__))
+
+
+def _with(dataset: D, **changed: Any) -> D:
+    changed = {name: value for name, value in changed.items() if getattr(dataset, name) is not value}
+    if not changed:
+        return dataset
+    wrapped = copy.copy(dataset)
+    for name, value in changed.items():
+        setattr(wrapped, name, value)
+    return wrapped

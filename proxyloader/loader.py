@@ -1,0 +1,170 @@
+"""DataLoader: what the training loop sees."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Sampler
+
+from .dataset import plans_in, wrap
+from .feeder import Feeder
+from .road import Road, run_size
+from .transforms.plan import Plan
+
+log = logging.getLogger("proxyloader")
+
+
+class DataLoader(TorchDataLoader[Any]):
+    """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
+
+    Takes every argument of torch's, positionally and by keyword, with torch's meaning and defaults. Workers read files
+    and draw random numbers; the training process decodes, transforms and collates. Batches are those of the stock
+    loader under the same seed: same order, same labels, same crops.
+
+    Images arrive as tensors (N, C, H, W) on ``device``, float32 or uint8 as the transform says. Labels and everything
+    else arrive as from torch's loader. A dataset that has no images to translate is loaded exactly as by torch's.
+
+    Args:
+        dataset: see ``proxyloader.wrap`` for which are translated.
+        collate_fn: as torch's, but it gets decoded samples, and so it runs in the main process.
+        num_workers: as torch's; with 0, images are decoded in the calling thread.
+        device: where images arrive; by default the current CUDA device where there is one, else the CPU.
+        server: a ``ProxyServer`` that the dataset's ``server.proxy`` belongs to, for a hand-written pipeline.
+        prefetch: most decoded batches that wait for the training loop.
+        num_threads: DALI's CPU threads; by default the cores of this process, and at most 4 where a GPU decodes.
+        hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some.
+
+    Raises:
+        UnsupportedTransformError: the dataset's transform is not translated; names position and class.
+        ImageError: from the loop, at the batch that holds the image; names the dataset's index and the file.
+        ValueError: an argument is wrong; torch's own checks, and those of the arguments above.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        device: str | int | torch.device | None = None,
+        server: Any = None,
+        prefetch: int = 2,
+        num_threads: int | None = None,
+        hw_decoder_load: float = 1.0,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        _at_least("prefetch", prefetch, 1)
+        if num_threads is not None:
+            _at_least("num_threads", num_threads, 1)
+        if not 0 <= hw_decoder_load <= 1:
+            raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load}")
+        if device is not None and torch.device(device).type not in ("cpu", "cuda"):
+            raise ValueError(f"device is a CUDA device or the CPU, got {device!r}")
+        self.device = device
+        self.server = server
+        self.prefetch = prefetch
+        self.num_threads = num_threads
+        self.hw_decoder_load = hw_decoder_load
+        self._road: Road | None = None
+        self._servers: dict[str, Any] = {}
+        self._translated()  # a transform that is not translated is refused now, not in the first epoch
+
+    def __iter__(self) -> Any:
+        translated = self._translated()
+        if translated is None:
+            return super().__iter__()
+        dataset, plans = translated
+        # Workers start while the pipelines are built, and are forked before DALI has threads.
+        road = self._road_for(dataset)
+        batches = iter(road.workers)
+        pin = self.pin_memory and torch.cuda.is_available()
+        return Feeder(batches, road, self._servers_for(plans), plans, self.collate_fn, self.prefetch, pin)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_road": None, "_servers": {}, "_iterator": None}
+
+    def _translated(self) -> tuple[Any, dict[str, Plan]] | None:
+        """The dataset that workers get, and its plans; None where torch's own loader does all there is to do."""
+        if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+            _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
+            return None
+        dataset = wrap(self.dataset)
+        plans = plans_in(dataset)
+        return (dataset, plans) if plans or self.server is not None else None
+
+    def _road_for(self, dataset: Any) -> Road:
+        road = self._road
+        if road is not None and self.persistent_workers and not road.broken:
+            return road
+        arena = road.arena if road is not None and road.is_free() else None
+        self._road = Road.build(self, dataset, arena)
+        return self._road
+
+    def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
+        from .pipeline import PipelineOptions, build_pipeline
+        from .server import ProxyServer
+
+        device_id = _cuda_ordinal(self.device)
+        options = PipelineOptions(run_size(self), device_id, self.num_threads, self.prefetch + 1, self.hw_decoder_load)
+        self._servers = {
+            key: self._servers.get(key) or ProxyServer(build_pipeline(plan, options)) for key, plan in plans.items()
+        }
+        return self._servers if self.server is None else self._servers | {self.server.key: self.server}
+
+
+def _cuda_ordinal(device: Any) -> int | None:
+    """The CUDA device to decode on, or None for the CPU. Asked for late: asking starts CUDA."""
+    if device is None:
+        return torch.cuda.current_device() if torch.cuda.is_available() else None
+    device = torch.device(device)
+    if device.type == "cpu":
+        return None
+    return int(device.index) if device.index is not None else torch.cuda.current_device()
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is a whole number, {least} or more; got {value!r}")
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    log.warning(message)

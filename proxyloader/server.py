@@ -1,0 +1,294 @@
+"""ProxyServer: runs a DALI pipeline in the training process, for whoever holds a ticket. No thread, no queue.
+
+NOTE [ The order of runs ]
+A DALI pipeline gives its outputs back in the order in which its runs were started. The server keeps one ticket for each
+run in that order, and whoever collects a ticket first collects those before it. So outputs cannot be mistaken for each
+other: not after a break (the ticket was abandoned; its outputs are taken and dropped), not after an error (it stays
+with its ticket), not with two loaders on one server. Runs start when they are submitted and go on in DALI's own
+threads; the thread that trains waits only where it needs an output that is not there yet.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _dali
+from .errors import InputError, PipelineError
+from .sample import Proxy, ProxyBatch, ProxyCall, ProxySample
+
+Outputs = list["torch.Tensor | list[torch.Tensor]"]
+
+
+class Ticket:
+    """One run of the pipeline, from submit to collect."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.outputs: Outputs | None = None
+        self.error: Exception | None = None
+        self.finished: torch.cuda.Event | None = None
+        self.stream: torch.cuda.Stream | None = None
+        self.abandoned = False
+        self.ended = False
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "ended" if self.ended else "running"
+        return f"Ticket({self.size} samples, {state}{', abandoned' if self.abandoned else ''})"
+
+    def was_read(self) -> bool:
+        """DALI has finished with the memory of the run's inputs."""
+        return self.ended and (self.finished is None or self.finished.query())
+
+
+class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
+    """DALI's proxy server, made safe: upstream's constructor, methods and ``with``; one message, no thread.
+
+    Use ``server.proxy`` as a transform, and let ``proxyloader.DataLoader(dataset, server=server)`` do the rest; or keep
+    a stock ``torch.utils.data.DataLoader`` and call ``server.produce_data(batch)`` on what it gives.
+
+    Args:
+        pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes.
+        deterministic: as upstream; runs are always started in the order of the training loop, so both values give the
+            same, reproducible batches.
+
+    Raises:
+        TypeError: ``pipeline`` is not a DALI pipeline.
+        RuntimeError: it has no external source.
+
+    Source: ``nvidia.dali.plugin.pytorch.experimental.proxy.DALIServer``.
+    """
+
+    def __init__(self, pipeline: _dali.Pipeline, deterministic: bool = False) -> None:
+        self._thread_stop_event = None  # before anything that can raise: upstream's __del__ looks at it
+        super().__init__(pipeline, deterministic)
+        pipeline.build()
+        self.key = f"server-{uuid.uuid4().hex}"
+        self._runs: deque[Ticket] = deque()
+        self._lock = threading.RLock()
+        self._started = False
+        self._kinds: dict[str, tuple[str, int]] = {}
+        self._broken: Exception | None = None
+        _servers.add(self)
+
+    def __repr__(self) -> str:
+        return f"ProxyServer({', '.join(self._dali_input_names)}; {len(self._runs)} runs under way)"
+
+    @property
+    def pipeline(self) -> _dali.Pipeline:
+        """The DALI pipeline."""
+        return self._pipe
+
+    @property
+    def proxy(self) -> Proxy:
+        """The callable that stands in for the pipeline in a dataset: give it one sample's inputs. Can be pickled."""
+        return Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
+
+    # --- upstream's way to start and stop ---------------------------------------------------------------------------
+
+    def start_thread(self) -> None:
+        """Open the server. DALI's own threads do the work, so none is started here."""
+        self._started = True
+
+    def stop_thread(self) -> None:
+        """Forget what is under way. Returns at once; nothing of it can appear in a later batch."""
+        if not hasattr(self, "_lock"):
+            return
+        with self._lock:
+            for ticket in self._runs:
+                ticket.abandoned = True
+        self._started = False
+
+    def _is_thread_running(self) -> bool:
+        return self._started
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def submit(self, inputs: Sequence[Any]) -> Ticket:
+        """Start a run.
+
+        Args:
+            inputs: for each input of the pipeline, in its order, an array (N, ...) or a list of N arrays. Their memory
+                must stay as it is until ``Ticket.was_read()``.
+
+        Raises:
+            InputError: an input has another dtype or number of dimensions than before, or N is too large.
+            PipelineError: the pipeline has failed for good.
+        """
+        with self._lock:
+            if self._broken is not None:
+                raise PipelineError(
+                    f"the pipeline failed before ({self._broken}) and its executor cannot go on; build it with "
+                    "@pipeline_def(exec_dynamic=True), which can"
+                )
+            for name, samples in zip(self._dali_input_names, inputs):
+                self._check(name, samples)
+            for name, samples in zip(self._dali_input_names, inputs):
+                self._pipe.feed_input(name, _dali.tensor_list(samples))
+            _dali.run(self._pipe)
+            ticket = Ticket(len(inputs[0]))
+            self._runs.append(ticket)
+            return ticket
+
+    def _check(self, name: str, samples: Any) -> None:
+        # A refused batch would stay at the head of DALI's input queue and be refused again for ever.
+        if len(samples) > self._pipe.max_batch_size:
+            raise InputError(f"a batch of {len(samples)} for a pipeline of batch_size={self._pipe.max_batch_size}")
+        first = samples[0]
+        kind = first.dtype.str, first.ndim
+        if self._kinds.setdefault(name, kind) != kind:
+            (dtype, ndim), (known_dtype, known_ndim) = kind, self._kinds[name]
+            raise InputError(
+                f"input {name!r} of the pipeline was {np.dtype(known_dtype)} with {known_ndim} dimensions until now, "
+                f"and is {np.dtype(dtype)} with {ndim} in this batch. DALI takes one kind for each input"
+            )
+
+    def collect(self, ticket: Ticket) -> Outputs:
+        """Wait for a run.
+
+        Returns:
+            For each output of the pipeline a tensor (N, ...), on the pipeline's device, or a list of N tensors where the
+            samples differ in shape. On a GPU they are ready in the order of the caller's current stream.
+
+        Raises:
+            PipelineError: DALI failed on this run.
+        """
+        with self._lock:
+            while not ticket.ended:
+                if ticket not in self._runs:
+                    raise PipelineError("this run was forgotten: the server was stopped, or the process was forked")
+                self._collect_oldest()
+        if ticket.error is not None:
+            raise PipelineError(f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}") from ticket.error
+        outputs, ticket.outputs = ticket.outputs, None
+        assert outputs is not None
+        if ticket.finished is not None and ticket.stream != self._stream():
+            _hand_over(outputs, ticket.finished, self._stream())
+        return outputs
+
+    def _collect_oldest(self) -> None:
+        ticket = self._runs.popleft()
+        ticket.ended = True
+        stream = self._stream()
+        try:
+            outputs = _dali.take_outputs(self._pipe, stream)
+        except RuntimeError as error:
+            ticket.error = error
+            if not self._pipe.exec_dynamic:
+                self._broken = error
+            return
+        if stream is not None:
+            ticket.stream, ticket.finished = stream, stream.record_event()
+        ticket.outputs = [] if ticket.abandoned else outputs
+
+    def _stream(self) -> torch.cuda.Stream | None:
+        device_id = self._pipe.device_id
+        return torch.cuda.current_stream(device_id) if device_id is not None and torch.cuda.is_available() else None
+
+    # --- for a stock DataLoader -------------------------------------------------------------------------------------
+
+    def produce_data(self, obj: Any) -> Any:
+        """Put the pipeline's outputs where ``obj``, a batch of a stock DataLoader, has references to them.
+
+        Args:
+            obj: any structure of lists, tuples, named tuples, dicts, and objects with attributes.
+
+        Returns:
+            The structure with tensors in place of this server's references; those of other servers stay.
+
+        Raises:
+            InputError, PipelineError: as ``submit`` and ``collect``.
+        """
+        found: list[ProxyBatch | ProxySample] = []
+
+        def note(ref: ProxyBatch | ProxySample) -> Any:
+            if self._owns(ref):
+                found.append(ref)
+            return ref
+
+        _map_references(obj, note, set())
+        of_call = self._run_singles({id(ref.call): ref.call for ref in found if isinstance(ref, ProxySample)})
+        runs = {id(ref.run): ref.run for ref in found if isinstance(ref, ProxyBatch)}
+        of_run = {key: self._run_calls(run.calls) for key, run in runs.items()}
+
+        def output_of(ref: ProxyBatch | ProxySample) -> Any:
+            if not self._owns(ref):
+                return ref
+            if isinstance(ref, ProxyBatch):
+                return of_run[id(ref.run)][ref.output]
+            outputs, row = of_call[id(ref.call)]
+            return outputs[ref.output][row]
+
+        return _map_references(obj, output_of, set())
+
+    def _owns(self, ref: ProxyBatch | ProxySample) -> bool:
+        call = ref.call if isinstance(ref, ProxySample) else ref.run.calls[0]
+        return call.server == self.key
+
+    def _run_singles(self, calls: dict[int, ProxyCall]) -> dict[int, tuple[Outputs, int]]:
+        size, keys = self._pipe.max_batch_size, list(calls)
+        of_call: dict[int, tuple[Outputs, int]] = {}
+        for start in range(0, len(keys), size):
+            part = keys[start : start + size]
+            outputs = self._run_calls([calls[key] for key in part])
+            of_call.update({key: (outputs, row) for row, key in enumerate(part)})
+        return of_call
+
+    def _run_calls(self, calls: Sequence[ProxyCall]) -> Outputs:
+        return self.collect(self.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
+
+
+def _hand_over(outputs: Outputs, finished: torch.cuda.Event, stream: torch.cuda.Stream | None) -> None:
+    """Let another stream than the one that received the outputs use them."""
+    assert stream is not None
+    stream.wait_event(finished)
+    for output in outputs:
+        for tensor in output if isinstance(output, list) else [output]:
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+
+
+def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
+    """Replace references in known containers and in objects with attributes; lists, dicts and objects in place."""
+    if isinstance(obj, (ProxyBatch, ProxySample)):
+        return of(obj)
+    if id(obj) in seen or isinstance(obj, (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None))):
+        return obj
+    if isinstance(obj, tuple):
+        items = [_map_references(item, of, seen) for item in obj]
+        if all(new is old for new, old in zip(items, obj)):
+            return obj
+        return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
+    seen.add(id(obj))
+    if isinstance(obj, list):
+        obj[:] = [_map_references(item, of, seen) for item in obj]
+    elif isinstance(obj, MutableMapping):
+        for key in list(obj):
+            obj[key] = _map_references(obj[key], of, seen)
+    else:
+        for name, value in list(getattr(obj, "__dict__", {}).items()):
+            new = _map_references(value, of, seen)
+            if new is not value:
+                object.__setattr__(obj, name, new)  # frozen dataclasses too
+    return obj
+
+
+_servers: weakref.WeakSet[ProxyServer] = weakref.WeakSet()
+
+
+def _forget_servers_in_child() -> None:
+    for server in list(_servers):
+        _dali.forget_in_child(server._pipe)
+        server._runs.clear()
+        server._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_servers_in_child)

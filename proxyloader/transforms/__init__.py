@@ -1,0 +1,8 @@
+"""torchvision transforms in, a Plan out. Knows nothing of DALI."""
+
+from . import color as color
+from . import convert as convert
+from . import geometry as geometry
+from .compiled import CompiledTransform as CompiledTransform
+from .compiled import compile_transforms as compile_transforms
+from .plan import Plan as Plan

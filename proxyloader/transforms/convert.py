@@ -1,0 +1,113 @@
+"""Steps that change what the numbers mean: PIL image to tensor, uint8 to float, normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
+
+from ..errors import UnsupportedTransformError
+from .geometry import Crop, CenterRegion, as_pair, resize_step
+from .plan import ImageState, Step
+from .registry import rule
+
+
+@dataclass(frozen=True)
+class ToTensor(Step):
+    """A PIL image becomes a uint8 tensor (C, H, W); the values stay."""
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, kind="tensor")
+
+
+@dataclass(frozen=True)
+class ToFloat(Step):
+    """uint8 becomes float32, divided by 255 where ``scale`` is set."""
+
+    scale: bool
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, dtype="float32", scale=1 / 255 if self.scale else 1.0)
+
+
+@dataclass(frozen=True)
+class Normalize(Step):
+    """``functional.normalize``: (value - mean) / std for each channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, scale=None)
+
+
+@rule(v1.ToTensor, v2.ToTensor)
+def to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    if state.kind == "tensor":
+        raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
+    return ToTensor(), ToFloat(scale=True)
+
+
+@rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
+def pil_to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    if state.kind == "tensor" and isinstance(transform, v1.PILToTensor):
+        raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
+    return (ToTensor(),) if state.kind == "pil" else ()
+
+
+@rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
+def convert_image_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return _to_dtype(transform.dtype, True, state)
+
+
+@rule(v2.ToDtype)
+def to_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return _to_dtype(transform.dtype, bool(transform.scale), state)
+
+
+def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> tuple[Step, ...]:
+    if state.kind == "pil":
+        raise UnsupportedTransformError(
+            "it leaves a PIL image as it is; put PILToTensor() (v1) or ToImage() (v2) before it"
+        )
+    if dtype is torch.float32:
+        return (ToFloat(scale),) if state.dtype == "uint8" else ()
+    if dtype is torch.uint8 and state.dtype == "uint8":
+        return ()
+    raise UnsupportedTransformError(f"from torch.{state.dtype} to {dtype} is not translated; to torch.float32 is")
+
+
+@rule(v1.Normalize, v2.Normalize)
+def normalize(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return (_normalize(transform.mean, transform.std, state),)
+
+
+def _normalize(mean: Sequence[float], std: Sequence[float], state: ImageState) -> Normalize:
+    if state.dtype != "float32":
+        raise UnsupportedTransformError("it works on float tensors; put ToTensor() before it")
+    mean, std = tuple(map(float, mean)), tuple(map(float, std))
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, state.channels):
+            raise UnsupportedTransformError(f"{name} has {len(values)} values for images of {state.channels} channels")
+    if 0 in std:
+        raise UnsupportedTransformError(f"std={std} has a zero")
+    return Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std)))
+
+
+@rule(ImageClassification)
+def image_classification(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    """The preset that torchvision's weights carry: resize, centre crop, to float, normalise."""
+    steps: list[Step] = [
+        resize_step(transform.resize_size, None, transform.interpolation, transform.antialias, state),
+        Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels),
+    ]
+    if state.kind == "pil":
+        steps.append(ToTensor())
+    as_float = replace(state, kind="tensor", dtype="float32")
+    steps += _to_dtype(torch.float32, True, replace(state, kind="tensor"))
+    return *steps, _normalize(transform.mean, transform.std, as_float)

@@ -1,0 +1,326 @@
+"""Steps that move pixels: crop, pad, resize, flip. All sizes and boxes are settled in the worker, in whole pixels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import transforms as v1
+
+from ..errors import UnsupportedTransformError
+from .plan import ImageState, Size, Step
+from .registry import rule
+
+Box = tuple[int, int, int, int]
+"""(top, left, height, width) in pixels; it may reach beyond the image, where the fill value stands."""
+
+Interpolation = Literal["nearest", "bilinear", "bicubic"]
+
+
+class Region(Protocol):
+    """Which part of an image a Crop takes."""
+
+    @property
+    def inside(self) -> bool:
+        """The box never reaches beyond the image."""
+
+    @property
+    def size(self) -> Size | None:
+        """(height, width) of the box where it does not depend on the image."""
+
+    def box(self, height: int, width: int) -> Box: ...
+
+
+@functools.lru_cache(maxsize=4096)
+def _like(height: int, width: int) -> torch.Tensor:
+    """An image without pixels: torchvision's parameter code looks at the size only."""
+    return torch.empty((3, height, width), device="meta")
+
+
+# --- crop and pad ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Crop(Step):
+    """Take a box out of the image; outside the image it holds ``fill`` (in the units of the values at this point)."""
+
+    region: Region
+    fill: tuple[float, ...] = (0.0,)
+    columns: ClassVar[int] = 4
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        box = self.region.box(*size)
+        row.extend(box)
+        return box[2:]
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.region.size)
+
+
+@dataclass(frozen=True)
+class RandomResizedRegion:
+    """``RandomResizedCrop.get_params`` (v1) or ``.make_params`` (v2)."""
+
+    scale: tuple[float, ...]
+    ratio: tuple[float, ...]
+    v2_transform: v2.RandomResizedCrop | None = field(default=None, compare=False)
+    inside: ClassVar[bool] = True
+    size: ClassVar[None] = None
+
+    def box(self, height: int, width: int) -> Box:
+        if self.v2_transform is None:
+            return v1.RandomResizedCrop.get_params(_like(height, width), list(self.scale), list(self.ratio))
+        drawn = self.v2_transform.make_params([_like(height, width)])
+        return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+
+
+@dataclass(frozen=True)
+class CenterRegion:
+    """The box of ``functional.center_crop``: smaller images are padded evenly, the odd pixel to the right and below."""
+
+    size: Size
+    inside: ClassVar[bool] = False
+
+    def box(self, height: int, width: int) -> Box:
+        return _centred(height, self.size[0]), _centred(width, self.size[1]), *self.size
+
+
+def _centred(available: int, wanted: int) -> int:
+    if wanted > available:
+        return -((wanted - available) // 2)
+    return int(round((available - wanted) / 2.0))
+
+
+@dataclass(frozen=True)
+class RandomRegion:
+    """The box of RandomCrop (v1 ``get_params``, v2 ``make_params``), with its padding counted as outside."""
+
+    size: Size
+    padding: tuple[int, int, int, int]  # left, top, right, bottom
+    pad_if_needed: bool
+    v2_transform: v2.RandomCrop | None = field(default=None, compare=False)
+    inside: ClassVar[bool] = False
+
+    def box(self, height: int, width: int) -> Box:
+        if self.v2_transform is not None:
+            drawn = self.v2_transform.make_params([_like(height, width)])
+            left, top = drawn["padding"][:2]
+            return drawn["top"] - top, drawn["left"] - left, *self.size
+        left, top, right, bottom = self.padding
+        height, width = height + top + bottom, width + left + right
+        if self.pad_if_needed and width < self.size[1]:
+            left, width = left + self.size[1] - width, 2 * self.size[1] - width
+        if self.pad_if_needed and height < self.size[0]:
+            top, height = top + self.size[0] - height, 2 * self.size[0] - height
+        i, j, _, _ = v1.RandomCrop.get_params(_like(height, width), self.size)
+        return i - top, j - left, *self.size
+
+
+@dataclass(frozen=True)
+class PaddedRegion:
+    """The whole image and ``padding`` (left, top, right, bottom) pixels around it."""
+
+    padding: tuple[int, int, int, int]
+    inside: ClassVar[bool] = False
+    size: ClassVar[None] = None
+
+    def box(self, height: int, width: int) -> Box:
+        left, top, right, bottom = self.padding
+        return -top, -left, height + top + bottom, width + left + right
+
+
+@rule(v1.CenterCrop, v2.CenterCrop)
+def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> tuple[Step, ...]:
+    return (Crop(CenterRegion(as_pair(transform.size)), as_fill(0, state)),)
+
+
+@rule(v1.RandomCrop, v2.RandomCrop)
+def random_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    padding = as_ltrb(transform.padding, type(transform) is v2.RandomCrop)
+    if padding != (0, 0, 0, 0) or transform.pad_if_needed:
+        _constant_only(transform)
+    v2_transform = transform if isinstance(transform, v2.RandomCrop) else None
+    region = RandomRegion(as_pair(transform.size), padding, bool(transform.pad_if_needed), v2_transform)
+    return (Crop(region, as_fill(transform.fill, state)),)
+
+
+@rule(v1.Pad, v2.Pad)
+def pad(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    _constant_only(transform)
+    return (Crop(PaddedRegion(as_ltrb(transform.padding)), as_fill(transform.fill, state)),)
+
+
+def _constant_only(transform: Any) -> None:
+    if transform.padding_mode != "constant":
+        raise UnsupportedTransformError(
+            f"padding_mode={transform.padding_mode!r} is not translated; padding_mode='constant' is"
+        )
+
+
+def as_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
+    if fill is None:
+        fill = 0
+    values = tuple(fill) if isinstance(fill, Sequence) else (fill,)
+    if not all(map(is_number, values)) or len(values) not in (1, state.channels):
+        raise UnsupportedTransformError(f"fill={fill!r} is not translated; a number or {state.channels} numbers are")
+    return tuple(map(float, values)) * (state.channels // len(values))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, int]:
+    """Padding as torchvision takes it (1, 2 or 4 numbers) as (left, top, right, bottom)."""
+    if padding is None:
+        return 0, 0, 0, 0
+    if is_number(padding):
+        padding = [padding]
+    if len(padding) == 1:
+        return (int(padding[0]),) * 4  # type: ignore[return-value]
+    if len(padding) == 2:
+        return int(padding[0]), int(padding[1]), int(padding[0]), int(padding[1])
+    if in_lrtb_order:  # v2.RandomCrop keeps its padding parsed, as left, right, top, bottom
+        left, right, top, bottom = padding
+        return int(left), int(top), int(right), int(bottom)
+    left, top, right, bottom = padding
+    return int(left), int(top), int(right), int(bottom)
+
+
+def as_pair(size: Any) -> Size:
+    if is_number(size):
+        return int(size), int(size)
+    height, width = size if len(size) == 2 else (size[0], size[0])
+    return int(height), int(width)
+
+
+# --- resize ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resize(Step):
+    """``functional.resize``. Exact for nearest; bilinear and bicubic differ from Pillow by rounding (mean 0.2 of 255).
+
+    Attributes:
+        shorter: side in pixels that the shorter edge gets, or None where ``target`` is given or only the longer edge
+            is bounded.
+        max_size: upper bound of the longer edge, in pixels.
+        target: (height, width) in pixels that every image gets.
+    """
+
+    target: Size | None = None
+    shorter: int | None = None
+    max_size: int | None = None
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    columns: ClassVar[int] = 2
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        size = self.target or resized_size(*size, self.shorter, self.max_size)
+        row.extend(size)
+        return size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.target)
+
+
+def resized_size(height: int, width: int, shorter: int | None, max_size: int | None) -> Size:
+    """The size that torchvision's Resize gives an image (``functional._compute_resized_output_size``).
+
+    Args:
+        height, width: of the image, in pixels.
+        shorter: wanted length of the shorter edge, None to bound the longer one only.
+        max_size: bound of the longer edge, or None.
+    """
+    short, long = sorted((height, width))
+    if shorter is None:
+        if max_size is None:
+            raise ValueError("one of shorter and max_size must be given")
+        new_short, new_long = int(max_size * short / long), max_size
+    else:
+        new_short, new_long = shorter, int(shorter * long / short)
+        if max_size is not None and new_long > max_size:
+            new_short, new_long = int(max_size * new_short / new_long), max_size
+    return (new_short, new_long) if height <= width else (new_long, new_short)
+
+
+@rule(v1.Resize, v2.Resize)
+def resize(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return (resize_step(transform.size, transform.max_size, transform.interpolation, transform.antialias, state),)
+
+
+@rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
+def random_resized_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    v2_transform = transform if isinstance(transform, v2.RandomResizedCrop) else None
+    region = RandomResizedRegion(tuple(transform.scale), tuple(transform.ratio), v2_transform)
+    size = list(as_pair(transform.size))
+    return Crop(region), resize_step(size, None, transform.interpolation, transform.antialias, state)
+
+
+def resize_step(size: Any, max_size: int | None, interpolation: Any, antialias: bool | None, state: ImageState) -> Resize:
+    mode = interpolation_name(interpolation)
+    # On a PIL image torchvision always antialiases, whatever the argument says; None means no for tensors.
+    smooth = True if state.kind == "pil" else bool(antialias)
+    if state.kind == "tensor" and mode == "nearest" and interpolation_value(interpolation) != "nearest-exact":
+        raise UnsupportedTransformError(
+            "interpolation 'nearest' on a tensor picks other pixels than on a PIL image; "
+            "put the resize before the conversion to a tensor, or use InterpolationMode.NEAREST_EXACT"
+        )
+    if mode == "bicubic" and not smooth:
+        raise UnsupportedTransformError("bicubic without antialias has no equal in DALI; use antialias=True")
+    if isinstance(size, Sequence) and len(size) == 2:
+        return Resize(target=as_pair(size), interpolation=mode, antialias=smooth)
+    shorter = int(size[0]) if isinstance(size, Sequence) else size
+    return Resize(shorter=shorter, max_size=max_size, interpolation=mode, antialias=smooth)
+
+
+def interpolation_value(interpolation: Any) -> str:
+    """torchvision's name of an interpolation given as an InterpolationMode, a string or a PIL number."""
+    if isinstance(interpolation, InterpolationMode):
+        return str(interpolation.value)
+    return {0: "nearest", 2: "bilinear", 3: "bicubic"}.get(interpolation, str(interpolation))
+
+
+def interpolation_name(interpolation: Any) -> Interpolation:
+    """The interpolation among those that DALI has an equal for."""
+    names: dict[str, Interpolation] = {
+        "nearest": "nearest",
+        "nearest-exact": "nearest",
+        "bilinear": "bilinear",
+        "bicubic": "bicubic",
+    }
+    value = interpolation_value(interpolation)
+    if value not in names:
+        raise UnsupportedTransformError(f"interpolation {value!r} is not translated; {', '.join(names)} are")
+    return names[value]
+
+
+# --- flip ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Flip(Step):
+    """RandomHorizontalFlip and RandomVerticalFlip: one ``torch.rand(1)``, in v1 and in v2."""
+
+    axis: Literal["horizontal", "vertical"]
+    p: float
+    columns: ClassVar[int] = 1
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        row.append(float(torch.rand(1) < self.p))
+        return size
+
+
+@rule(v1.RandomHorizontalFlip, v2.RandomHorizontalFlip)
+def random_horizontal_flip(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return (Flip("horizontal", float(transform.p)),)
+
+
+@rule(v1.RandomVerticalFlip, v2.RandomVerticalFlip)
+def random_vertical_flip(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return (Flip("vertical", float(transform.p)),)

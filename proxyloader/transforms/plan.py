@@ -1,0 +1,101 @@
+"""What a Compose is turned into: frozen steps, which draw their numbers per image and know nothing of DALI.
+
+A plan's numbers for one image are a row of float32: each step owns some columns of it. The row is drawn in the worker,
+by torchvision's own parameter code from torch's own generator, and is all that the DALI graph needs beside the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UnsupportedTransformError
+
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+
+
+@dataclass(frozen=True)
+class ImageState:
+    """What torchvision would hold at this point of the Compose.
+
+    Attributes:
+        kind: a PIL image, or a tensor (C, H, W).
+        dtype: of the values; a PIL image's are uint8.
+        channels: 3 (RGB) or 1 (grey).
+        scale: the value that a pixel of 1 (of 255) has, while the values are pixels times a number; else None.
+        size: (height, width) where it is the same for every image, else None.
+    """
+
+    kind: Literal["pil", "tensor"] = "pil"
+    dtype: Literal["uint8", "float32"] = "uint8"
+    channels: int = 3
+    scale: float | None = 1.0
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing done to an image. Subclasses say how many columns they draw and what they leave behind."""
+
+    columns = 0
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards."""
+        return size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return state
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A transform, ready for any backend: steps in order, and the state the images end in.
+
+    Attributes:
+        steps: in the order they act.
+        output: dtype, channels and (where it is fixed) size of the tensors that come out.
+    """
+
+    steps: tuple[Step, ...]
+    output: ImageState
+    key: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Equal plans in different datasets share one pipeline, and workers name it by this.
+        digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "key", f"plan-{digest[:16]}")
+
+    @property
+    def columns(self) -> int:
+        """How many numbers are drawn for an image."""
+        return sum(step.columns for step in self.steps)
+
+    def draw(self, height: int, width: int) -> NDArray[np.float32]:
+        """Draw the numbers for one image of ``height`` x ``width`` from torch's default generator.
+
+        Returns:
+            (columns,) float32. Pixel coordinates are whole numbers, exact in float32 up to 16,777,216.
+        """
+        row: list[float] = []
+        size = height, width
+        for step in self.steps:
+            size = step.draw(size, row)
+        return np.array(row, np.float32)
+
+
+def plan_of(steps: tuple[Step, ...]) -> Plan:
+    """Check that the steps end in a tensor, and make the plan."""
+    state = ImageState()
+    for step in steps:
+        state = step.state_after(state)
+    if state.kind == "pil":
+        raise UnsupportedTransformError(
+            "the transform ends with a PIL image, which cannot be put into a batch. "
+            "Add transforms.ToTensor() (or v2.ToImage() and v2.ToDtype(torch.float32, scale=True)) at the end"
+        )
+    return Plan(steps, replace(state))
