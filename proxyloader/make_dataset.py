@@ -39,7 +39,7 @@ _PICTURES, _SHAPES, _TEXTURES = range(3)  # streams of random numbers
 _TEXTURE_SIDE_PX = 512
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _FIRST_ODD_INDEX = 10**9  # the odd files' pictures are the same for any number of images
-_FILES_PER_PROCESS = 128  # a process takes about as long to start as to write these
+_FILES_PER_PROCESS = 256  # a process takes about as long to start as to write these
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +339,7 @@ class _Recipe:
         return self.images + (len(ODD_FORMATS) if self.odd_formats else 0)
 
     def manifest(self) -> dict[str, Any]:
-        return {"made_by": __name__, "format": _FORMAT, **asdict(self), "size": list(self.size)}
+        return {"made_by": "proxyloader.make_dataset", "format": _FORMAT, **asdict(self), "size": list(self.size)}
 
     def label(self, number: int) -> int:
         """Dealt round robin. A class that gets no photograph has no folder: ImageFolder refuses empty ones."""

@@ -1,0 +1,67 @@
+"""Shared by all tests: small real data sets, a device to run on, and the check that nothing survives a test."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets import ImageFolder
+
+from proxyloader.make_dataset import make_dataset
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Runs the test on the CPU, and on a GPU where there is one."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
+            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
+        pytest.skip("no CUDA device")
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 JPEG photographs of several shapes near 160 x 120, in 4 classes."""
+    return make_dataset(
+        tmp_path_factory.mktemp("photos") / "set", images=48, size=(160, 120), classes=4, processes=1, progress=False
+    )
+
+
+@pytest.fixture
+def folder(photos: Path) -> ImageFolder:
+    """``photos`` without a transform; give it one: ``folder.transform = ...`` changes nothing for other tests."""
+    return ImageFolder(str(photos))
+
+
+@pytest.fixture(autouse=True)
+def restored_random_state() -> object:
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    yield
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+@pytest.fixture(autouse=True)
+def nothing_survives() -> object:
+    """No thread of Python's, no child process and no file of ours outlives its test."""
+    threads, arenas = set(threading.enumerate()), _arenas()
+    yield
+    for child in multiprocessing.active_children():
+        child.join(5)
+    assert not multiprocessing.active_children(), "child processes outlived the test"
+    left = {thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("QueueFeeder")}
+    assert not left, f"threads outlived the test: {left}"
+    assert _arenas() <= arenas, "an arena outlived the test"
+
+
+def _arenas() -> int:
+    links = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+    return sum("memfd:proxyloader" in os.readlink(link) for link in links if os.path.islink(link))
