@@ -67,7 +67,7 @@ def _is_for_images(dataset: Any, transform: Any) -> bool:
     return isinstance(dataset, VisionDataset) or type(part).__module__.startswith(("torchvision.transforms", __package__))
 
 
-def _with(dataset: D, **changed: Any) -> D:
+def _with(dataset: D, /, **changed: Any) -> D:
     changed = {name: value for name, value in changed.items() if getattr(dataset, name) is not value}
     if not changed:
         return dataset

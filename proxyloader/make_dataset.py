@@ -226,8 +226,8 @@ def _ycck_jpeg(image: Image.Image) -> bytes:
     """The inks as YCbCr, K beside them, transform 2. Pillow reads it and cannot write it, so its marker is patched."""
     *inks, key = _cmyk(image).split()
     planes = Image.merge("RGB", inks).convert("YCbCr").split()
-    # Pillow inverts all it writes as CMYK. That is right for K and undone here for the rest: the inverted inks that
-    # a CMYK file holds are, by Adobe's rule, what comes out when YCbCr to RGB is inverted once more.
+    # Pillow inverts all it writes as CMYK. That is right for K, and undone here for the rest: a decoder inverts what
+    # it makes of YCbCr by itself (libjpeg's ycck_cmyk_convert).
     inverted = [plane.point([255 - level for level in range(256)]) for plane in planes]
     data = bytearray(_save(Image.merge("CMYK", (*inverted, key)), "JPEG", quality=JPEG_QUALITY))
     data[_adobe_segment(data).stop - 1] = 2
@@ -308,8 +308,8 @@ ODD_FORMATS: dict[str, Encoder] = {
     "odd_rgb.ppm": lambda image: _save(image, "PPM"),
     "odd_grey.pgm": lambda image: _save(image.convert("L"), "PPM"),
 }
-"""File name -> encoder of an RGB image into that file's content. Pillow reads them all; a JPEG decoder sees them
-differently or not at all. The names end as ``ImageFolder`` wants, which takes a GIF for one only if it is called .jpg."""
+"""File name -> encoder of an RGB image into that file's content. torchvision reads them all; a JPEG decoder sees them
+differently or not at all. The names end as ``ImageFolder`` wants, which takes a GIF only under another name."""
 
 
 @dataclass(frozen=True)
@@ -443,9 +443,8 @@ def _is_complete(root: Path, recipe: _Recipe) -> bool:
             theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differ) for side in (found, asked))
             raise FileExistsError(f"{root}: holds {kind} with {theirs}, and {ours} is asked for. {advice}")
     # Another process that has just begun here may have come as far as its first temporary file.
-    names = (
-        sorted(path.name for path in root.iterdir() if not path.name.startswith(UNFINISHED)) if root.exists() else []
-    )
+    entries = root.iterdir() if root.exists() else ()
+    names = sorted(path.name for path in entries if not path.name.startswith(UNFINISHED))
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         raise FileExistsError(f"{root}: holds {len(names)} entries that make_dataset did not write ({shown}). {advice}")
@@ -464,8 +463,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _write_files(root: Path, recipe: _Recipe, processes: int, progress: bool) -> None:
     from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
+    class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
+        monitor_interval = 0  # else tqdm starts a thread that outlives the bar
+
     write, numbers = partial(_write_file, root, recipe), range(len(recipe))
-    bar = tqdm(total=len(recipe), desc=root.name, unit="image", disable=None if progress else True)
+    bar = Bar(total=len(recipe), desc=root.name, unit="image", disable=None if progress else True)
     with bar:
         if processes == 1:
             for number in numbers:
@@ -482,6 +484,8 @@ def _write_files(root: Path, recipe: _Recipe, processes: int, progress: bool) ->
                     f"{root}: a process that writes images ended early. Killed for memory? Or called from a script "
                     'without `if __name__ == "__main__":`, or from stdin? Then use processes=1'
                 ) from error
+            finally:
+                pool.shutdown(cancel_futures=True)  # else an interrupt waits for all that is still to be written
 
 
 def _write_file(root: Path, recipe: _Recipe, number: int) -> None:

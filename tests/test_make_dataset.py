@@ -33,7 +33,8 @@ def contents(root: Path) -> dict[str, bytes]:
 
 def size_of(path: Path) -> tuple[int, int]:
     with Image.open(path) as image:
-        return image.size
+        width, height = image.size
+    return width, height
 
 
 def as_array(image: Image.Image) -> np.ndarray[Any, np.dtype[np.int16]]:
@@ -68,7 +69,7 @@ class TestWhatIsWritten:
         for path in make_small(tmp_path).rglob("*.jpg"):
             with Image.open(path) as image:
                 assert image.format == "JPEG"
-                assert [component[1:3] for component in image.layer] == [(2, 2), (1, 1), (1, 1)]  # type: ignore[attr-defined]
+                assert [component[1:3] for component in image.layer] == [(2, 2), (1, 1), (1, 1)]
 
     def test_several_shapes_and_most_of_the_size_asked_for(self, tmp_path: Path) -> None:
         root = make_small(tmp_path, images=120, size=(60, 40))
@@ -349,7 +350,7 @@ class TestOddFormats:
     )
     def test_chroma_subsampling(self, name: str, factors: tuple[int, int], picture: Image.Image) -> None:
         with Image.open(io.BytesIO(ODD_FORMATS[name](picture))) as image:
-            assert image.layer[0][1:3] == factors  # type: ignore[attr-defined]
+            assert image.layer[0][1:3] == factors
             assert ("progressive" in image.info) == (name == "odd_progressive.jpg")
 
     def test_orientation_is_in_the_exif_and_not_in_the_pixels(self, picture: Image.Image) -> None:

@@ -1,0 +1,221 @@
+"""The promise of the swap: under the same seed, the batches of the stock DataLoader."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, ConcatDataset, Subset, WeightedRandomSampler, random_split
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.transforms import v2
+
+import proxyloader
+from proxyloader.make_dataset import make_dataset
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TRAIN = transforms.Compose(
+    [
+        transforms.RandomResizedCrop(96),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+    ]
+)
+VALIDATION = transforms.Compose(
+    [transforms.Resize(112), transforms.CenterCrop(96), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+)
+TRAIN_V2 = v2.Compose(
+    [
+        v2.ToImage(),
+        v2.RandomResizedCrop(96, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ]
+)
+DECODE = transforms.Compose([transforms.CenterCrop((96, 120)), transforms.PILToTensor()])
+
+
+def batches(loader_class: Any, dataset: Any, epochs: int, **arguments: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(17)
+    random.seed(17)
+    loader = loader_class(dataset, **arguments)
+    assert len(loader) * epochs == len(found := [batch for _ in range(epochs) for batch in loader])
+    return [(images.cpu(), labels) for images, labels in found]
+
+
+def levels(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Difference in levels of 255, (N, pixels)."""
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    if ours.dtype == torch.uint8:
+        return (ours.float() - theirs.float()).abs().flatten(1)
+    return (255 * torch.tensor(STD).view(3, 1, 1) * (ours - theirs)).abs().flatten(1)
+
+
+def assert_same(ours: list[Any], theirs: list[Any], mean: float = 0.5, most: float = 2.0) -> None:
+    assert len(ours) == len(theirs)
+    for (images, labels), (stock_images, stock_labels) in zip(ours, theirs):
+        assert torch.equal(labels, stock_labels)
+        difference = levels(images, stock_images)
+        assert difference.mean() <= mean
+        assert difference.flatten().kthvalue(int(0.999 * difference.numel())).values <= most
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transform", [TRAIN, VALIDATION, TRAIN_V2], ids=["train", "validation", "train v2"])
+def test_two_shuffled_epochs_are_those_of_the_stock_loader(
+    folder: ImageFolder, transform: Any, workers: int, device: str
+) -> None:
+    folder.transform = transform
+    arguments: dict[str, Any] = dict(batch_size=10, shuffle=True, num_workers=workers)
+    theirs = batches(StockLoader, folder, 2, **arguments)
+    assert_same(batches(proxyloader.DataLoader, folder, 2, device=device, **arguments), theirs)
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 3])
+def test_persistent_workers_go_on_as_the_stock_loaders_do(
+    folder: ImageFolder, prefetch_factor: int, device: str
+) -> None:
+    folder.transform = TRAIN
+    arguments: dict[str, Any] = dict(
+        batch_size=8, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=prefetch_factor
+    )
+    theirs = batches(StockLoader, folder, 3, **arguments)
+    assert_same(batches(proxyloader.DataLoader, folder, 3, device=device, **arguments), theirs)
+
+
+def test_decoding_alone_is_exact_on_the_cpu_and_within_one_level_on_the_jpeg_engine(
+    folder: ImageFolder, device: str
+) -> None:
+    folder.transform = DECODE
+    theirs = batches(StockLoader, folder, 1, batch_size=12)
+    ours = batches(proxyloader.DataLoader, folder, 1, batch_size=12, device=device)
+    most = max(levels(a, b).max().item() for (a, _), (b, _) in zip(ours, theirs))
+    assert most <= (0 if device == "cpu" else 1)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_every_start_method_gives_the_same_batches(folder: ImageFolder, method: str) -> None:
+    folder.transform = TRAIN
+    theirs = batches(StockLoader, folder, 1, batch_size=16, shuffle=True, num_workers=2)
+    arguments: dict[str, Any] = dict(batch_size=16, shuffle=True, num_workers=2, multiprocessing_context=method)
+    assert_same(batches(proxyloader.DataLoader, folder, 1, device="cpu", **arguments), theirs)
+
+
+def a_subset(folder: ImageFolder) -> Any:
+    return Subset(folder, list(range(40, 3, -3)))
+
+
+def a_random_split(folder: ImageFolder) -> Any:
+    return random_split(folder, [0.7, 0.3], torch.Generator().manual_seed(1))[1]
+
+
+def a_concatenation_of_two_transforms(folder: ImageFolder) -> Any:
+    other = ImageFolder(folder.root, VALIDATION)
+    return ConcatDataset([Subset(folder, range(0, 48, 5)), Subset(other, range(1, 48, 5))])
+
+
+def nested(folder: ImageFolder) -> Any:
+    return Subset(ConcatDataset([a_subset(folder), a_random_split(folder)]), list(range(2, 20)))
+
+
+class Renamed(ImageFolder):
+    """A subclass with a __getitem__ of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = self.samples[index]
+        image = self.transform(self.loader(path))
+        return image, 10 * target
+
+
+def a_subclass(folder: ImageFolder) -> Any:
+    return Renamed(folder.root, folder.transform)
+
+
+def a_folder_with_target_transform_and_filter(folder: ImageFolder) -> Any:
+    return ImageFolder(
+        folder.root,
+        folder.transform,
+        target_transform=lambda target: -target,
+        is_valid_file=lambda path: path.endswith(("0.jpg", "2.jpg", "5.jpg")),
+    )
+
+
+def a_folder_with_a_loader_of_its_own(folder: ImageFolder) -> Any:
+    return DatasetFolder(folder.root, folder.loader_of_mine, ("jpg",), transform=folder.transform)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [a_subset, a_random_split, a_concatenation_of_two_transforms, nested, a_subclass, a_folder_with_target_transform_and_filter],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_datasets_made_of_folders_keep_their_ways(folder: ImageFolder, make: Any, workers: int, device: str) -> None:
+    folder.transform = TRAIN
+    arguments: dict[str, Any] = dict(batch_size=7, shuffle=True, num_workers=workers)
+    theirs = batches(StockLoader, make(folder), 2, **arguments)
+    assert_same(batches(proxyloader.DataLoader, make(folder), 2, device=device, **arguments), theirs)
+
+
+@pytest.mark.parametrize("arguments", [
+    dict(batch_size=7, drop_last=True),
+    dict(batch_size=7, shuffle=True, generator="seeded"),
+    dict(batch_size=7, sampler="weighted"),
+    dict(batch_sampler="ragged"),
+], ids=["drop_last", "generator", "sampler", "batch_sampler of several sizes"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samplers_mean_what_they_mean_to_torch(folder: ImageFolder, arguments: dict[str, Any], workers: int) -> None:
+    folder.transform = TRAIN
+
+    def run(loader_class: Any, **more: Any) -> Any:
+        made = dict(arguments)
+        if "generator" in made:
+            made["generator"] = torch.Generator().manual_seed(3)
+        if "sampler" in made:
+            made["sampler"] = WeightedRandomSampler(torch.arange(1.0, 49.0), 33)
+        if "batch_sampler" in made:
+            made["batch_sampler"] = [[1, 2, 3], [4], list(range(20)), [5, 5]]
+        return batches(loader_class, folder, 2, num_workers=workers, **made, **more)
+
+    assert_same(run(proxyloader.DataLoader, device="cpu"), run(StockLoader))
+
+
+def test_a_batch_sampler_may_ask_for_more_than_one_run_takes(folder: ImageFolder) -> None:
+    folder.transform = VALIDATION
+    sampler = BatchSampler(range(48), 4, False)
+    sampler.batch_size = 4
+    large = [list(range(48)), [3], list(range(9))]
+    ours = proxyloader.DataLoader(folder, batch_sampler=_Sized(large, 4), device="cpu", num_workers=1)
+    theirs = StockLoader(folder, batch_sampler=_Sized(large, 4))
+    assert_same(list(ours), list(theirs))
+
+
+class _Sized(list[Any]):
+    def __init__(self, batches: list[Any], batch_size: int) -> None:
+        super().__init__(batches)
+        self.batch_size = batch_size
+
+
+@pytest.fixture(scope="module")
+def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEG photographs, and every odd format that Pillow reads among them."""
+    root = tmp_path_factory.mktemp("odd") / "set"
+    return make_dataset(root, images=6, size=(150, 112), classes=2, odd_formats=True, processes=1, progress=False)
+
+
+def test_every_format_that_pillow_reads_gives_pillows_pixels(odd_folder: Path, device: str) -> None:
+    dataset = ImageFolder(str(odd_folder), DECODE)
+    theirs = batches(StockLoader, dataset, 1, batch_size=8)
+    ours = batches(proxyloader.DataLoader, dataset, 1, batch_size=8, num_workers=1, device=device)
+    worst: dict[str, float] = {}
+    difference = torch.cat([levels(a, b) for (a, _), (b, _) in zip(ours, theirs)])
+    for (path, _), row in zip(dataset.samples, difference):
+        worst[Path(path).name] = row.max().item()
+    # Progressive files and unusual sampling go past the JPEG engine to CUDA, which rounds a little differently.
+    bounds = {"cpu": 0, "cuda": 3}
+    assert {name: most for name, most in worst.items() if most > bounds[device]} == {}
