@@ -30,7 +30,7 @@ import torch
 import torchvision
 from rich.console import Console
 from rich.table import Table
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
@@ -53,15 +53,19 @@ Case = Callable[[], Iterator[Any]]  # each call is one loop over the data set
 
 def stock(args: argparse.Namespace, workers: int) -> Case:
     """torch's DataLoader and torchvision's transforms on the CPU."""
-    dataset = ImageFolder(args.data, TRANSFORM)
-    loader = DataLoader(dataset, args.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(photographs(args), args.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     return lambda: iter(loader)
+
+
+def photographs(args: argparse.Namespace, **arguments: Any) -> Dataset[Any]:
+    """An epoch goes over the files several times, so that its start weighs as little as in a real one."""
+    return ConcatDataset([ImageFolder(args.data, **(arguments or {"transform": TRANSFORM}))] * args.passes)
 
 
 def swap(args: argparse.Namespace) -> Case:
     """proxyloader: bytes read by workers, crops drawn by torchvision."""
     loader = proxyloader.DataLoader(
-        ImageFolder(args.data, TRANSFORM),
+        photographs(args),
         args.batch_size,
         shuffle=True,
         num_workers=args.workers,
@@ -97,7 +101,7 @@ def upstream(args: argparse.Namespace, **decoder: Any) -> Case:
 
     server = proxy.DALIServer(pipeline())
     server.start_thread()
-    dataset = ImageFolder(args.data, transform=server.proxy, loader=read_bytes)
+    dataset = photographs(args, transform=server.proxy, loader=read_bytes)
     loader = proxy.DataLoader(
         server, dataset, args.batch_size, shuffle=True, num_workers=args.workers, persistent_workers=True
     )
@@ -195,6 +199,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="of the proxies and, on the CPU, of the stock loader")
     parser.add_argument("--threads", type=int, help="DALI's CPU threads (default: 4 beside a GPU, else all cores)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--passes", type=int, default=4, help="over the files in an epoch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="at least, for a case in a round")
     parser.add_argument("--only", nargs="*", help="cases whose names contain one of these")
@@ -222,6 +227,7 @@ def main() -> None:
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "machine": machine(),
         "images": args.images,
+        "passes": args.passes,
         "batch_size": args.batch_size,
         "workers": args.workers,
         "threads": args.threads,

@@ -42,6 +42,10 @@ class _Fed:
     def was_read(self) -> bool:
         return all(ticket.was_read() for ticket in self.tickets)
 
+    def wait_until_read(self) -> None:
+        for ticket in self.tickets:
+            ticket.wait_until_read()
+
 
 class Feeder:
     """The iterator of a DataLoader.
@@ -152,7 +156,7 @@ class Feeder:
 
     def _give_back_slot(self, fed: _Fed) -> None:
         if self._road.arena is not None and fed.batch is not None and fed.batch.request is not None:
-            self._road.arena.give_back(fed.batch.request.slot, fed.was_read)
+            self._road.arena.give_back(fed.batch.request.slot, fed)
 
     # --- finished batches -------------------------------------------------------------------------------------------
 

@@ -48,6 +48,11 @@ class Ticket:
         """DALI has finished with the memory of the run's inputs."""
         return self.ended and (self.finished is None or self.finished.query())
 
+    def wait_until_read(self) -> None:
+        """Wait for the GPU to finish with it; returns at once for a run that was not collected."""
+        if self.finished is not None:
+            self.finished.synchronize()
+
 
 class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     """DALI's proxy server, made safe: upstream's constructor, methods and ``with``; one message, no thread.

@@ -10,6 +10,8 @@ one, the bytes travel in torch's shared memory instead: slower, never wrong.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import io
 import itertools
 import math
@@ -22,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd, ForkingPickler
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,8 +38,19 @@ from .sample import ProxyBatch, ProxyCall, ProxySample
 ALIGNMENT_BYTES = 64
 PAGE_BYTES = mmap.PAGESIZE
 LARGE_TENSOR_BYTES = 1 << 18
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 Memory = NDArray[np.uint8]
+
+
+class Reader(Protocol):
+    """Whoever reads a slot: the runs of its batch."""
+
+    def was_read(self) -> bool:
+        """The slot may be written to."""
+
+    def wait_until_read(self) -> None:
+        """Wait for the GPU, if that is all there is to wait for."""
 
 
 class Arena:
@@ -57,7 +70,7 @@ class Arena:
         os.ftruncate(fd, PAGE_BYTES + slots * slot_bytes)
         self._map(fd, slots, slot_bytes)
         self._free = deque(range(slots))
-        self._read_by: deque[tuple[int, Callable[[], bool]]] = deque()
+        self._read_by: deque[tuple[int, Reader]] = deque()
 
     def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
         self._fd, self.slots, self.slot_bytes = fd, slots, slot_bytes
@@ -78,21 +91,27 @@ class Arena:
 
     def lend(self) -> int | None:
         """Take a free slot; None where there is none. Main process."""
-        for _ in range(len(self._read_by)):
-            slot, was_read = self._read_by.popleft()
-            self.give_back(slot, was_read)
+        self._take_back()
+        if not self._free and self._read_by:
+            # The training loop runs ahead of the GPU; here it waits for it, instead of piling up work.
+            self._read_by[0][1].wait_until_read()
+            self._take_back()
         if not self._free:
             return None
         slot = self._free.popleft()
         self._ready[slot] = 0
         return slot
 
-    def give_back(self, slot: int | None, was_read: Callable[[], bool] = lambda: True) -> None:
-        """Make a slot free again, as soon as ``was_read`` says that nobody reads it any more. Main process."""
-        if slot is not None and was_read():
+    def give_back(self, slot: int | None, reader: Reader | None = None) -> None:
+        """Make a slot free again, as soon as ``reader`` has finished with it. Main process."""
+        if slot is not None and (reader is None or reader.was_read()):
             self._free.append(slot)
-        elif slot is not None:
-            self._read_by.append((slot, was_read))
+        elif slot is not None and reader is not None:
+            self._read_by.append((slot, reader))
+
+    def _take_back(self) -> None:
+        for _ in range(len(self._read_by)):
+            self.give_back(*self._read_by.popleft())
 
     def memory(self, slot: int) -> Memory:
         """The bytes of a slot, (slot_bytes,) uint8."""
@@ -303,9 +322,18 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) 
     if isinstance(info.dataset, PackedDataset):
         # A user's code asks get_worker_info() for the dataset it gave to the loader.
         object.__setattr__(info, "dataset", info.dataset.dataset)
+    _keep_freed_memory()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:
         worker_init_fn(worker_id)
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc keep a batch's memory for the next batch, which saves most of the time that reading files takes."""
+    with contextlib.suppress(AttributeError, OSError):  # glibc's alone
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
 def _end_with(parent_pid: int) -> None:
