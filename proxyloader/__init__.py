@@ -2,45 +2,49 @@
 
     from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader
 
-Importing this package loads no DALI and touches no CUDA; the first iteration does.
+Importing this package loads neither torch nor DALI and touches no CUDA; using a name loads what it needs.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .dataset import wrap as wrap
-from .errors import ImageError as ImageError
-from .errors import InputError as InputError
-from .errors import MissingDaliError as MissingDaliError
-from .errors import PipelineError as PipelineError
-from .errors import ProxyLoaderError as ProxyLoaderError
-from .errors import UnsupportedTransformError as UnsupportedTransformError
-from .loader import DataLoader as DataLoader
-from .sample import EncodedImage as EncodedImage
-from .transforms import compile_transforms as compile_transforms
-
 if TYPE_CHECKING:
+    from .dataset import wrap as wrap
+    from .errors import ImageError as ImageError
+    from .errors import InputError as InputError
+    from .errors import MissingDaliError as MissingDaliError
+    from .errors import PipelineError as PipelineError
+    from .errors import ProxyLoaderError as ProxyLoaderError
+    from .errors import UnsupportedTransformError as UnsupportedTransformError
+    from .loader import DataLoader as DataLoader
+    from .sample import EncodedImage as EncodedImage
     from .server import ProxyServer as ProxyServer
+    from .transforms import compile_transforms as compile_transforms
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DataLoader",
-    "EncodedImage",
-    "ImageError",
-    "InputError",
-    "MissingDaliError",
-    "PipelineError",
-    "ProxyLoaderError",
-    "ProxyServer",
-    "UnsupportedTransformError",
-    "compile_transforms",
-    "wrap",
-]
+_HOMES = {
+    "DataLoader": "loader",
+    "EncodedImage": "sample",
+    "ImageError": "errors",
+    "InputError": "errors",
+    "MissingDaliError": "errors",
+    "PipelineError": "errors",
+    "ProxyLoaderError": "errors",
+    "ProxyServer": "server",
+    "UnsupportedTransformError": "errors",
+    "compile_transforms": "transforms",
+    "wrap": "dataset",
+}
+
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ProxyServer":  # its base class is DALI's
-        from .server import ProxyServer
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
-        return ProxyServer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -19,6 +19,13 @@ INTERPOLATIONS = {
     "bicubic": types.INTERP_CUBIC,
 }
 
+FILTER_REACH = {"bilinear": 1, "bicubic": 2}
+"""How far a filter reaches to each side, in pixels of the smaller image."""
+
+EXACT_EDGES_BELOW = 128
+"""Images resized to a side shorter than this, in pixels, get edges as torchvision makes them. In larger ones the frame,
+one pixel wide (two where bicubic), is about one level off, which is too little to spend a quarter more CPU time on."""
+
 
 @dataclass(frozen=True)
 class PipelineOptions:
@@ -73,8 +80,8 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
 class _Graph:
     """The graph while it is built.
 
-    The values of the image at this point are ``node * scale``. The multiplication, the conversion to float, a mirror and
-    the change of layout are put off as long as possible, because one operator, CropMirrorNormalize, does them all.
+    The values of the image at this point are ``node * scale``. The multiplication, the conversion to float, a mirror
+    and the change of layout are put off as long as possible, because one operator, CropMirrorNormalize, does them all.
     """
 
     def __init__(self, options: PipelineOptions, encoded: Any, draws: Any) -> None:
@@ -99,22 +106,42 @@ class _Graph:
     def crop(self, step: Crop) -> None:
         box = fn.cast(self._drawn(4), dtype=types.INT32)
         start, shape = box[0:2], box[2:4]
-        if self._node is None and step.region.inside and self._options.device_id is None:
-            # On the CPU only what the crop needs is decoded; the pixels are the same. On the engines it saves nothing.
-            self._node = fn.decoders.image_slice(self._encoded, start=start, shape=shape, axes=[0, 1], **self._decoder())
+        region = {"start": start, "shape": shape, "axes": [0, 1]}
+        if self._node is None and self._mirror is None and step.region.inside and self._options.device_id is None:
+            # On the CPU only what the crop needs is decoded. The pixels are the same, but for crops one pixel wide at
+            # the side of a 4:2:0 image (up to 9 levels). On the engines it saves nothing.
+            self._node = fn.decoders.image_slice(self._encoded, **region, **self._decoder())
             return
         self._settle()
-        inside: dict[str, Any] = dict(out_of_bounds_policy="pad", fill_values=list(step.fill))
-        self._node = fn.slice(
-            self._decoded(), start=start, shape=shape, axes=[0, 1], **({} if step.region.inside else inside)
-        )
+        if not step.region.inside:
+            region |= {"out_of_bounds_policy": "pad", "fill_values": list(step.fill)}
+        self._node = fn.slice(self._decoded(), **region)
 
     def resize(self, step: Resize) -> None:
         size = self._drawn(2)
         self._settle()
-        self._node = fn.resize(
-            self._decoded(), size=size, interp_type=INTERPOLATIONS[step.interpolation], antialias=step.antialias
-        )
+        how = {"size": size, "interp_type": INTERPOLATIONS[step.interpolation], "antialias": step.antialias}
+        side = min(step.target) if step.target else step.shorter or step.max_size or 0
+        if step.antialias and step.interpolation in FILTER_REACH and side < EXACT_EDGES_BELOW:
+            self._resize_with_exact_edges(FILTER_REACH[step.interpolation], size, how)
+        else:
+            self._node = fn.resize(self._decoded(), **how)
+
+    def _resize_with_exact_edges(self, reach: int, size: Any, how: dict[str, Any]) -> None:
+        """Where the filter reaches beyond the image, Pillow and torch leave that part of it out; DALI repeats the edge.
+
+        So zeros are put around the image, and a channel of ones beside its colours; resized alike, it is the sum of the
+        weights that fell inside, which the colours are divided by.
+        """
+        node, colors, pad = self._decoded(), self._channels, {"out_of_bounds_policy": "pad"}
+        shape = node.shape(dtype=types.INT32)[0:2]
+        around = fn.cast(reach * (shape / size + 1), dtype=types.INT32)
+        node = fn.slice(node, start=[0], shape=[colors + 1], axes=[2], fill_values=[0.0] * colors + [1.0], **pad)
+        node = fn.slice(node, start=-around, shape=shape + 2 * around, axes=[0, 1], fill_values=[0.0], **pad)
+        start, end = (fn.cast(corner, dtype=types.FLOAT) for corner in (around, around + shape))
+        sums: Any = fn.resize(node, roi_start=start, roi_end=end, dtype=types.FLOAT, **how)
+        node = sums[:, :, :colors] / sums[:, :, colors:]
+        self._node = fn.cast(node, dtype=types.UINT8) if self._scale is None else node
 
     def flip(self, step: Flip) -> None:
         wanted = fn.cast(self._drawn(1)[0], dtype=types.INT32)
@@ -125,10 +152,20 @@ class _Graph:
             self._mirror = wanted
 
     def grayscale(self, step: Grayscale) -> None:
-        if self._channels == 3:
+        if self._channels == 3 and step.kind == "pil":
             self._node = fn.color_space_conversion(self._decoded(), image_type=types.RGB, output_type=types.GRAY)
+        elif self._channels == 3:
+            # torchvision's weights have four digits. For uint8 it cuts off and DALI rounds, so a half is taken off, and
+            # as much less as keeps whole numbers whole.
+            whole = self._scale is None
+            self._node = fn.coord_transform(
+                self._decoded(),
+                M=[0.2989, 0.587, 0.114],
+                T=-0.49995 if whole else 0.0,
+                dtype=types.UINT8 if whole else types.FLOAT,
+            )
         if step.channels == 3:
-            self._node = fn.color_space_conversion(self._node, image_type=types.GRAY, output_type=types.RGB)
+            self._node = fn.cat(self._node, self._node, self._node, axis=2)
         self._channels = step.channels
 
     def to_tensor(self, step: ToTensor) -> None:
@@ -147,7 +184,11 @@ class _Graph:
 
     def _decoder(self) -> dict[str, Any]:
         # Chosen for equality with Pillow: libjpeg's upsampling, and no rotation by EXIF.
-        chosen: dict[str, Any] = dict(output_type=types.RGB, jpeg_fancy_upsampling=True, adjust_orientation=False)
+        chosen: dict[str, Any] = {
+            "output_type": types.RGB,
+            "jpeg_fancy_upsampling": True,
+            "adjust_orientation": False,
+        }
         if self._options.device_id is None:
             return chosen | {"device": "cpu"}
         return chosen | {"device": "mixed", "hw_decoder_load": self._options.hw_decoder_load}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
-from .geometry import Crop, CenterRegion, as_pair, resize_step
+from .geometry import CenterRegion, Crop, as_pair, resize_step
 from .plan import ImageState, Step
 from .registry import rule
 
@@ -49,19 +48,26 @@ class Normalize(Step):
 @rule(v1.ToTensor, v2.ToTensor)
 def to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
     if state.kind == "tensor":
-        raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
+        return _tensor_already(transform)
     return ToTensor(), ToFloat(scale=True)
 
 
 @rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
 def pil_to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
-    if state.kind == "tensor" and isinstance(transform, v1.PILToTensor):
-        raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
-    return (ToTensor(),) if state.kind == "pil" else ()
+    return (ToTensor(),) if state.kind == "pil" else _tensor_already(transform)
+
+
+def _tensor_already(transform: Any) -> tuple[Step, ...]:
+    """The v2 classes let a tensor pass as it is; the v1 classes raise."""
+    if isinstance(transform, v2.Transform):
+        return ()
+    raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
 def convert_image_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
+        raise UnsupportedTransformError("it works on tensors; put PILToTensor() before it")
     return _to_dtype(transform.dtype, True, state)
 
 
@@ -71,10 +77,8 @@ def to_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 
 def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> tuple[Step, ...]:
-    if state.kind == "pil":
-        raise UnsupportedTransformError(
-            "it leaves a PIL image as it is; put PILToTensor() (v1) or ToImage() (v2) before it"
-        )
+    if state.kind == "pil":  # the v2 classes let a PIL image pass as it is
+        return ()
     if dtype is torch.float32:
         return (ToFloat(scale),) if state.dtype == "uint8" else ()
     if dtype is torch.uint8 and state.dtype == "uint8":
@@ -87,10 +91,11 @@ def normalize(transform: Any, state: ImageState) -> tuple[Step, ...]:
     return (_normalize(transform.mean, transform.std, state),)
 
 
-def _normalize(mean: Sequence[float], std: Sequence[float], state: ImageState) -> Normalize:
+def _normalize(mean: Any, std: Any, state: ImageState) -> Normalize:
     if state.dtype != "float32":
-        raise UnsupportedTransformError("it works on float tensors; put ToTensor() before it")
-    mean, std = tuple(map(float, mean)), tuple(map(float, std))
+        before = "ToTensor()" if state.kind == "pil" else "ConvertImageDtype(torch.float32)"
+        raise UnsupportedTransformError(f"it works on float tensors; put {before} before it")
+    mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in (mean, std))
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, state.channels):
             raise UnsupportedTransformError(f"{name} has {len(values)} values for images of {state.channels} channels")

@@ -7,8 +7,8 @@ by torchvision's own parameter code from torch's own generator, and is all that 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class ImageState:
 class Step:
     """One thing done to an image. Subclasses say how many columns they draw and what they leave behind."""
 
-    columns = 0
+    columns: ClassVar[int] = 0
 
     def draw(self, size: Size, row: list[float]) -> Size:
         """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards."""
@@ -98,4 +98,4 @@ def plan_of(steps: tuple[Step, ...]) -> Plan:
             "the transform ends with a PIL image, which cannot be put into a batch. "
             "Add transforms.ToTensor() (or v2.ToImage() and v2.ToDtype(torch.float32, scale=True)) at the end"
         )
-    return Plan(steps, replace(state))
+    return Plan(steps, state)

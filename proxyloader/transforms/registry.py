@@ -42,9 +42,10 @@ def plan_for(transform: Any) -> Plan:
     Raises:
         UnsupportedTransformError: something in it is not translated; names the position and the class.
     """
-    state, steps = ImageState(), []
+    state = ImageState()
+    steps: list[Step] = []
     for position, part in _flat(transform, ""):
-        where = f"{'transform' + position}: {_describe(part)}"
+        where = f"transform{position}: {_describe(part)}"
         if type(part) not in RULES:
             raise UnsupportedTransformError(f"{where} is not translated to DALI. {_suggestion()}")
         try:
@@ -63,19 +64,21 @@ def _flat(transform: Any, position: str) -> Iterator[tuple[str, Any]]:
     if type(transform) in (ComposeV1, v2.Compose):
         for k, part in enumerate(transform.transforms):
             yield from _flat(part, f"{position}.transforms[{k}]")
-    elif type(transform) not in RULES and type(inner) in (ComposeV1, v2.Compose):
+    elif type(transform) not in RULES and type(inner) in (ComposeV1, v2.Compose) and callable(transform):
         yield from _flat(inner, f"{position}.transforms")
     else:
         yield position, transform
 
 
 def _describe(transform: Any) -> str:
-    cls = transform if isinstance(transform, type) else type(transform)
+    if isinstance(transform, type):
+        return f"the class {transform.__qualname__}, where an instance, {transform.__qualname__}(...), is expected,"
+    cls = type(transform)
     if cls.__module__.startswith("torchvision.transforms.v2"):
         return f"v2.{cls.__name__}"
     if cls.__module__.startswith("torchvision.transforms"):
         return cls.__name__
-    return f"{cls.__module__}.{getattr(transform, '__qualname__', cls.__qualname__)}"
+    return f"{transform.__module__}.{getattr(transform, '__qualname__', cls.__qualname__)}"
 
 
 def _suggestion() -> str:
