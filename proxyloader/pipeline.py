@@ -24,7 +24,11 @@ FILTER_REACH = {"bilinear": 1, "bicubic": 2}
 
 EXACT_EDGES_BELOW = 128
 """Images resized to a side shorter than this, in pixels, get edges as torchvision makes them. In larger ones the frame,
-one pixel wide (two where bicubic), is about one level off, which is too little to spend a quarter more CPU time on."""
+one pixel wide (two where bicubic), is a few levels off, which is too little to spend half as much CPU time again on."""
+
+PILLOW_LUMA = [19595 / 65536, 38470 / 65536, 7471 / 65536]
+TORCH_LUMA = [0.2989, 0.587, 0.114]
+"""What red, green and blue count for in a grey image, to the last digit."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     Its output is a batch of tensors (C, H, W), float32 or uint8, on ``options.device_id`` or the CPU.
     """
 
-    @pipeline_def(
+    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
         batch_size=options.batch_size,
         num_threads=options.threads,
         device_id=options.device_id,
@@ -109,7 +113,7 @@ class _Graph:
         region = {"start": start, "shape": shape, "axes": [0, 1]}
         if self._node is None and self._mirror is None and step.region.inside and self._options.device_id is None:
             # On the CPU only what the crop needs is decoded. The pixels are the same, but for crops one pixel wide at
-            # the side of a 4:2:0 image (up to 9 levels). On the engines it saves nothing.
+            # the side of a 4:2:0 image, which are a few levels off. On the engines it saves nothing.
             self._node = fn.decoders.image_slice(self._encoded, **region, **self._decoder())
             return
         self._settle()
@@ -133,7 +137,8 @@ class _Graph:
         So zeros are put around the image, and a channel of ones beside its colours; resized alike, it is the sum of the
         weights that fell inside, which the colours are divided by.
         """
-        node, colors, pad = self._decoded(), self._channels, {"out_of_bounds_policy": "pad"}
+        node, colors = self._decoded(), self._channels
+        pad: dict[str, Any] = {"out_of_bounds_policy": "pad"}
         shape = node.shape(dtype=types.INT32)[0:2]
         around = fn.cast(reach * (shape / size + 1), dtype=types.INT32)
         node = fn.slice(node, start=[0], shape=[colors + 1], axes=[2], fill_values=[0.0] * colors + [1.0], **pad)
@@ -152,18 +157,13 @@ class _Graph:
             self._mirror = wanted
 
     def grayscale(self, step: Grayscale) -> None:
-        if self._channels == 3 and step.kind == "pil":
-            self._node = fn.color_space_conversion(self._decoded(), image_type=types.RGB, output_type=types.GRAY)
-        elif self._channels == 3:
-            # torchvision's weights have four digits. For uint8 it cuts off and DALI rounds, so a half is taken off, and
-            # as much less as keeps whole numbers whole.
-            whole = self._scale is None
-            self._node = fn.coord_transform(
-                self._decoded(),
-                M=[0.2989, 0.587, 0.114],
-                T=-0.49995 if whole else 0.0,
-                dtype=types.UINT8 if whole else types.FLOAT,
-            )
+        if self._channels == 3:
+            weights = PILLOW_LUMA if step.kind == "pil" else TORCH_LUMA
+            # On a uint8 tensor torchvision cuts off where DALI rounds, so a half is taken off, and a little less: what
+            # was a whole number, to four digits, stays one.
+            less = 0.49995 if step.kind == "tensor" and self._scale is None else 0.0
+            dtype = types.UINT8 if self._scale is None else types.FLOAT
+            self._node = fn.coord_transform(self._decoded(), M=weights, T=-less, dtype=dtype)
         if step.channels == 3:
             self._node = fn.cat(self._node, self._node, self._node, axis=2)
         self._channels = step.channels

@@ -108,7 +108,7 @@ class EncodedImage:
             with open(path, "rb", buffering=0) as file:
                 data = file.read()
         except OSError as error:
-            raise ImageError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise _bad(path, f"cannot be read: {error.strerror or error}") from error
         return cls.from_bytes(data, path)
 
     @classmethod
@@ -119,7 +119,7 @@ class EncodedImage:
             ImageError: Pillow cannot decode it either.
         """
         if not data:
-            raise ImageError(f"{path or 'image'}: the file is empty (0 bytes)")
+            raise _bad(path, "the file is empty (0 bytes)")
         if data.startswith(JPEG_START):
             header = read_jpeg_header(data)
             if header is not None and header.as_pillow:
@@ -138,9 +138,9 @@ class EncodedImage:
             with Image.open(io.BytesIO(data)) as image:
                 return cls.from_pil(image.convert("RGB"), path)
         except UnidentifiedImageError as error:
-            raise ImageError(f"{path or 'image'}: {len(data)} bytes, in no image format that Pillow knows") from error
+            raise _bad(path, f"{len(data)} bytes, in no image format that Pillow knows") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ImageError(f"{path or 'image'}: Pillow cannot decode it: {error}") from error
+            raise _bad(path, f"Pillow cannot decode it: {error}") from error
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
@@ -151,6 +151,10 @@ class EncodedImage:
                 "Convert it in the dataset: image.convert('RGB')"
             )
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
+
+
+def _bad(path: str, reason: str) -> ImageError:
+    return ImageError(f"{path or 'an image'}: {reason}. Replace the file, or leave it out of the dataset")
 
 
 def _refuse_bomb(height: int, width: int, path: str) -> None:

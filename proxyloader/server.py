@@ -186,7 +186,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         try:
             outputs = _dali.take_outputs(self._pipe, stream)
         except RuntimeError as error:
-            ticket.error = error
+            ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
             if not self._pipe.exec_dynamic:
                 self._broken = error
             return

@@ -18,6 +18,7 @@ import math
 import mmap
 import os
 import pickle
+import sys
 import threading
 import time
 from collections import deque
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate, get_worker_info
 
-from .errors import ImageError, InputError
+from .errors import ImageError, InputError, ProxyLoaderError
 from .sample import ProxyBatch, ProxyCall, ProxySample
 
 ALIGNMENT_BYTES = 64
@@ -225,6 +226,31 @@ class PackedRun:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """An exception on its way to the main process.
+
+    Attributes:
+        wrapper: torch's, for exceptions of the user's code: re-raised with its type, as a stock loader does.
+        error: one of ours; its message says all there is to say, and the worker's traceback is its cause.
+    """
+
+    wrapper: ExceptionWrapper
+    error: ProxyLoaderError | None
+
+    @classmethod
+    def caught(cls, where: str) -> Failure:
+        """Of the exception that is being handled."""
+        error = sys.exc_info()[1]
+        ours = type(error)(str(error)) if isinstance(error, ProxyLoaderError) else None
+        return cls(ExceptionWrapper(where=where), ours)
+
+    def reraise(self) -> None:
+        if self.error is not None:
+            raise self.error from RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
+        self.wrapper.reraise()
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """One batch as it travels: pixels' bytes and labels in one message, so that nothing can be mispaired.
 
@@ -234,7 +260,7 @@ class PackedBatch:
         runs: pipeline runs whose outputs the content refers to.
         content: the rest of the batch. Pickled where there are runs, with references in place of images.
         collated: the content is a batch; else it is the list of samples, for the collate_fn of the main process.
-        failure: the exception that the worker met instead.
+        failure: what the worker met instead.
     """
 
     request: Request | None
@@ -242,7 +268,7 @@ class PackedBatch:
     runs: tuple[PackedRun, ...] = ()
     content: Any = None
     collated: bool = True
-    failure: ExceptionWrapper | None = None
+    failure: Failure | None = None
 
     def __repr__(self) -> str:
         return f"PackedBatch({self.request}, runs={list(self.runs)}, failure={self.failure is not None})"
@@ -295,9 +321,8 @@ class PackedDataset(torch.utils.data.Dataset[PackedBatch]):
             info = get_worker_info()
             if info is None:
                 raise
-            # As a value, so that the slot comes back with it; the main process raises it as torch would.
-            failure = ExceptionWrapper(where=f"in DataLoader worker process {info.id}")
-            return PackedBatch(request, failure=failure)
+            # As a value, so that the slot comes back with it.
+            return PackedBatch(request, failure=Failure.caught(f"in DataLoader worker process {info.id}"))
         finally:
             if self._arena is not None and request.slot is not None:
                 self._arena.mark_ready(request.slot)
@@ -313,7 +338,7 @@ class PackedDataset(torch.utils.data.Dataset[PackedBatch]):
         try:
             return self.dataset[index]
         except ImageError as error:
-            raise ImageError(f"dataset[{index}]: {error}") from error
+            raise ImageError(f"dataset[{index}]: {error}") from error.__cause__
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:

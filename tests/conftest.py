@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -54,6 +55,7 @@ def nothing_survives() -> object:
     """No thread of Python's, no child process and no file of ours outlives its test."""
     threads, arenas = set(threading.enumerate()), _arenas()
     yield
+    gc.collect()  # a caught exception holds the frames it came through, and with them the loader
     for child in multiprocessing.active_children():
         child.join(5)
     assert not multiprocessing.active_children(), "child processes outlived the test"

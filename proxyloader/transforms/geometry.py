@@ -124,7 +124,8 @@ class RandomRegion:
 
     def box(self, height: int, width: int) -> Box:
         if self.version == "v2":
-            transform = _v2_transform(v2.RandomCrop, self.size, self.padding, self.pad_if_needed)
+            padding = self.padding if any(self.padding) else None
+            transform = _v2_transform(v2.RandomCrop, self.size, padding, self.pad_if_needed)
             drawn = transform.make_params([_like(height, width)])
             left, top = drawn["padding"][:2]
             return drawn["top"] - top, drawn["left"] - left, *self.size

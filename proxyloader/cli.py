@@ -1,0 +1,213 @@
+"""The command ``proxyloader``: for each verb, a function that declares its options and one that runs it.
+
+What a verb imports stands inside the function that runs it: ``--help`` and a usage error wait for no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .errors import ProxyLoaderError
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C: 128 + SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; by default that of the process.
+
+    Returns:
+        The exit status: 0; 1 where the verb failed, which one line on stderr explains; 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: argparse's: 2 for a usage error, 0 for ``--help`` and ``--version``.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (ProxyLoaderError, ValueError, OSError) as error:
+        if args.debug:
+            raise
+        print(f"proxyloader: error: {_in_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+# --- verbs ----------------------------------------------------------------------------------------------------------
+
+
+def _make_dataset(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "make-dataset",
+        _run_make_dataset,
+        "write photographs to try things with",
+        "Makes a folder for torchvision.datasets.ImageFolder. The pictures are painted:\n"
+        "textures, light and noise that compress, weigh and decode as photographs do, and\n"
+        "classes that a network learns in a few epochs. The same options give the same\n"
+        "files. What is there already is kept, and an interrupted set is completed.",
+        "proxyloader make-dataset /tmp/photos --images 4096 --size 500x375",
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="where to; made if it is missing")
+    parser.add_argument("--images", metavar="N", type=int, default=1024, help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--size",
+        metavar="WxH",
+        type=_size,
+        default=(500, 375),
+        help="of most of them, in pixels; some are upright, square, larger or smaller (default: 500x375: about 105 KB)",
+    )
+    parser.add_argument("--classes", metavar="N", type=int, default=10, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of all that is random (default: %(default)s)")
+    parser.add_argument(
+        "--odd-formats",
+        action="store_true",
+        help="add a file of each kind that loaders stumble over: CMYK, 16 bits, GIF, EXIF orientation, ...",
+    )
+    parser.add_argument(
+        "--processes", metavar="N", type=int, help="that write them (default: one for each core, or fewer)"
+    )
+
+
+def _run_make_dataset(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from .make_dataset import make_dataset
+
+    root = make_dataset(
+        args.folder,
+        images=args.images,
+        size=args.size,
+        classes=args.classes,
+        seed=args.seed,
+        odd_formats=args.odd_formats,
+        processes=args.processes,
+    )
+    sizes = [path.stat().st_size for path in root.glob("class_*/*")]
+    Console(soft_wrap=True).print(f"{root}: {len(sizes):,} images, {sum(sizes) / 1e6:,.1f} MB", markup=False)
+    return 0
+
+
+def _demo(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "demo",
+        _run_demo,
+        "compare this loader with torch's on this machine",
+        "Both loaders go over the same photographs under the same seed. It prints both\n"
+        "speeds and how far the pixels are apart, draws the same batch of both on a contact\n"
+        "sheet, and trains a ResNet-18 for a few steps. It takes about a minute on two\n"
+        "cores. Exit status 1: the batches differ by more than is promised.",
+        "proxyloader demo\n  proxyloader demo --data /data/imagenet/train --images 8192 --workers 8",
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", type=Path, help="an ImageFolder of your own (default: photographs made once, and kept)"
+    )
+    parser.add_argument(
+        "--images",
+        metavar="N",
+        type=int,
+        default=1024,
+        help="how many to make, or to use of DIR (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size", metavar="N", type=int, help="images in a batch (default: 256 with a GPU, 64 without)"
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=int, help="of each loader (default: one for each core, at most 16)"
+    )
+    parser.add_argument(
+        "--device", metavar="DEVICE", type=_device, help="cuda, cuda:1 or cpu (default: the GPU if there is one)"
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=int, default=30, help="of the training, 0 for none (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", metavar="PNG", type=Path, help="the contact sheet (default: demo.png in ~/.cache/proxyloader)"
+    )
+
+
+def _run_demo(args: argparse.Namespace) -> int:
+    from .demo import demo
+
+    kept_its_promise = demo(
+        data=args.data,
+        images=args.images,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        device=args.device,
+        steps=args.steps,
+        out=args.out,
+    )
+    return 0 if kept_its_promise else 1
+
+
+VERBS = (_demo, _make_dataset)
+
+
+# --- what they share ------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="proxyloader",
+        description="Decode and augment images on the GPU by changing one import:\n\n"
+        "  from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader",
+        epilog="start here:\n  proxyloader demo\n\nproxyloader VERB --help explains a verb and its options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"proxyloader {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS:
+        verb(verbs)
+    return parser
+
+
+def _verb(
+    verbs: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, text: str, example: str
+) -> argparse.ArgumentParser:
+    """Declare a verb.
+
+    Args:
+        run: gets the parsed options and returns the exit status.
+        summary: half a line, for the list of verbs.
+        text: what it does, for its own help.
+        example: one command line or more.
+    """
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _size(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"\d+x\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a width and a height in pixels, such as 500x375")
+    width, height = map(int, text.split("x"))
+    return width, height
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not cuda, cuda:N or cpu")
+    return text
+
+
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # An error from a worker of torch's carries the worker's traceback, which ends with what went wrong.
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)

@@ -1,0 +1,192 @@
+"""Runs a transform as torchvision does and as we do, on the same images under the same seed, and says how far apart
+both are, in levels of 255."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from proxyloader import EncodedImage, compile_transforms
+from proxyloader.make_dataset import ODD_FORMATS, photograph
+from proxyloader.pipeline import PipelineOptions, build_pipeline
+from proxyloader.server import ProxyServer
+from proxyloader.transforms import Plan
+
+Images = Mapping[str, bytes]
+
+SHAPES = {
+    "landscape": (160, 120),
+    "portrait": (120, 160),
+    "small": (40, 30),
+    "tiny": (9, 7),
+    "one pixel high": (64, 1),
+    "one pixel wide": (1, 48),
+    "large": (500, 375),
+}
+"""(width, height) of the 4:2:0 JPEGs among the test images."""
+
+FORMATS = {"grey": "odd_grey.jpg", "4:2:2": "odd_422.jpg", "progressive": "odd_progressive.jpg", "PNG": "odd_rgb.png"}
+
+FLOAT_ROUNDING = 2e-3
+"""In levels, allowed beside every bound; 8e-6 in values of 0 to 1."""
+
+
+@functools.lru_cache(maxsize=1)
+def _all_images() -> Images:
+    """Files that look like photographs, by what is special about them."""
+    images = {name: jpeg_of(size, k) for k, (name, size) in enumerate(SHAPES.items())}
+    for k, (name, encoder) in enumerate(FORMATS.items()):
+        images[name] = ODD_FORMATS[encoder](photograph(20 + k, size=(131 + k, 91 + k)))
+    return images
+
+
+def jpeg_of(size: tuple[int, int], index: int = 0) -> bytes:
+    file = io.BytesIO()
+    photograph(index, size=size).save(file, "JPEG", quality=93, subsampling="4:2:0")
+    return file.getvalue()
+
+
+def images(*names: str, but: tuple[str, ...] = ()) -> Images:
+    """The test images of these names; without names all, ``but`` those."""
+    every = _all_images()
+    return {name: every[name] for name in names or every if name not in but}
+
+
+def opened(data: bytes) -> Image.Image:
+    """As torchvision's ``pil_loader`` opens a file."""
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far from torchvision a pixel may be, in levels of 255, where both decoded the same pixels.
+
+    Attributes:
+        mean: over all pixels and images.
+        p999: 99.9th percentile.
+        max: the worst pixel.
+    """
+
+    mean: float
+    p999: float
+    max: float
+
+    def on(self, device: str) -> Bound:
+        """The GPU's JPEG engine is up to 1 level off Pillow; its CUDA decoder, for what the engine cannot decode, 3."""
+        if device == "cpu":
+            return self
+        return Bound(self.mean + 0.1, self.p999 + 1, self.max + 3)
+
+
+EXACT = Bound(0, 0, 0)
+
+BILINEAR = Bound(0.25, 1, 1)
+"""Pillow rounds to whole levels between its two passes, DALI at the end only."""
+
+BICUBIC = Bound(0.3, 1, 12)
+"""As bilinear; and Pillow cuts overshoots off between its passes, DALI at the end only, which a few pixels show."""
+
+LARGE_BILINEAR = Bound(0.25, 2, 16)
+"""From EXACT_EDGES_BELOW on DALI repeats the edge where torchvision shortens the filter: outermost pixels differ."""
+
+LARGE_BICUBIC = Bound(0.3, 5, 16)
+"""As LARGE_BILINEAR, in a frame two pixels wide; where the image grows, as many times wider."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What came out, image by image, and what one level of 255 is in the values of each channel."""
+
+    stock: list[torch.Tensor]
+    ours: list[torch.Tensor]
+    level: torch.Tensor
+
+    def differences(self) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+        """(C, H, W) for each image, in levels."""
+        level = self.level.double().numpy()
+        return [np.abs(np.subtract(a, b, dtype=np.float64)) / level for a, b in zip(self.stock, self.ours)]
+
+
+def run(
+    transform: Callable[[Any], Any], device: str, files: Images | None = None, *, seed: int = 0, inner: int = 0
+) -> Outputs:
+    """Run both, and hold what must always agree: shapes, dtypes, and the state that torch's generator is left in.
+
+    Args:
+        files: the images; all of them where not given.
+        inner: leave out a frame of so many pixels.
+    """
+    files = images() if files is None else files
+    pictures = [opened(data) for data in files.values()]
+    torch.manual_seed(seed)
+    with _one_thread():
+        stock = [transform(picture) for picture in pictures]
+    state = torch.get_rng_state()
+    ours = run_ours(transform, device, files, seed=seed)
+    assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
+    for name, a, b in zip(files, stock, ours):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), name
+        assert isinstance(a, torch.Tensor), name
+    frame = slice(inner, -inner or None)
+    level = torch.ones(1, 1, 1)
+    if stock[0].is_floating_point():
+        white, black = (transform(Image.new("RGB", pictures[0].size, color)) for color in ("white", "black"))
+        level = (white - black).amax((1, 2)).reshape(-1, 1, 1) / 255
+    return Outputs([a[:, frame, frame] for a in stock], [b.cpu()[:, frame, frame] for b in ours], level)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """On images this small, torch's threads wait for each other longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0) -> list[torch.Tensor]:
+    """Draw in the order of the images, as one worker does, then run all as one batch."""
+    compiled = compile_transforms(transform)
+    torch.manual_seed(seed)
+    calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
+    server = ProxyServer(pipeline_of(compiled.plan, device, len(files)))
+    (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
+    return list(output)
+
+
+def pipeline_of(plan: Plan, device: str, batch_size: int) -> Any:
+    device_id = None if device == "cpu" else 0
+    return build_pipeline(plan, PipelineOptions(batch_size, device_id=device_id, num_threads=2))
+
+
+def assert_as_torchvision(
+    transform: Any,
+    device: str,
+    files: Images | None = None,
+    *,
+    bound: Bound = EXACT,
+    seed: int = 0,
+    inner: int = 0,
+) -> None:
+    """``transform`` gives the same with us, within ``bound``."""
+    outputs = run(transform, device, files, seed=seed, inner=inner)
+    differences = outputs.differences()
+    everything = np.concatenate([difference.ravel() for difference in differences])
+    allowed = bound.on(device)
+    found = Bound(float(everything.mean()), float(np.quantile(everything, 0.999)), float(everything.max()))
+    if any(getattr(found, name) > getattr(allowed, name) + FLOAT_ROUNDING for name in ("mean", "p999", "max")):
+        names = images() if files is None else files
+        parts = ", ".join(
+            f"{name} {each.mean():.3f}/{each.max():.1f}" for name, each in zip(names, differences) if each.size
+        )
+        raise AssertionError(f"{transform}\nis off by {found}\nallowed   {allowed}\nmean/max of each image: {parts}")

@@ -1,0 +1,248 @@
+"""Bad input is a named error at the batch it belongs to; the batches around it are right, and the loader goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, ImageError, UnsupportedTransformError
+
+TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
+BATCH, BAD = 4, 9  # the bad sample is in the third batch
+
+
+@pytest.fixture
+def damaged(photos: Path, tmp_path: Path) -> Callable[[Callable[[Path], None]], ImageFolder]:
+    """A copy of the photographs with one of them damaged after the data set was listed."""
+
+    def damage(how: Callable[[Path], None]) -> ImageFolder:
+        shutil.copytree(photos, tmp_path / "set")
+        dataset = ImageFolder(str(tmp_path / "set"), TRANSFORM)
+        how(Path(dataset.samples[BAD][0]))
+        return dataset
+
+    return damage
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut_in_the_scan(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: 2 * len(data) // 3])
+
+
+def cut_in_the_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def only_a_start(path: Path) -> None:
+    path.write_bytes(b"\xff\xd8\xff")
+
+
+def text(path: Path) -> None:
+    path.write_text("These are not the pixels you are looking for.\n" * 50)
+
+
+def random_bytes(path: Path) -> None:
+    path.write_bytes(bytes(torch.randint(0, 256, (5000,), dtype=torch.uint8).tolist()))
+
+
+def a_cut_png(path: Path) -> None:
+    Image.open(path).save(path, "PNG")
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def too_many_pixels(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    frame = data.find(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xea\x60\xea\x60"  # 60,000 x 60,000
+    path.write_bytes(bytes(data))
+
+
+def broken_tables(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    tables = data.find(b"\xff\xc4")
+    data[tables + 5 : tables + 21] = b"\xff" * 16  # counts of Huffman codes that cannot be
+    path.write_bytes(bytes(data))
+
+
+WAYS = [
+    broken_tables,
+    missing,
+    a_directory,
+    empty,
+    cut_in_the_scan,
+    cut_in_the_header,
+    only_a_start,
+    text,
+    random_bytes,
+    a_cut_png,
+    too_many_pixels,
+]
+
+
+def walk(loader: Any) -> list[Any]:
+    """Every batch of an epoch, and in the place of a batch that failed its exception."""
+    found: list[Any] = []
+    batches = iter(loader)
+    while True:
+        try:
+            found.append(next(batches))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(without_frames(error))
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """A kept exception keeps the frames it came through, and with them the loader and its workers."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: how.__name__.replace("_", " "))
+def test_a_bad_image_is_an_error_of_its_own_batch_that_names_the_file(
+    damaged: Any, how: Callable[[Path], None], workers: int, device: str, photos: Path
+) -> None:
+    dataset = damaged(how)
+    path = dataset.samples[BAD][0]
+    whole = list(StockLoader(ImageFolder(str(photos), TRANSFORM), BATCH))
+    loader = DataLoader(dataset, BATCH, num_workers=workers, persistent_workers=workers > 0, device=device)
+    for _ in range(2):  # the loader is as good as new afterwards
+        found = walk(loader)
+        assert len(found) == len(whole)
+        for k, (ours, theirs) in enumerate(zip(found, whole)):
+            if k == BAD // BATCH:
+                assert isinstance(ours, ImageError) and isinstance(ours, OSError), ours
+                assert path in str(ours) and f"dataset[{BAD}]" in str(ours)
+            else:
+                assert torch.equal(ours[1], theirs[1])
+                assert (ours[0].cpu() - theirs[0]).abs().mean() <= 0.5 / 255
+
+
+def test_a_scan_that_ends_too_early_is_the_grey_that_pillow_makes_of_it(
+    damaged: Any, device: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def end_early(path: Path) -> None:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 3] + b"\xff\xd9")
+
+    dataset = damaged(end_early)
+    theirs = list(StockLoader(dataset, BATCH))
+    for (images, labels), (stock_images, stock_labels) in zip(
+        DataLoader(dataset, BATCH, num_workers=1, device=device), theirs
+    ):
+        assert torch.equal(labels, stock_labels)
+        assert (images.cpu() - stock_images).abs().mean() <= 0.5 / 255
+
+
+def test_a_file_without_permission_is_named(damaged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    dataset = damaged(lambda path: path.chmod(0))
+    if os.access(dataset.samples[BAD][0], os.R_OK):
+        pytest.skip("this user may read everything")
+    found = walk(DataLoader(dataset, BATCH, num_workers=1, device="cpu"))
+    assert "Permission denied" in str(found[BAD // BATCH])
+
+
+def test_several_bad_images_in_one_batch_do_not_hide_each_other(damaged: Any) -> None:
+    dataset = damaged(broken_tables)
+    other = Path(dataset.samples[BAD + 1][0])
+    broken_tables(other)
+    error = walk(DataLoader(dataset, BATCH, num_workers=1, device="cpu"))[BAD // BATCH]
+    assert f"dataset[{BAD}]" in str(error) and f"dataset[{BAD + 1}]" in str(error) and str(other) in str(error)
+
+
+def test_an_empty_root_is_refused_by_torchvision_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        DataLoader(ImageFolder(str(tmp_path), TRANSFORM))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_of_the_dataset_is_what_torch_would_raise(folder: ImageFolder, workers: int) -> None:
+    class Raises(ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            if index == BAD:
+                raise KeyError("no such thing")
+            return super().__getitem__(index)
+
+    dataset = Raises(folder.root, TRANSFORM)
+    ours = walk(DataLoader(dataset, BATCH, num_workers=workers, device="cpu"))
+    theirs = walk(StockLoader(dataset, BATCH, num_workers=workers))
+    assert len(ours) == len(theirs) and sum(isinstance(batch, Exception) for batch in ours) == 1
+    mine, stock = ours[BAD // BATCH], theirs[BAD // BATCH]
+    assert type(mine) is type(stock) is KeyError
+    assert "no such thing" in str(mine) and ("worker process" in str(mine)) == ("worker process" in str(stock))
+
+
+def test_an_unsupported_transform_is_refused_when_the_loader_is_built(folder: ImageFolder) -> None:
+    folder.transform = transforms.Compose([transforms.Resize(32), transforms.RandomPerspective(), transforms.ToTensor()])
+    with pytest.raises(UnsupportedTransformError, match=r"transform\.transforms\[1\]: RandomPerspective") as caught:
+        DataLoader(folder)
+    assert "torch.utils.data.DataLoader" in str(caught.value)  # what to do instead
+
+
+def test_images_of_several_sizes_cannot_be_stacked_and_the_error_says_what_to_do(folder: ImageFolder) -> None:
+    folder.transform = transforms.Compose([transforms.Resize(40), transforms.ToTensor()])
+    found = walk(DataLoader(folder, 12, num_workers=1, device="cpu"))
+    stock = walk(StockLoader(folder, 12))
+    assert [type(batch) for batch in found] == [type(batch) for batch in stock]
+    assert RuntimeError in map(type, found)
+    error = next(batch for batch in found if isinstance(batch, RuntimeError))
+    assert "one size" in str(error) and "Add a Resize" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(prefetch=0), "prefetch is a whole number, 1 or more; got 0"),
+        (dict(prefetch=1.5), "prefetch is a whole number"),
+        (dict(num_threads=0), "num_threads is a whole number"),
+        (dict(hw_decoder_load=2), "hw_decoder_load is a share from 0 to 1, got 2"),
+        (dict(device="meta"), "device is a CUDA device or the CPU, got 'meta'"),
+        (dict(num_workers=-1), "num_workers option should be non-negative"),
+        (dict(batch_size=4, batch_sampler=[[1]]), "mutually exclusive"),
+        (dict(shuffle=True, sampler=[1]), "mutually exclusive"),
+        (dict(persistent_workers=True), "persistent_workers option needs num_workers > 0"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_is_a_value_error_that_says_what_is_allowed(
+    folder: ImageFolder, arguments: dict[str, Any], message: str
+) -> None:
+    folder.transform = TRANSFORM
+    with pytest.raises(ValueError, match=message):
+        DataLoader(folder, **arguments)
+
+
+def test_a_gpu_that_is_not_there_is_named(folder: ImageFolder) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+    folder.transform = TRANSFORM
+    with pytest.raises(ValueError, match="device='cuda:0'.*sees no CUDA device"):
+        next(iter(DataLoader(folder, device="cuda:0")))

@@ -1,0 +1,204 @@
+"""A plan is plain data: equal where the transforms are, the same in every process, and drawn in a known way."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import models
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import transforms as v1
+
+from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.geometry import Crop, Flip, Resize
+from proxyloader.transforms.plan import ImageState, Plan, Step, plan_of
+from proxyloader.transforms.registry import plan_for
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def training(version: Any, *, size: int = 32, p: float = 0.5, scale: Any = (0.08, 1.0), std: Any = STD) -> Any:
+    crop, flip = version.RandomResizedCrop(size, scale=scale), version.RandomHorizontalFlip(p)
+    return version.Compose([crop, flip, v1.ToTensor(), version.Normalize(MEAN, std)])
+
+
+DIFFERENT = {
+    "v1": training(v1),
+    "v2, which may draw in another way": training(v2),
+    "size": training(v1, size=33),
+    "p": training(v1, p=0.25),
+    "scale": training(v1, scale=(0.09, 1.0)),
+    "std": training(v1, std=[0.229, 0.224, 0.226]),
+    "without normalisation": v1.Compose(training(v1).transforms[:3]),
+    "without a flip": v1.Compose([training(v1).transforms[k] for k in (0, 2, 3)]),
+    "another order": v1.Compose([training(v1).transforms[k] for k in (1, 0, 2, 3)]),
+    "vertical": v1.Compose([v1.RandomVerticalFlip(), v1.ToTensor()]),
+    "horizontal": v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor()]),
+    "random crop": v1.Compose([v1.RandomCrop(20), v1.ToTensor()]),
+    "random crop of v2": v1.Compose([v2.RandomCrop(20), v1.ToTensor()]),
+    "random crop with padding": v1.Compose([v1.RandomCrop(20, padding=1), v1.ToTensor()]),
+    "random crop with another fill": v1.Compose([v1.RandomCrop(20, padding=1, fill=1), v1.ToTensor()]),
+    "random crop that pads": v1.Compose([v1.RandomCrop(20, pad_if_needed=True), v1.ToTensor()]),
+    "resize": v1.Compose([v1.Resize(20), v1.ToTensor()]),
+    "resize to a pair": v1.Compose([v1.Resize((20, 20)), v1.ToTensor()]),
+    "resize with a bound": v1.Compose([v1.Resize(20, max_size=30), v1.ToTensor()]),
+    "resize, bicubic": v1.Compose([v1.Resize(20, InterpolationMode.BICUBIC), v1.ToTensor()]),
+    "resize of a tensor without antialias": v1.Compose([v1.ToTensor(), v1.Resize(20, antialias=False)]),
+    "centre crop": v1.Compose([v1.CenterCrop(20), v1.ToTensor()]),
+    "pad": v1.Compose([v1.Pad(20), v1.ToTensor()]),
+    "bytes": v1.PILToTensor(),
+    "floats": v1.ToTensor(),
+    "floats to 255": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]),
+    "grey": v1.Compose([v1.Grayscale(), v1.PILToTensor()]),
+    "grey in three channels": v1.Compose([v1.Grayscale(3), v1.PILToTensor()]),
+    "grey by torch": v1.Compose([v1.PILToTensor(), v1.Grayscale()]),
+    "a preset": models.ResNet50_Weights.IMAGENET1K_V2.transforms(),
+    "another preset": models.ResNet50_Weights.IMAGENET1K_V1.transforms(),
+}
+
+
+class TestEquality:
+    @pytest.mark.parametrize("transform", DIFFERENT.values(), ids=DIFFERENT)
+    def test_a_transform_gives_equal_plans_each_time(self, transform: Any) -> None:
+        first, second = plan_for(transform), plan_for(transform)
+        assert first == second
+        assert hash(first) == hash(second)
+        assert first.key == second.key
+
+    def test_different_transforms_give_different_plans_and_keys(self) -> None:
+        plans = {name: plan_for(transform) for name, transform in DIFFERENT.items()}
+        for (name, plan), (other_name, other) in itertools.combinations(plans.items(), 2):
+            assert plan != other, (name, other_name)
+            assert plan.key != other.key, (name, other_name)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (training(v1, scale=(0.5, 1)), training(v1, scale=[0.5, 1.0])),
+            (training(v1, p=1), training(v1, p=1.0)),
+            (
+                v1.Compose([v1.CenterCrop(20), v1.ToTensor()]),
+                v2.Compose([v2.CenterCrop([20]), *training(v2).transforms[2:3]]),
+            ),
+            (v1.Compose([v1.Resize([20]), v1.PILToTensor()]), v2.Compose([v2.Resize(20), v2.ToImage()])),
+            (v1.Compose([v1.Pad(2, fill=7), v1.PILToTensor()]), v2.Compose([v2.Pad([2, 2], fill=(7,)), v2.ToImage()])),
+            (v1.ToTensor(), v1.Compose([v1.Compose([v1.ToTensor()])])),
+            (v1.ToTensor(), v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])),
+        ],
+        ids=["ints in scale", "int p", "centre crop", "resize", "pad", "nested", "to float"],
+    )
+    def test_what_does_the_same_shares_a_plan(self, one: Any, other: Any) -> None:
+        assert plan_for(one) == plan_for(other)
+        assert hash(plan_for(one)) == hash(plan_for(other))
+        assert plan_for(one).key == plan_for(other).key
+
+    @pytest.mark.parametrize("transform", DIFFERENT.values(), ids=DIFFERENT)
+    def test_survives_pickling(self, transform: Any) -> None:
+        plan = plan_for(transform)
+        copy = pickle.loads(pickle.dumps(plan))
+        assert copy == plan
+        assert copy.key == plan.key
+        for seed in range(5):
+            torch.manual_seed(seed)
+            drawn = plan.draw(60, 50)
+            torch.manual_seed(seed)
+            assert np.array_equal(copy.draw(60, 50), drawn)
+
+    def test_the_key_is_the_same_in_another_process(self) -> None:
+        program = (
+            "from torchvision.transforms import v2; from proxyloader.transforms.registry import plan_for\n"
+            "print(plan_for(v2.Compose([v2.RandomResizedCrop(9), v2.RandomCrop(7, padding=1), v2.ToImage()])).key)"
+        )
+        there = subprocess.run(
+            [sys.executable, "-c", program], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        assert there == plan_for(v2.Compose([v2.RandomResizedCrop(9), v2.RandomCrop(7, padding=1), v2.ToImage()])).key
+
+
+class TestDraw:
+    def test_is_a_row_of_float32_with_each_steps_columns_in_order(self) -> None:
+        plan = plan_for(training(v1))
+        assert [step.columns for step in plan.steps] == [4, 2, 1, 0, 0, 0]
+        assert plan.columns == 7
+        torch.manual_seed(3)
+        row = plan.draw(120, 160)
+        assert (row.shape, row.dtype) == ((7,), np.float32)
+        torch.manual_seed(3)
+        box = v1.RandomResizedCrop.get_params(torch.empty(3, 120, 160), [0.08, 1.0], [3 / 4, 4 / 3])
+        assert row.tolist() == [*box, 32, 32, float(torch.rand(1) < 0.5)]
+
+    def test_of_a_plan_without_chance_leaves_the_generator_alone(self) -> None:
+        transforms = [v1.Resize(30, max_size=40), v1.CenterCrop(20), v1.Pad(1), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+        plan = plan_for(v1.Compose(transforms))
+        state = torch.get_rng_state()
+        assert plan.draw(60, 90).tolist() == [26, 40, 3, 10, 20, 20, -1, -1, 22, 22]
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_of_a_plan_with_nothing_to_know_is_empty(self) -> None:
+        plan = plan_for(v1.ToTensor())
+        assert plan.columns == 0
+        assert plan.draw(3, 4).shape == (0,)
+
+    def test_each_step_sees_the_size_that_the_one_before_left(self) -> None:
+        plan = plan_for(v1.Compose([v1.Resize((40, 60)), v1.RandomCrop((40, 60)), v1.Resize(20), v1.PILToTensor()]))
+        assert plan.draw(7, 9).tolist() == [40, 60, 0, 0, 40, 60, 20, 30]
+
+
+class TestPlanOf:
+    def test_an_image_that_stays_a_pil_image_cannot_be_batched(self) -> None:
+        advice = r"ends with a PIL image.*Add transforms\.ToTensor\(\) \(or v2\.ToImage\(\) and v2\.ToDtype"
+        for transform in (v1.Compose([v1.CenterCrop(9)]), v1.Compose([]), v2.CenterCrop(9), v1.RandomHorizontalFlip()):
+            with pytest.raises(UnsupportedTransformError, match=advice):
+                plan_for(transform)
+        with pytest.raises(UnsupportedTransformError, match=advice):
+            plan_of(())
+
+    @pytest.mark.parametrize(
+        ("transform", "output"),
+        [
+            (v1.PILToTensor(), ImageState("tensor")),
+            (v1.ToTensor(), ImageState("tensor", "float32", scale=1 / 255)),
+            (v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), ImageState("tensor", "float32")),
+            (training(v1), ImageState("tensor", "float32", scale=None, size=(32, 32))),
+            (
+                v1.Compose([v1.Grayscale(), v1.Resize((2, 3)), v1.PILToTensor()]),
+                ImageState("tensor", "uint8", 1, 1.0, (2, 3)),
+            ),
+        ],
+        ids=["bytes", "floats", "floats to 255", "normalised", "grey"],
+    )
+    def test_says_what_comes_out(self, transform: Any, output: ImageState) -> None:
+        assert plan_for(transform).output == output
+
+
+class TestSteps:
+    def test_are_frozen(self) -> None:
+        plan = plan_for(training(v1))
+        for frozen in (plan, *plan.steps, plan.output):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                frozen.columns = 3  # type: ignore[misc,union-attr]
+
+    def test_show_every_number_and_no_module(self) -> None:
+        shown = repr(plan_for(training(v2)))
+        assert shown.startswith("Plan(steps=(Crop(region=RandomResizedRegion(scale=(0.08, 1.0), ratio=(0.75, 1.33")
+        assert "torch" not in shown
+
+    def test_draw_nothing_and_change_nothing_unless_they_say_so(self) -> None:
+        row: list[float] = []
+        assert Step().draw((3, 4), row) == (3, 4)
+        assert (row, Step.columns) == ([], 0)
+        assert Step().state_after(ImageState()) == ImageState()
+        assert [step.columns for step in (Crop, Resize, Flip)] == [4, 2, 1]
+
+    def test_a_plan_is_what_its_steps_are(self) -> None:
+        plan = plan_for(v1.ToTensor())
+        assert Plan(plan.steps, plan.output) == plan
+        assert plan.key.startswith("plan-")
+        assert len(plan.key) == len("plan-") + 16
