@@ -180,7 +180,7 @@ def main() -> None:
         trainer.load_state_dict(torch.load(last, map_location=trainer.device, weights_only=True))
     args.out.mkdir(parents=True, exist_ok=True)
     for epoch in range(trainer.epoch + 1, args.epochs + 1):
-        torch.manual_seed(args.seed + epoch)  # so a resumed run draws as one that was never stopped
+        torch.manual_seed(args.seed + epoch)  # so a resumed run shuffles as one that was never stopped
         title = f"epoch {epoch}/{args.epochs}"
         loss, rate = trainer.train(train_loader, title)
         top1, top5 = trainer.validate(val_loader, f"{title} validation")

