@@ -126,7 +126,7 @@ class Trainer:
                 self.scaler.update()
                 self.scheduler.step()
                 total += loss.detach()
-                if step % 10 == 0:  # reading the loss waits for the GPU
+                if step % 10 == 1:  # reading the loss waits for the GPU
                     bar.set_postfix(loss=f"{total.item() / step:.3f}", refresh=False)
                 bar.update(len(images))
         mean = total.item() / len(loader)  # waits for the GPU, so the clock is read after it

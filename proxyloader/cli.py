@@ -113,7 +113,7 @@ def _demo(verbs: Any) -> None:
         "--images",
         metavar="N",
         type=int,
-        default=1024,
+        default=768,
         help="how many to make, or to use of DIR (default: %(default)s)",
     )
     parser.add_argument(

@@ -59,11 +59,15 @@ def drawn_by(step: Step, height: int, width: int) -> list[float]:
     return row
 
 
-def taken(image: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:
-    """The box of an image, with zeros outside; torchvision's crop does not allow for boxes that miss the image."""
-    margin = 100
-    padded = F1.pad(image, [margin])
-    return padded[:, top + margin : top + margin + height, left + margin : left + margin + width]
+class Surrounded:
+    """An image with zeros around it, to take boxes of; torchvision's crop does not allow for boxes that miss it."""
+
+    def __init__(self, image: torch.Tensor, margin: int = 70) -> None:
+        self.margin, self.padded = margin, F1.pad(image, [margin])
+
+    def box(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
+        top, left = top + self.margin, left + self.margin
+        return self.padded[:, top : top + height, left : left + width]
 
 
 def numbered(height: int, width: int) -> torch.Tensor:
@@ -124,13 +128,14 @@ class TestDraws:
         transform = version.RandomCrop((20, 24), **arguments)
         (crop, _) = steps_of(transform)
         image = numbered(height, width)
+        surrounded = Surrounded(image)
         for seed in range(SEEDS):
             torch.manual_seed(seed)
             expected = transform(image)
             state = torch.get_rng_state()
             torch.manual_seed(seed)
             top, left, *size = map(int, drawn_by(crop, height, width))
-            assert torch.equal(taken(image, top, left, *size), expected)
+            assert torch.equal(surrounded.box(top, left, *size), expected)
             assert torch.equal(torch.get_rng_state(), state)
 
     @both_versions
@@ -224,7 +229,7 @@ class TestCenterCrop:
     @settings(max_examples=300, deadline=None)
     def test_takes_torchvisions_box(self, height: int, width: int, crop_height: int, crop_width: int) -> None:
         image, size = numbered(height, width), (crop_height, crop_width)
-        ours = taken(image, *CenterRegion(size).box(height, width))
+        ours = Surrounded(image).box(*CenterRegion(size).box(height, width))
         assert torch.equal(ours, F1.center_crop(image, list(size)))
         assert torch.equal(ours, F2.center_crop(image, list(size)))
 

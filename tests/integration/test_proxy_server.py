@@ -1,0 +1,460 @@
+"""ProxyServer with hand-written pipelines: under proxyloader's DataLoader, a stock one, and upstream's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader as StockLoader
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, InputError, PipelineError, ProxyServer
+
+BATCH = 8
+
+
+def read_bytes(path: str) -> np.ndarray[Any, Any]:
+    return np.fromfile(path, np.uint8)
+
+
+def resized(device: str, batch_size: int = BATCH, **arguments: Any) -> Any:
+    """Decode, resize: one input, one output."""
+
+    @pipeline_def(batch_size=batch_size, num_threads=2, device_id=0 if device == "cuda" else None, **arguments)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
+        return fn.resize(images, size=[32, 32])
+
+    return graph()
+
+
+def spelled(device: str, batch_size: int = BATCH, **arguments: Any) -> Any:
+    """Two inputs, two outputs, from one random shift: the sum and the difference, and the same shift in both."""
+
+    @pipeline_def(batch_size=batch_size, num_threads=2, device_id=0 if device == "cuda" else None, seed=3, **arguments)
+    def graph() -> Any:
+        a, b = fn.external_source(name="a", no_copy=True), fn.external_source(name="b", no_copy=True)
+        shift = fn.random.uniform(range=[100, 200], dtype=types.FLOAT)
+        first, second = a + b + shift, a - b + shift
+        return (first.gpu(), second.gpu()) if device == "cuda" else (first, second)
+
+    return graph()
+
+
+@pytest.fixture
+def images_in(folder: ImageFolder) -> Any:
+    """The photographs through a server's proxy."""
+
+    def through(server: ProxyServer) -> ImageFolder:
+        return ImageFolder(folder.root, transform=server.proxy, loader=read_bytes)
+
+    return through
+
+
+def labels_of(batches: Any) -> list[int]:
+    return [int(label) for _, labels in batches for label in labels]
+
+
+def spell(folder: ImageFolder) -> torch.Tensor:
+    """The mean colour of each picture: what tells one from another. (N, 3)"""
+    decoded = [np.asarray(Image.open(path), np.float32) for path, _ in folder.samples]
+    return torch.stack([torch.from_numpy(image.mean((0, 1))) for image in decoded])
+
+
+def assert_right(images: torch.Tensor, indices: Any, folder: ImageFolder) -> None:
+    colours = spell(folder)
+    nearest = torch.cdist(images.float().cpu().mean((1, 2)), colours).argmin(1)
+    assert nearest.tolist() == list(indices)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_hand_written_pipeline_under_our_loader(folder: ImageFolder, images_in: Any, workers: int, device: str) -> None:
+    with ProxyServer(resized(device)) as server:
+        loader = DataLoader(images_in(server), BATCH, num_workers=workers, server=server)
+        for _ in range(2):
+            batches = list(loader)
+            images = torch.cat([images for images, _ in batches])
+            assert images.shape == (48, 32, 32, 3) and images.device.type == device
+            assert labels_of(batches) == folder.targets
+            assert_right(images, range(48), folder)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stock_loader_and_produce_data(folder: ImageFolder, images_in: Any, workers: int, device: str) -> None:
+    with ProxyServer(resized(device), deterministic=True) as server:
+        loader = StockLoader(images_in(server), BATCH, num_workers=workers, drop_last=True)
+        found = [server.produce_data(batch) for batch in loader]
+        assert_right(torch.cat([images for images, _ in found]), range(48), folder)
+        images, _ = server.produce_data(next(iter(loader)))
+        assert_right(images, range(8), folder)
+
+
+def test_upstreams_own_loader_takes_our_server(folder: ImageFolder, images_in: Any) -> None:
+    with ProxyServer(resized("cpu")) as server:
+        loader = upstream.DataLoader(server, images_in(server), batch_size=BATCH, num_workers=1)
+        assert_right(torch.cat([images for images, _ in loader]), range(48), folder)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_proxy_reaches_workers_that_are_not_forked(
+    folder: ImageFolder, images_in: Any, method: str, device: str
+) -> None:
+    with ProxyServer(resized(device)) as server:
+        arguments: dict[str, Any] = dict(batch_size=BATCH, num_workers=1, multiprocessing_context=method)
+        ours = DataLoader(images_in(server), server=server, **arguments)
+        assert_right(torch.cat([images for images, _ in ours]), range(48), folder)
+        stock = StockLoader(images_in(server), **arguments)
+        assert_right(torch.cat([server.produce_data(images) for images, _ in stock]), range(48), folder)
+
+
+class Numbers(Dataset[Any]):
+    def __init__(self, call: Any, size: int = 24) -> None:
+        self.call, self.size = call, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        first, second = self.call(a=np.float32([index, index]), b=np.float32([1, 2]))
+        return {"index": index, "outputs": (first, second), "name": f"n{index}"}
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_several_inputs_and_outputs_of_one_sample_come_from_one_run(workers: int, stock: bool, device: str) -> None:
+    with ProxyServer(spelled(device)) as server:
+        dataset = Numbers(server.proxy)
+        arguments: dict[str, Any] = dict(batch_size=5, num_workers=workers)
+        if stock:
+            batches = [server.produce_data(batch) for batch in StockLoader(dataset, **arguments)]
+        else:
+            batches = list(DataLoader(dataset, server=server, **arguments))
+        for batch in batches:
+            first, second = batch["outputs"]
+            # (a + b + shift) - (a - b + shift) is 2 b only if both have the same shift
+            assert torch.allclose((first - second).cpu(), torch.tensor([2.0, 4.0]).expand(len(first), 2), atol=1e-3)
+            assert batch["name"] == [f"n{k}" for k in batch["index"].tolist()]
+
+
+def test_the_same_seed_gives_the_same_random_outputs_for_any_number_of_workers(device: str) -> None:
+    found = []
+    for workers in (0, 1, 2, 3):
+        with ProxyServer(spelled(device)) as server:
+            loader = DataLoader(Numbers(server.proxy), 5, num_workers=workers, server=server)
+            found.append(torch.cat([batch["outputs"][0].cpu() for batch in loader]))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("method", ["ours", "stock"])
+def test_two_loaders_on_one_server_take_turns_in_any_way(folder: ImageFolder, images_in: Any, method: str) -> None:
+    with ProxyServer(resized("cpu")) as server:
+
+        def loader(indices: Any, workers: int) -> Any:
+            dataset = Subset(images_in(server), indices)
+            if method == "ours":
+                return DataLoader(dataset, 4, num_workers=workers, server=server)
+            return map(server.produce_data, StockLoader(dataset, 4, num_workers=workers))
+
+        for (a, _), (b, _), at in zip(loader(range(24), 1), loader(range(24, 48), 2), range(6)):
+            assert_right(a, range(4 * at, 4 * at + 4), folder)
+            assert_right(b, range(24 + 4 * at, 28 + 4 * at), folder)
+        for at, (a, _) in enumerate(loader(range(24), 1)):
+            assert_right(a, range(4 * at, 4 * at + 4), folder)
+            for inner, (b, _) in enumerate(loader(range(24, 32), 1)):
+                assert_right(b, range(24 + 4 * inner, 28 + 4 * inner), folder)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+def test_after_a_break_the_next_epochs_are_right(
+    folder: ImageFolder, images_in: Any, persistent: bool, device: str
+) -> None:
+    with ProxyServer(resized(device)) as server:
+        loader = DataLoader(
+            images_in(server), 4, num_workers=2, prefetch_factor=4, persistent_workers=persistent, server=server
+        )
+        for stop in (0, 3, 1):
+            for at, (images, _) in enumerate(loader):
+                assert_right(images, range(4 * at, 4 * at + 4), folder)
+                if at == stop:
+                    break
+        assert_right(torch.cat([images for images, _ in loader]), range(48), folder)
+
+
+def test_stopping_is_quick_and_what_was_under_way_appears_nowhere(
+    folder: ImageFolder, images_in: Any, device: str
+) -> None:
+    server = ProxyServer(resized(device))
+    loader = DataLoader(images_in(server), 4, num_workers=2, server=server)
+    for _ in range(3):
+        with server:
+            batches = iter(loader)
+            next(batches)
+            start_s = time.perf_counter()
+        assert time.perf_counter() - start_s < 1
+        del batches
+    assert_right(torch.cat([images for images, _ in loader]), range(48), folder)
+
+
+def test_a_corrupt_image_fails_its_own_batch_and_no_other(folder: ImageFolder, images_in: Any, device: str) -> None:
+    with ProxyServer(resized(device)) as server:
+        dataset = images_in(server)
+        dataset.loader = SometimesBad([path for path, _ in dataset.samples[21:23]])
+        loader = DataLoader(dataset, 4, num_workers=2, server=server)
+        for _ in range(2):
+            batches, right = iter(loader), 0
+            for at in range(12):
+                if at == 5:
+                    with pytest.raises(PipelineError, match=r"dataset indices \[20, 21, 22, 23\]"):
+                        next(batches)
+                else:
+                    assert_right(next(batches)[0], range(4 * at, 4 * at + 4), folder)
+                    right += 1
+            assert right == 11
+
+
+class SometimesBad:
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def __call__(self, path: str) -> Any:
+        return np.zeros(500, np.uint8) if path in self.paths else read_bytes(path)
+
+
+class Inputs(Dataset[Any]):
+    """Gives sample k of a list to the proxy."""
+
+    def __init__(self, call: Any, values: list[Any]) -> None:
+        self.call, self.values = call, values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.call(self.values[index])
+
+
+def doubled(batch_size: int = 2, **arguments: Any) -> Any:
+    @pipeline_def(batch_size=batch_size, num_threads=1, device_id=None, **arguments)
+    def graph() -> Any:
+        return 2 * fn.external_source(name="x")
+
+    return graph()
+
+
+GOOD = [np.float32([k, k + 1]) for k in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.float64([1, 2]), "differs within a batch: float32 with 1 dimensions, float64 with 1 dimensions"),
+        (np.float32([[1, 2]]), "float32 with 1 dimensions, float32 with 2 dimensions"),
+        ("text", "input 'x' is a str"),
+        (None, "input 'x' is a NoneType"),
+        (np.array([object()]), "input 'x' is a ndarray of dtype object"),
+    ],
+    ids=["another dtype", "another number of dimensions", "a string", "None", "objects"],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_input_that_dali_cannot_take_is_an_input_error_and_the_next_batch_is_right(
+    bad: Any, message: str, workers: int
+) -> None:
+    with ProxyServer(doubled()) as server:
+        loader = DataLoader(Inputs(server.proxy, [*GOOD, GOOD[0], bad, *GOOD]), 2, num_workers=workers, server=server)
+        for _ in range(2):
+            batches = iter(loader)
+            assert next(batches).tolist() == [[0, 2], [2, 4]]
+            with pytest.raises(InputError, match=message):
+                next(batches)
+            assert next(batches).tolist() == [[0, 2], [2, 4]]
+
+
+@pytest.mark.parametrize("exec_dynamic", [True, False])
+def test_a_whole_batch_of_another_kind_is_refused_before_dali_sees_it(exec_dynamic: bool) -> None:
+    with ProxyServer(doubled(exec_dynamic=exec_dynamic)) as server:
+        values = [*GOOD, *(np.float64(value) for value in GOOD), *(value[None] for value in GOOD), *GOOD]
+        batches = iter(DataLoader(Inputs(server.proxy, values), 2, server=server))
+        assert next(batches).tolist() == [[0, 2], [2, 4]]
+        with pytest.raises(InputError, match="was float32 with 1 dimensions until now, and is float64 with 1"):
+            next(batches)
+        with pytest.raises(InputError, match="is float32 with 2"):
+            next(batches)
+        assert next(batches).tolist() == [[0, 2], [2, 4]]
+
+
+def test_a_pipeline_of_the_old_executor_that_failed_says_what_would_not_have() -> None:
+    with ProxyServer(resized("cpu", exec_dynamic=False)) as server:
+        dataset = Inputs(server.proxy, [np.zeros(100, np.uint8)] * 16)
+        batches = iter(DataLoader(dataset, 8, server=server))
+        with pytest.raises(PipelineError):
+            next(batches)
+        with pytest.raises(PipelineError, match="exec_dynamic=True"):
+            next(batches)
+
+
+@pytest.mark.parametrize("exec_dynamic", [True, False])
+def test_outputs_kept_for_long_stay_what_they_were(exec_dynamic: bool) -> None:
+    with ProxyServer(doubled(exec_dynamic=exec_dynamic)) as server:
+        values = [np.float32([k, k]) for k in range(40)]
+        kept = list(DataLoader(Inputs(server.proxy, values), 2, num_workers=1, server=server))
+        assert torch.cat(kept)[:, 0].tolist() == [2.0 * k for k in range(40)]
+
+
+def test_a_batch_larger_than_the_pipelines_is_run_in_parts() -> None:
+    with ProxyServer(doubled(batch_size=2)) as server:
+        values = [np.float32([k]) for k in range(7)]
+        for workers in (0, 1):
+            (batch,) = DataLoader(Inputs(server.proxy, values), 7, num_workers=workers, server=server)
+            assert batch[:, 0].tolist() == [2.0 * k for k in range(7)]
+
+
+def test_images_of_several_sizes_reach_a_collate_fn_one_by_one(folder: ImageFolder) -> None:
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)
+    def graph() -> Any:
+        return fn.decoders.image(fn.external_source(name="images"), output_type=types.RGB)
+
+    with ProxyServer(graph()) as server:
+        dataset = ImageFolder(folder.root, transform=server.proxy, loader=read_bytes)
+        batches = list(DataLoader(dataset, 12, num_workers=1, collate_fn=list, server=server))
+        found = [image for batch in batches for image, _ in batch]
+        assert len({image.shape for image in found}) > 1
+        colours = torch.stack([image.float().mean((0, 1)) for image in found])
+        assert torch.allclose(colours, spell(folder), atol=0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    image: Any
+    label: Any
+
+
+Named = namedtuple("Named", "image label")
+
+
+class Slotted:
+    __slots__ = ("image",)
+
+    def __init__(self, image: Any) -> None:
+        self.image = image
+
+
+class Structures(Dataset[Any]):
+    def __init__(self, call: Any, make: Any) -> None:
+        self.call, self.make = call, make
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(self.call(np.float32([index])), index)
+
+
+def take(thing: Any) -> Any:
+    return thing
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "make", [Pair, Named, lambda image, label: Slotted(image), lambda image, label: {"a": [(image, label)]}],
+    ids=["frozen dataclass", "namedtuple", "slots", "nested"],
+)
+def test_an_image_is_found_wherever_the_sample_holds_it(make: Any, workers: int) -> None:
+    with ProxyServer(doubled(batch_size=4)) as server:
+        loader = DataLoader(Structures(server.proxy, make), 4, collate_fn=take, num_workers=workers, server=server)
+        (samples,) = loader
+        expected = [make(torch.tensor([2.0 * k]), k) for k in range(4)]
+        assert repr_of(samples) == repr_of(expected)
+
+
+def repr_of(samples: list[Any]) -> list[str]:
+    return [repr([sample.image]) if isinstance(sample, Slotted) else repr(sample) for sample in samples]
+
+
+def test_produce_data_fills_lists_dicts_and_objects_in_place_and_may_be_called_twice() -> None:
+    with ProxyServer(doubled(batch_size=4)) as server:
+        samples = [server.proxy(np.float32([k])) for k in range(3)]
+        held = {"list": [samples[0], 5], "pair": Pair(samples[1], "x"), "named": Named(samples[2], samples[0])}
+        found = server.produce_data(held)
+        assert found is held and found["list"][0].tolist() == [0.0] and found["pair"].image.tolist() == [2.0]
+        assert type(found["named"]) is Named and found["named"].image.tolist() == [4.0]
+        assert server.produce_data(found) is found
+        again = [samples[0]]
+        assert server.produce_data(again)[0].tolist() == server.produce_data([samples[0]])[0].tolist() == [0.0]
+
+
+def test_two_servers_in_one_dataset_each_produce_their_own() -> None:
+    with ProxyServer(doubled()) as a, ProxyServer(doubled()) as b:
+        both = ConcatDataset([Inputs(a.proxy, GOOD), Inputs(b.proxy, GOOD)])
+        batch = StockLoader(both, 2)
+        for images in batch:
+            assert b.produce_data(a.produce_data(images)).tolist() == [[0, 2], [2, 4]]
+        with pytest.raises(InputError, match="server=server"):
+            list(DataLoader(both, 2, server=a))
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        own = range(7) if info is None else range(info.id, 7, info.num_workers)
+        yield from ((self.call(np.float32([k])), k) for k in own)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_an_iterable_dataset(workers: int, batch_size: int | None) -> None:
+    with ProxyServer(doubled()) as server:
+        for _ in range(2):
+            ours = list(DataLoader(Stream(server.proxy), batch_size, num_workers=workers, server=server))
+            stock = StockLoader(Stream(lambda value: 2 * torch.tensor(value)), batch_size, num_workers=workers)
+            assert list(map(str, ours)) == list(map(str, stock))
+
+
+def test_the_proxy_says_which_inputs_it_takes() -> None:
+    with ProxyServer(spelled("cpu")) as server:
+        for call in (lambda: server.proxy(1, 2), lambda: server.proxy(a=1), lambda: server.proxy(a=1, c=2)):
+            with pytest.raises(InputError, match=r"the pipeline's inputs are a, b; got .*server.proxy\(a=..., b=...\)"):
+                call()
+        copy = pickle.loads(pickle.dumps(server.proxy))
+        assert copy.input_names == ("a", "b") and copy.server == server.key
+
+
+def test_only_a_pipeline_with_inputs_makes_a_server() -> None:
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def no_inputs() -> Any:
+        return fn.random.coin_flip()
+
+    with pytest.raises(TypeError, match="DALI pipeline"):
+        ProxyServer("a pipeline")
+    with pytest.raises(RuntimeError, match="doesn't have any inputs"):
+        ProxyServer(no_inputs())
+
+
+def test_workers_that_read_paths_let_dali_read_the_files(folder: ImageFolder, photos: Path) -> None:
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)
+    def graph() -> Any:
+        encoded = fn.io.file.read(fn.external_source(name="paths"))
+        return fn.resize(fn.decoders.image(encoded, output_type=types.RGB), size=[32, 32])
+
+    with ProxyServer(graph()) as server:
+        dataset = ImageFolder(folder.root, transform=server.proxy, loader=path_as_bytes)
+        loader = DataLoader(dataset, BATCH, num_workers=1, server=server)
+        assert_right(torch.cat([images for images, _ in loader]), range(48), folder)
+
+
+def path_as_bytes(path: str) -> np.ndarray[Any, Any]:
+    return np.frombuffer(path.encode(), np.int8)
