@@ -53,7 +53,9 @@ Case = Callable[[], Iterator[Any]]  # each call is one loop over the data set
 
 def stock(args: argparse.Namespace, workers: int) -> Case:
     """torch's DataLoader and torchvision's transforms on the CPU."""
-    loader = DataLoader(photographs(args), args.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(
+        photographs(args), args.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
     return lambda: iter(loader)
 
 
@@ -208,7 +210,9 @@ def main() -> None:
     args.threads = args.threads or (4 if args.device == "cuda" else len(os.sched_getaffinity(0)))
     # The upstream proxy can hang: then say where, and end.
     faulthandler.dump_traceback_later(600 + args.rounds * 60 * args.seconds, exit=True)
-    args.data = args.data or str(make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images))
+    args.data = args.data or str(
+        make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images)
+    )
     wanted = {
         name: make for name, make in cases(args).items() if not args.only or any(part in name for part in args.only)
     }
@@ -253,7 +257,9 @@ def summary(values: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def as_table(record: dict[str, Any]) -> Table:
-    table = Table(title=f"batch {record['batch_size']}, {record['workers']} workers, {record['machine']['gpu'] or 'CPU'}")
+    table = Table(
+        title=f"batch {record['batch_size']}, {record['workers']} workers, {record['machine']['gpu'] or 'CPU'}"
+    )
     for column in ("case", "images/s, median", "lowest to highest", "CPU ms/image", "proxyloader / case"):
         table.add_column(column)
     ours = record["cases"].get("proxyloader", {}).get("images_per_s")

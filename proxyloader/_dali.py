@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from numpy.typing import NDArray
 
 from .errors import MissingDaliError
@@ -68,14 +69,15 @@ def _to_torch(output: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool)
 def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
     on_gpu = "GPU" in type(tensor).__name__
     if not on_gpu and exec_dynamic:
-        return torch.from_dlpack(tensor)
+        return torch.utils.dlpack.from_dlpack(tensor)
     device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
     copied = torch.empty(tensor.shape(), dtype=_to_torch_type[tensor.dtype], device=device)
-    return _feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
+    _feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
+    return copied
 
 
 def forget_in_child(pipeline: Any) -> None:
-    """Make a forked copy of a pipeline harmless: destroying it there waits for threads that exist in the parent only."""
+    """Make a forked copy of a pipeline harmless: destroying it there waits for threads that only the parent has."""
     if getattr(pipeline, "_pipe", None) is not None:
         _inherited.append(pipeline._pipe)
         pipeline._pipe = None

@@ -210,4 +210,4 @@ def _in_one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     # An error from a worker of torch's carries the worker's traceback, which ends with what went wrong.
-    return lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)
+    return lines[-1] if "Traceback (most recent call last):" in str(error) else " ".join(lines)

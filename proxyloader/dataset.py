@@ -10,7 +10,8 @@ from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.datasets.vision import StandardTransform, VisionDataset
 
-from .sample import EncodedImage, Proxy
+from .proxy import Proxy
+from .sample import EncodedImage
 from .transforms import CompiledTransform, compile_transforms
 from .transforms.plan import Plan
 
@@ -18,9 +19,9 @@ D = TypeVar("D")
 
 
 def wrap(dataset: D) -> D:
-    """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI. The original stays as it is.
+    """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI.
 
-    ``DataLoader`` does this by itself. What is exchanged in the copy: ``transform``, by its compiled equal, and in a
+    ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``, by its compiled equal, and in a
     ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that reads bytes. All else,
     ``target_transform``, ``classes``, ``samples`` and the dataset's own ``__getitem__`` among it, is the user's.
 
@@ -64,7 +65,9 @@ def plans_in(dataset: Any) -> dict[str, Plan]:
 def _is_for_images(dataset: Any, transform: Any) -> bool:
     """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
     part = getattr(transform, "transforms", transform)
-    return isinstance(dataset, VisionDataset) or type(part).__module__.startswith(("torchvision.transforms", __package__))
+    return isinstance(dataset, VisionDataset) or type(part).__module__.startswith(
+        ("torchvision.transforms", __package__)
+    )
 
 
 def _with(dataset: D, /, **changed: Any) -> D:

@@ -135,7 +135,8 @@ def demo(
         ValueError: an argument is out of its range.
         FileNotFoundError: ``data`` is no ImageFolder, or the folder of ``out`` is missing.
     """
-    for name, value, least in (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0)):
+    counts = (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0), ("steps", steps, 0))
+    for name, value, least in counts:
         if value is not None and value < least:
             raise ValueError(f"{name}={value}: must be {least} or more")
     chosen = _device(device)
@@ -157,7 +158,7 @@ def demo(
     _print_measured(console, measured)
     _contact_sheet(measured).save(sheet, "PNG")
     _print(console, "Contact sheet", str(sheet))
-    if steps > 0:
+    if steps:
         _print_training(console, _train(setup, steps))
     _print(console, "Next", "`from proxyloader import DataLoader` in your own script; README.md says what it can take")
     return measured.comparison.is_as_promised
@@ -177,7 +178,7 @@ def cache_folder() -> Path:
 def _device(asked: str | None) -> torch.device:
     device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device={asked}: the CUDA devices that torch sees here are {torch.cuda.device_count()}")
+        raise ValueError(f"device={asked}: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
 
 

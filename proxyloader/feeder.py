@@ -2,8 +2,8 @@
 
 NOTE [ Who waits for what ]
 All of it runs in the thread that iterates, at each ``next()``: batches that workers have ready are submitted until
-``prefetch`` + 1 are under way, then the oldest is collected and handed out, and the others go on in DALI's threads while
-the model trains. ``next()`` waits for a worker only when nothing is under way, and for DALI only for the oldest batch.
+``prefetch`` + 1 are under way, then the oldest is collected and handed out, and the others go on in DALI's threads
+while the model trains. ``next()`` waits for a worker only when nothing is under way, and for DALI only for the oldest batch.
 So there is no thread to stop, the sampler and torch's generators are used where a stock loader uses them, and an error
 stays with its batch.
 """
@@ -22,10 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from .arena import Memory
 from .errors import ImageError, InputError, PipelineError
+from .packing import ContentUnpickler, PackedBatch, PackedRun
 from .road import Road
 from .sample import EncodedImage
-from .transport import ContentUnpickler, Memory, PackedBatch, PackedRun
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from .server import Outputs, ProxyServer, Ticket
@@ -170,7 +171,7 @@ class Feeder:
         batch = fed.batch
         assert batch is not None
         if not batch.runs:
-            return pin_memory(batch.content) if self._pin else batch.content
+            return pin_memory(batch.content) if self._pin else batch.content  # type: ignore[no-untyped-call]
         outputs = [self._collected(batch, run, ticket) for run, ticket in zip(batch.runs, fed.tickets)]
         content = ContentUnpickler(batch.content, functools.partial(_resolve, outputs), self._pin).load()
         return content if batch.collated else self._collate_fn(content)
@@ -204,7 +205,8 @@ def _samples_of(batch: PackedBatch, row: int | None = None) -> str:
     indices = batch.request.indices if batch.request is not None else None
     if indices is None:
         return "a batch of an IterableDataset"
-    if row is not None and isinstance(indices, Sequence) and len(indices) == len(batch.runs[0]) and len(batch.runs) == 1:
+    one_image_each = len(batch.runs) == 1 and isinstance(indices, Sequence) and len(indices) == len(batch.runs[0])
+    if row is not None and one_image_each:
         return f"dataset[{indices[row]}]"
     return f"in the batch of dataset indices {indices}"
 
@@ -225,7 +227,7 @@ def _stacked(images: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(shapes) > 1:
         raise RuntimeError(
             f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
-            f"{', ...' if len(shapes) > 2 else ''} (C, H, W). Add a Resize to (height, width) or a crop to the transform, "
-            "or give the loader a collate_fn that takes images of several sizes"
+            f"{', ...' if len(shapes) > 2 else ''} (C, H, W). Add a Resize to (height, width) or a crop to the "
+            "transform, or give the loader a collate_fn that takes images of several sizes"
         )
     return torch.stack(list(images))

@@ -10,7 +10,9 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from .transport import Arena, PackedBatch, PackedDataset, Packer, RequestSampler, set_up_worker
+from .arena import Arena, RequestSampler
+from .packing import PackedBatch, Packer
+from .worker import PackedDataset, set_up_worker
 
 BYTES_PER_IMAGE = 1 << 20
 """Room in a slot for each image of a batch; it costs memory only where it is used."""
@@ -70,8 +72,8 @@ class Road:
                 batches["drop_last"] = loader.drop_last
             return cls(TorchDataLoader(dataset, collate_fn=packer, **batches, **arguments), None, None, loader.in_order)
         if loader.num_workers and (arena is None or arena.wanted_bytes > arena.slot_bytes):
-            # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one handed
-            # out, and two that the GPU may still be reading.
+            # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
+            # handed out, and two that the GPU may still be reading.
             slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
             images = loader.batch_size or run_size(loader)
             arena = Arena(slots, max(images * BYTES_PER_IMAGE, arena.wanted_bytes if arena else 0))

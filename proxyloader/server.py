@@ -23,7 +23,7 @@ import torch
 
 from . import _dali
 from .errors import InputError, PipelineError
-from .sample import Proxy, ProxyBatch, ProxyCall, ProxySample
+from .proxy import Proxy, ProxyBatch, ProxyCall, ProxySample
 
 Outputs = list["torch.Tensor | list[torch.Tensor]"]
 
@@ -46,7 +46,7 @@ class Ticket:
 
     def was_read(self) -> bool:
         """DALI has finished with the memory of the run's inputs."""
-        return self.ended and (self.finished is None or self.finished.query())
+        return self.ended and (self.finished is None or bool(self.finished.query()))  # type: ignore[no-untyped-call]
 
     def wait_until_read(self) -> None:
         """Wait for the GPU to finish with it; returns at once for a run that was not collected."""
@@ -160,8 +160,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         """Wait for a run.
 
         Returns:
-            For each output of the pipeline a tensor (N, ...), on the pipeline's device, or a list of N tensors where the
-            samples differ in shape. On a GPU they are ready in the order of the caller's current stream.
+            For each output of the pipeline a tensor (N, ...), on the pipeline's device, or a list of N tensors where
+            the samples differ in shape. On a GPU they are ready in the order of the caller's current stream.
 
         Raises:
             PipelineError: DALI failed on this run.
@@ -172,7 +172,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                     raise PipelineError("this run was forgotten: the server was stopped, or the process was forked")
                 self._collect_oldest()
         if ticket.error is not None:
-            raise PipelineError(f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}") from ticket.error
+            failure = f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}"
+            raise PipelineError(failure) from ticket.error
         outputs, ticket.outputs = ticket.outputs, None
         assert outputs is not None
         if ticket.finished is not None and ticket.stream != self._stream():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +19,6 @@ from proxyloader.make_dataset import ODD_FORMATS, photograph
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
-
-# The fixtures collect garbage after each test. What is imported by now is none, and need not be looked through again.
-gc.freeze()
 
 Images = Mapping[str, bytes]
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import proxyloader
@@ -41,6 +42,13 @@ def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         main(argv)
     assert exit.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 class TestHelp:
@@ -245,11 +253,14 @@ class TestAsAProcess:
             start_new_session=True,
         )
         deadline = time.monotonic() + 60
-        # Both processes are at work once both write: an interrupt before is Python's, while it imports.
-        while len(list(tmp_path.glob("*/img_00001*.jpg"))) < 10 and time.monotonic() < deadline:
+        # By then both children are at work: one that is interrupted while it imports says so.
+        while len(list(tmp_path.glob("*/*.jpg"))) < 1000 and time.monotonic() < deadline:
             time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (130, "", "")
-        with pytest.raises(ProcessLookupError):
-            os.killpg(process.pid, 0)
+        while any(map(is_alive, children)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -148,9 +148,11 @@ class TestOutputs:
         (again,) = compiled.outputs(calls)
         (backwards,) = compiled.outputs(calls[::-1])
         (alone,) = compiled.outputs(calls[2:3])
-        assert torch.equal(first, again)
-        assert torch.equal(first.flip(0), backwards)
-        assert torch.equal(first[2:3], alone)
+        # On a GPU the rest of the batch decides whether the engine or CUDA decodes an image.
+        same = EXACT.on(device).max
+        assert (first.int() - again.int()).abs().max() <= same
+        assert (first.flip(0).int() - backwards.int()).abs().max() <= same
+        assert (first[2:3].int() - alone.int()).abs().max() <= same
 
     def test_do_not_depend_on_threads_or_queue(self, device: str) -> None:
         transform = v1.Compose([v1.RandomResizedCrop(32), v1.PILToTensor()])
@@ -166,7 +168,7 @@ class TestOutputs:
             (output,) = server.collect(
                 server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
             )
-            assert torch.equal(output, expected)
+            assert (output.int() - expected.int()).abs().max() <= EXACT.on(device).max
 
 
 class TestExactEdges:

@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 
 from ..errors import InputError
-from ..sample import EncodedImage, ProxyCall, ProxySample
+from ..proxy import ProxyCall, ProxySample
+from ..sample import EncodedImage
 from .plan import Plan
 from .registry import plan_for
 

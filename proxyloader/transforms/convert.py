@@ -18,7 +18,7 @@ from .registry import rule
 
 @dataclass(frozen=True)
 class ToTensor(Step):
-    """A PIL image becomes a uint8 tensor (C, H, W); the values stay."""
+    """A PIL image becomes a uint8 tensor (C, H, W); the values stay. Exact."""
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, kind="tensor")
@@ -26,7 +26,7 @@ class ToTensor(Step):
 
 @dataclass(frozen=True)
 class ToFloat(Step):
-    """uint8 becomes float32, divided by 255 where ``scale`` is set."""
+    """uint8 becomes float32, divided by 255 where ``scale`` is set. Exact up to float rounding."""
 
     scale: bool
 
@@ -36,7 +36,7 @@ class ToFloat(Step):
 
 @dataclass(frozen=True)
 class Normalize(Step):
-    """``functional.normalize``: (value - mean) / std for each channel."""
+    """``functional.normalize``: (value - mean) / std for each channel. Exact up to float rounding."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

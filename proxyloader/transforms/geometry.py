@@ -60,7 +60,7 @@ def _version(transform: Any) -> Version:
 
 @dataclass(frozen=True)
 class Crop(Step):
-    """Take a box out of the image; outside the image it holds ``fill`` (in the units of the values at this point)."""
+    """Take a box out of the image, exactly; outside the image it holds ``fill``, in the units of the values there."""
 
     region: Region
     fill: tuple[float, ...] = (0.0,)
@@ -338,7 +338,7 @@ def interpolation_name(interpolation: Any) -> Interpolation:
 
 @dataclass(frozen=True)
 class Flip(Step):
-    """RandomHorizontalFlip and RandomVerticalFlip: one ``torch.rand(1)``, in v1 and in v2."""
+    """RandomHorizontalFlip and RandomVerticalFlip: one ``torch.rand(1)``, in v1 and in v2. Exact."""
 
     axis: Literal["horizontal", "vertical"]
     p: float

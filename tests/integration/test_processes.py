@@ -105,7 +105,9 @@ def test_a_killed_trainer_leaves_no_worker_behind(photos: Path, method: str) -> 
             print("ready")
             time.sleep(60)
     """
-    code = SCRIPT.replace("def server", "class Large:\n    def __call__(self, target): return 'x' * 100_000\n\ndef server")
+    code = SCRIPT.replace(
+        "def server", "class Large:\n    def __call__(self, target): return 'x' * 100_000\n\ndef server"
+    )
     code += textwrap.indent(textwrap.dedent(body), "    ")
     process = start_file(photos, code)
     assert process.stdout is not None

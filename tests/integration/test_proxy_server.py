@@ -80,7 +80,9 @@ def assert_right(images: torch.Tensor, indices: Any, folder: ImageFolder) -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_hand_written_pipeline_under_our_loader(folder: ImageFolder, images_in: Any, workers: int, device: str) -> None:
+def test_a_hand_written_pipeline_under_our_loader(
+    folder: ImageFolder, images_in: Any, workers: int, device: str
+) -> None:
     with ProxyServer(resized(device)) as server:
         loader = DataLoader(images_in(server), BATCH, num_workers=workers, server=server)
         for _ in range(2):
@@ -367,7 +369,8 @@ def take(thing: Any) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    "make", [Pair, Named, lambda image, label: Slotted(image), lambda image, label: {"a": [(image, label)]}],
+    "make",
+    [Pair, Named, lambda image, label: Slotted(image), lambda image, label: {"a": [(image, label)]}],
     ids=["frozen dataclass", "namedtuple", "slots", "nested"],
 )
 def test_an_image_is_found_wherever_the_sample_holds_it(make: Any, workers: int) -> None:

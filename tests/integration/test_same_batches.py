@@ -152,7 +152,14 @@ def a_folder_with_a_loader_of_its_own(folder: ImageFolder) -> Any:
 
 @pytest.mark.parametrize(
     "make",
-    [a_subset, a_random_split, a_concatenation_of_two_transforms, nested, a_subclass, a_folder_with_target_transform_and_filter],
+    [
+        a_subset,
+        a_random_split,
+        a_concatenation_of_two_transforms,
+        nested,
+        a_subclass,
+        a_folder_with_target_transform_and_filter,
+    ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
 def test_datasets_made_of_folders_keep_their_ways(folder: ImageFolder, make: Any, workers: int, device: str) -> None:
@@ -162,12 +169,16 @@ def test_datasets_made_of_folders_keep_their_ways(folder: ImageFolder, make: Any
     assert_same(batches(proxyloader.DataLoader, make(folder), 2, device=device, **arguments), theirs)
 
 
-@pytest.mark.parametrize("arguments", [
-    dict(batch_size=7, drop_last=True),
-    dict(batch_size=7, shuffle=True, generator="seeded"),
-    dict(batch_size=7, sampler="weighted"),
-    dict(batch_sampler="ragged"),
-], ids=["drop_last", "generator", "sampler", "batch_sampler of several sizes"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(batch_size=7, drop_last=True),
+        dict(batch_size=7, shuffle=True, generator="seeded"),
+        dict(batch_size=7, sampler="weighted"),
+        dict(batch_sampler="ragged"),
+    ],
+    ids=["drop_last", "generator", "sampler", "batch_sampler of several sizes"],
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samplers_mean_what_they_mean_to_torch(folder: ImageFolder, arguments: dict[str, Any], workers: int) -> None:
     folder.transform = TRAIN
