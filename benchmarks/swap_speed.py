@@ -36,7 +36,7 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 import proxyloader
-from proxyloader._dali import Pipeline, fn, pipeline_def, types
+from proxyloader._dali import fn, pipeline_def, types
 from proxyloader.make_dataset import make_dataset
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

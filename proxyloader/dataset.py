@@ -21,9 +21,10 @@ D = TypeVar("D")
 def wrap(dataset: D) -> D:
     """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI.
 
-    ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``, by its compiled equal, and in a
-    ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that reads bytes. All else,
-    ``target_transform``, ``classes``, ``samples`` and the dataset's own ``__getitem__`` among it, is the user's.
+    ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``,
+    by its compiled equal, and in a ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that
+    reads bytes. All else, ``target_transform``, ``classes``, ``samples`` and the dataset's own ``__getitem__`` among
+    it, is the user's.
 
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and what inherits from them; ``Subset``,

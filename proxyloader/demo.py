@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -107,6 +108,18 @@ class Training:
     losses: list[float]
 
 
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """As in torch's workers: several share a small operation, and on cores that others use too they wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_torch_thread()
 def demo(
     *,
     data: Path | None = None,
@@ -285,16 +298,6 @@ def _difference(ours: Batch, theirs: Batch) -> Comparison:
 
 def _train(setup: Setup, steps: int) -> Training:
     """Train a ResNet-18; without a GPU on small crops, so that it takes seconds."""
-    threads = torch.get_num_threads()
-    # The threads of one small layer wait for each other, and on cores that others use too they do little else.
-    torch.set_num_threads(1)
-    try:
-        return _trained(setup, steps)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _trained(setup: Setup, steps: int) -> Training:
     crop_px, batch_size = (CROP_PX, setup.batch_size) if setup.on_gpu else (64, min(setup.batch_size, 32))
     torch.manual_seed(SEED)
     loader = DataLoader(

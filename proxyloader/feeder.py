@@ -3,9 +3,9 @@
 NOTE [ Who waits for what ]
 All of it runs in the thread that iterates, at each ``next()``: batches that workers have ready are submitted until
 ``prefetch`` + 1 are under way, then the oldest is collected and handed out, and the others go on in DALI's threads
-while the model trains. ``next()`` waits for a worker only when nothing is under way, and for DALI only for the oldest batch.
-So there is no thread to stop, the sampler and torch's generators are used where a stock loader uses them, and an error
-stays with its batch.
+while the model trains. ``next()`` waits for a worker only when nothing is under way, and for DALI only for the oldest
+batch. So there is no thread to stop, the sampler and torch's generators are used where a stock loader uses them, and
+an error stays with its batch.
 """
 
 from __future__ import annotations

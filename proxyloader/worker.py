@@ -59,13 +59,13 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) 
     if info is not None and isinstance(info.dataset, PackedDataset):
         # A user's code asks get_worker_info() for the dataset it gave to the loader.
         object.__setattr__(info, "dataset", info.dataset.dataset)
-    _keep_freed_memory()
+    keep_freed_memory()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:
         worker_init_fn(worker_id)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let malloc keep a batch's memory for the next batch, which saves most of the time that reading files takes."""
     with contextlib.suppress(AttributeError, OSError):  # glibc's alone
         libc = ctypes.CDLL(None)

@@ -1,0 +1,144 @@
+"""What do the parts of the road cost, on one core of this machine?
+
+    python benchmarks/parts.py
+
+Times of one batch of 256 photographs of about 500 x 375, median of several, in milliseconds. Appends one JSON line to
+benchmarks/results/parts.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from swap_speed import TRANSFORM, machine
+from torch.utils.data import default_collate
+from torchvision.datasets import ImageFolder
+
+from proxyloader import wrap
+from proxyloader._dali import fn, pipeline_def, types
+from proxyloader.arena import Arena, Request
+from proxyloader.make_dataset import make_dataset
+from proxyloader.packing import Packer
+from proxyloader.pipeline import PipelineOptions, build_pipeline
+from proxyloader.sample import EncodedImage
+from proxyloader.server import ProxyServer
+from proxyloader.worker import PackedDataset, keep_freed_memory
+
+BATCH = 256
+
+
+def median_ms(run: Callable[[], Any], times: int = 9) -> float:
+    run()
+    spent = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        spent.append(1e3 * (time.perf_counter() - start))
+    return round(statistics.median(spent), 2)
+
+
+def reading(root: str) -> dict[str, float]:
+    """Opening a batch's files in a worker, with malloc as it comes and as workers set it."""
+    paths = [path for path, _ in ImageFolder(root).samples[:BATCH]]
+    before = median_ms(lambda: [EncodedImage.open(path) for path in paths])
+    keep_freed_memory()
+    return {
+        "open files, malloc as it comes": before,
+        "open files, freed memory kept": median_ms(lambda: [EncodedImage.open(path) for path in paths]),
+    }
+
+
+def road(root: str) -> dict[str, float]:
+    """A worker's whole batch, and what the training process does with it before DALI takes over."""
+    keep_freed_memory()
+    dataset = wrap(ImageFolder(root, TRANSFORM))
+    arena = Arena(2, BATCH << 20)
+    packed = PackedDataset(dataset, Packer(default_collate, arena, BATCH), arena, batched=True)
+    request = Request(0, list(range(BATCH)), 0)
+    batch = packed.__getitems__(request)
+    plan = dataset.transform.plan
+    server = ProxyServer(build_pipeline(plan, PipelineOptions(BATCH, num_threads=1)))
+    submitted = []
+
+    def submit() -> None:
+        memory = arena.memory(0)
+        submitted.append(server.submit([part.views(memory) for part in batch.runs[0].inputs]))
+
+    costs = {
+        "worker: a whole batch": median_ms(lambda: packed.__getitems__(request)),
+        "worker: draws alone": median_ms(lambda: [plan.draw(375, 500) for _ in range(BATCH)]),
+        "main: submit a run": median_ms(submit, times=5),
+    }
+    for ticket in submitted:
+        server.collect(ticket)
+    return costs
+
+
+def crops(root: str) -> dict[str, float]:
+    """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
+    dataset = wrap(ImageFolder(root, TRANSFORM))
+    torch.manual_seed(0)
+    calls = [dataset[index][0].call for index in range(BATCH)]
+    inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
+
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, exec_dynamic=True)
+    def whole() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        draws = fn.external_source(name="draws", no_copy=True)
+        box = fn.cast(draws[0:4], dtype=types.INT32)
+        images = fn.decoders.image(encoded, output_type=types.RGB, jpeg_fancy_upsampling=True)
+        images = fn.slice(images, start=box[0:2], shape=box[2:4], axes=[0, 1])
+        images = fn.resize(images, size=draws[4:6], interp_type=types.INTERP_LINEAR, antialias=True)
+        mirror = fn.cast(draws[6], dtype=types.INT32)
+        return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mirror=mirror)
+
+    servers = {
+        "DALI: crop decoded alone": ProxyServer(
+            build_pipeline(dataset.transform.plan, PipelineOptions(BATCH, num_threads=1))
+        ),
+        "DALI: whole image decoded, then cropped": ProxyServer(whole()),
+    }
+    return {
+        name: median_ms(lambda server=server: server.collect(server.submit(inputs)), times=5)
+        for name, server in servers.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=Path(__file__).parent / "results" / "parts.jsonl", type=Path)
+    parser.add_argument("--part", choices=["reading", "road", "crops"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    root = str(make_dataset(Path(tempfile.gettempdir()) / "photos-parts", images=BATCH))
+    torch.set_num_threads(1)
+    if args.part:
+        print(json.dumps(globals()[args.part](root)))
+        return
+    costs: dict[str, float] = {}
+    for part in ("reading", "road", "crops"):  # a process each: how malloc is set stays for good
+        command = [sys.executable, __file__, "--part", part]
+        costs |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    record = {"benchmark": "parts", "command": "python benchmarks/parts.py", "machine": machine(), "ms_per_batch": costs}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    table = Table("part", "ms for 256 images")
+    for name, cost in costs.items():
+        table.add_row(name, f"{cost:,.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
