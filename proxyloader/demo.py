@@ -110,7 +110,7 @@ class Training:
 
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """As in torch's workers: several share a small operation, and on cores that others use too they wait for each other."""
+    """As in torch's workers. Several would share small operations, and on busy cores wait for each other mostly."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -173,7 +173,7 @@ def demo(
     _print(console, "Contact sheet", str(sheet))
     if steps:
         _print_training(console, _train(setup, steps))
-    _print(console, "Next", "`from proxyloader import DataLoader` in your own script; README.md says what it can take")
+    _print(console, "Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
     return measured.comparison.is_as_promised
 
 
@@ -340,7 +340,11 @@ def _print_setup(console: Console, setup: Setup) -> None:
     _print(console, "Decoded on", _decoder(setup))
     _print(console, "Images", f"{setup.images:,} of {setup.root}")
     _print(console, "Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
-    _print(console, "Both loaders", f"batches of {setup.batch_size}, {setup.workers} workers each, the same seed")
+    _print(
+        console,
+        "Both loaders",
+        f"batch_size={setup.batch_size}, num_workers={setup.workers}, shuffle=True, the same seed",
+    )
 
 
 def _decoder(setup: Setup) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from .arena import Arena, Memory, Request
 from .errors import InputError, ProxyLoaderError
@@ -206,17 +206,20 @@ class _Pickler(ForkingPickler):
         return self.place(obj) if isinstance(obj, (ProxyBatch, ProxySample)) else None
 
     def reducer_override(self, obj: Any) -> Any:
-        # Labels are cheaper by value than as a shared file that is opened for each of them.
-        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.nbytes < LARGE_TENSOR_BYTES:
-            try:
-                return restore_tensor, (obj.detach().numpy(), obj.requires_grad)
-            except (TypeError, RuntimeError):  # bfloat16, sparse: numpy has no such thing
-                pass
-        return NotImplemented
+        # Labels are cheaper by value than as a shared file that is opened for each of them; and in the training process
+        # there is nobody to share with.
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided:
+            return NotImplemented
+        if obj.nbytes > LARGE_TENSOR_BYTES and get_worker_info() is not None:
+            return NotImplemented
+        values = obj.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
+        return restore_tensor, (values, obj.dtype, tuple(obj.shape), obj.requires_grad)
 
 
-def restore_tensor(array: NDArray[Any], requires_grad: bool) -> torch.Tensor:
-    return torch.from_numpy(array).requires_grad_(requires_grad)
+def restore_tensor(
+    values: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    return torch.from_numpy(values).view(dtype).reshape(shape).requires_grad_(requires_grad)
 
 
 class _Writer:
@@ -288,5 +291,5 @@ class ContentUnpickler(pickle.Unpickler):
         return _restore_pinned_tensor if self._pin and found is restore_tensor else found
 
 
-def _restore_pinned_tensor(array: NDArray[Any], requires_grad: bool) -> torch.Tensor:
-    return restore_tensor(array, requires_grad).pin_memory()
+def _restore_pinned_tensor(*args: Any) -> torch.Tensor:
+    return restore_tensor(*args).pin_memory()

@@ -226,9 +226,10 @@ class Resize(Step):
     """``functional.resize``. In levels of 255, against Pillow and torch:
 
     bilinear: within 1, mean 0.2, since Pillow rounds between its two passes. To 128 pixels and more, the outermost
-    pixels are further off (99.9th percentile of all 2, 5 where the image shrinks tenfold): DALI repeats the edge where
-    torchvision shortens the filter. bicubic: the same, but single pixels to 10, where Pillow cuts overshoots between
-    its passes. nearest: exact, but where a sample falls on the border of two pixels, Pillow's rounding decides.
+    pixels are further off (99.9th percentile of all 2, or 6 where the image shrinks tenfold): DALI repeats the edge
+    where torchvision shortens the filter. bicubic: the same, but single pixels to 10, where Pillow cuts overshoots
+    between its passes, and the 6 also where a tiny image grows. Float tensors: the difference at the edge only.
+    nearest: exact, but where a sample falls on the border of two pixels, Pillow's rounding decides.
 
     Attributes:
         shorter: side in pixels that the shorter edge gets, or None where ``target`` is given or only the longer edge

@@ -1,0 +1,93 @@
+"""What stays encoded and what Pillow decodes; and what a file says of its size."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from proxyloader import EncodedImage, ImageError
+from proxyloader.odd_formats import ODD_FORMATS
+from proxyloader.photograph import photograph
+from proxyloader.sample import read_jpeg_header
+
+PHOTO = photograph(0, size=(90, 61))
+STAY_ENCODED = {
+    "odd_422.jpg",
+    "odd_444.jpg",
+    "odd_grey.jpg",
+    "odd_orientation_6.jpg",
+    "odd_progressive.jpg",
+    "odd_restart_intervals.jpg",
+    "odd_thumbnail.jpg",
+    "odd_two_pictures.jpg",
+    "odd_zeros_behind.jpg",
+}
+
+
+@pytest.mark.parametrize("name", ODD_FORMATS)
+def test_an_image_has_the_size_and_pixels_that_pillow_gives_it(name: str) -> None:
+    data = ODD_FORMATS[name](PHOTO)
+    image = EncodedImage.from_bytes(data, name)
+    theirs = Image.open(io.BytesIO(data)).convert("RGB")
+    assert (image.width, image.height) == theirs.size
+    ours = Image.open(io.BytesIO(image.data)).convert("RGB")
+    assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def test_jpegs_that_dali_decodes_as_pillow_does_stay_encoded_and_all_else_does_not() -> None:
+    encoded = {name for name, encode in ODD_FORMATS.items() if EncodedImage.from_bytes(encode(PHOTO)).data[:2] != b"P6"}
+    assert encoded == STAY_ENCODED
+
+
+def plain_jpeg() -> bytes:
+    buffer = io.BytesIO()
+    PHOTO.save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def test_a_header_is_read_whatever_segments_stand_before_the_frame() -> None:
+    data = plain_jpeg()
+    comment = b"\xff\xfe\x00\x08\xff\xc0xyzw"  # looks like a frame inside
+    fill = b"\xff\xff\xff"
+    for more in (b"", comment, fill, fill + comment * 3):
+        header = read_jpeg_header(data[:2] + more + data[2:])
+        assert header is not None and (header.height, header.width, header.as_pillow) == (61, 90, True)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 10, 20, 150, 300])
+def test_a_header_that_is_cut_off_is_none(length: int) -> None:
+    assert read_jpeg_header(plain_jpeg()[:length]) is None
+
+
+def test_a_scan_without_an_end_is_left_to_pillow() -> None:
+    header = read_jpeg_header(plain_jpeg()[:-2])
+    assert header is not None and not header.as_pillow
+
+
+def test_random_damage_to_a_header_raises_nothing_but_an_image_error() -> None:
+    generator, data = np.random.default_rng(0), plain_jpeg()
+    for _ in range(300):
+        damaged = bytearray(data)
+        for at in generator.integers(2, 700, 4):
+            damaged[at] = generator.integers(256)
+        try:
+            image = EncodedImage.from_bytes(bytes(damaged), "damaged.jpg")
+        except ImageError as error:
+            assert "damaged.jpg" in str(error)
+        else:
+            assert image.height > 0 and image.width > 0
+
+
+def test_a_picture_of_another_mode_than_rgb_says_how_to_convert_it() -> None:
+    with pytest.raises(ImageError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
+        EncodedImage.from_pil(PHOTO.convert("L"))
+
+
+def test_an_image_shows_its_size_and_not_its_bytes(tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "a.jpg")
+    image = EncodedImage.open(tmp_path / "a.jpg")
+    assert repr(image) == f"EncodedImage(height=61, width=90, path='{tmp_path / 'a.jpg'}')"
