@@ -2,7 +2,7 @@
 
     python benchmarks/parts.py
 
-Times of one batch of 256 photographs of about 500 x 375, median of several, in milliseconds. Appends one JSON line to
+Times of one batch of photographs of about 500 x 375, median of several, in milliseconds. Appends one JSON line to
 benchmarks/results/parts.jsonl.
 """
 
@@ -36,8 +36,6 @@ from proxyloader.sample import EncodedImage
 from proxyloader.server import ProxyServer
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
-BATCH = 256
-
 
 def median_ms(run: Callable[[], Any], times: int = 9) -> float:
     run()
@@ -51,7 +49,7 @@ def median_ms(run: Callable[[], Any], times: int = 9) -> float:
 
 def reading(root: str) -> dict[str, float]:
     """Opening a batch's files in a worker, with malloc as it comes and as workers set it."""
-    paths = [path for path, _ in ImageFolder(root).samples[:BATCH]]
+    paths = [path for path, _ in ImageFolder(root).samples]
     before = median_ms(lambda: [EncodedImage.open(path) for path in paths])
     keep_freed_memory()
     return {
@@ -64,12 +62,12 @@ def road(root: str) -> dict[str, float]:
     """A worker's whole batch, and what the training process does with it before DALI takes over."""
     keep_freed_memory()
     dataset = wrap(ImageFolder(root, TRANSFORM))
-    arena = Arena(2, BATCH << 20)
-    packed = PackedDataset(dataset, Packer(default_collate, arena, BATCH), arena, batched=True)
-    request = Request(0, list(range(BATCH)), 0)
+    arena = Arena(2, len(dataset) << 20)
+    packed = PackedDataset(dataset, Packer(default_collate, arena, len(dataset)), arena, batched=True)
+    request = Request(0, list(range(len(dataset))), 0)
     batch = packed.__getitems__(request)
     plan = dataset.transform.plan
-    server = ProxyServer(build_pipeline(plan, PipelineOptions(BATCH, num_threads=1)))
+    server = ProxyServer(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))
     submitted = []
 
     def submit() -> None:
@@ -78,7 +76,7 @@ def road(root: str) -> dict[str, float]:
 
     costs = {
         "worker: a whole batch": median_ms(lambda: packed.__getitems__(request)),
-        "worker: draws alone": median_ms(lambda: [plan.draw(375, 500) for _ in range(BATCH)]),
+        "worker: draws alone": median_ms(lambda: [plan.draw(375, 500) for _ in dataset.samples]),
         "main: submit a run": median_ms(submit, times=5),
     }
     for ticket in submitted:
@@ -90,10 +88,10 @@ def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
     dataset = wrap(ImageFolder(root, TRANSFORM))
     torch.manual_seed(0)
-    calls = [dataset[index][0].call for index in range(BATCH)]
+    calls = [dataset[index][0].call for index in range(len(dataset))]
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
 
-    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, exec_dynamic=True)
+    @pipeline_def(batch_size=len(dataset), num_threads=1, device_id=None, exec_dynamic=True)
     def whole() -> Any:
         encoded = fn.external_source(name="images", no_copy=True)
         draws = fn.external_source(name="draws", no_copy=True)
@@ -106,7 +104,7 @@ def crops(root: str) -> dict[str, float]:
 
     servers = {
         "DALI: crop decoded alone": ProxyServer(
-            build_pipeline(dataset.transform.plan, PipelineOptions(BATCH, num_threads=1))
+            build_pipeline(dataset.transform.plan, PipelineOptions(len(dataset), num_threads=1))
         ),
         "DALI: whole image decoded, then cropped": ProxyServer(whole()),
     }
@@ -120,22 +118,29 @@ def crops(root: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "parts.jsonl", type=Path)
+    parser.add_argument("--images", type=int, default=256, help="in a batch (default: %(default)s)")
     parser.add_argument("--part", choices=["reading", "road", "crops"], help=argparse.SUPPRESS)
     args = parser.parse_args()
-    root = str(make_dataset(Path(tempfile.gettempdir()) / "photos-parts", images=BATCH))
+    root = str(make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images))
     torch.set_num_threads(1)
     if args.part:
         print(json.dumps(globals()[args.part](root)))
         return
     costs: dict[str, float] = {}
     for part in ("reading", "road", "crops"):  # a process each: how malloc is set stays for good
-        command = [sys.executable, __file__, "--part", part]
+        command = [sys.executable, __file__, "--part", part, "--images", str(args.images)]
         costs |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    record = {"benchmark": "parts", "command": "python benchmarks/parts.py", "machine": machine(), "ms_per_batch": costs}
+    record = {
+        "benchmark": "parts",
+        "command": "python benchmarks/parts.py",
+        "images": args.images,
+        "machine": machine(),
+        "ms_per_batch": costs,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("a") as file:
         file.write(json.dumps(record) + "\n")
-    table = Table("part", "ms for 256 images")
+    table = Table("part", f"ms for {args.images} images")
     for name, cost in costs.items():
         table.add_row(name, f"{cost:,.2f}")
     Console().print(table)

@@ -39,9 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-# --- verbs ----------------------------------------------------------------------------------------------------------
-
-
 def _make_dataset(verbs: Any) -> None:
     parser = _verb(
         verbs,
@@ -151,9 +148,6 @@ def _run_demo(args: argparse.Namespace) -> int:
 VERBS = (_demo, _make_dataset)
 
 
-# --- what they share ------------------------------------------------------------------------------------------------
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="proxyloader",
@@ -200,7 +194,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _device(text: str) -> str:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not cuda, cuda:N or cpu")
     return text
 

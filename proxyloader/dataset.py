@@ -65,10 +65,9 @@ def plans_in(dataset: Any) -> dict[str, Plan]:
 
 def _is_for_images(dataset: Any, transform: Any) -> bool:
     """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
-    part = getattr(transform, "transforms", transform)
-    return isinstance(dataset, VisionDataset) or type(part).__module__.startswith(
-        ("torchvision.transforms", __package__)
-    )
+    known = ("torchvision.transforms", __package__)
+    parts = (transform, getattr(transform, "transforms", None))
+    return isinstance(dataset, VisionDataset) or any(type(part).__module__.startswith(known) for part in parts)
 
 
 def _with(dataset: D, /, **changed: Any) -> D:

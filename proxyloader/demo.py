@@ -179,11 +179,11 @@ def demo(
 
 def cache_folder() -> Path:
     """The user's cache folder for this package, or a new temporary one where that cannot be written."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "proxyloader"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
         return Path(tempfile.mkdtemp(prefix="proxyloader-"))
     return folder
 
@@ -193,9 +193,6 @@ def _device(asked: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={asked}: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-# --- measuring ------------------------------------------------------------------------------------------------------
 
 
 def _dataset(setup: Setup, crop_px: int) -> Any:
@@ -329,9 +326,6 @@ def _bar(title: str, total: int, unit: str) -> ProgressBar:
     return ProgressBar(total=total, desc=title, unit=unit, leave=False, disable=None)
 
 
-# --- printing -------------------------------------------------------------------------------------------------------
-
-
 def _print(console: Console, title: str, text: str, style: str = "") -> None:
     console.print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
 
@@ -379,7 +373,7 @@ def _speed(images_per_s: list[float]) -> str:
 
 
 def _print_training(console: Console, training: Training) -> None:
-    few = min(5, len(training.losses))
+    few = min(5, (len(training.losses) + 1) // 2)
     first, last = statistics.mean(training.losses[:few]), statistics.mean(training.losses[-few:])
     steps = f"{len(training.losses)} steps of {training.batch_size} images of {training.crop_px} px"
     _print(

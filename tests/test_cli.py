@@ -124,7 +124,7 @@ class TestUsageErrors:
         assert message.endswith(f"argument --size: {size!r} is not a width and a height in pixels, such as 500x375")
         assert not (tmp_path / "set").exists()
 
-    @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "mps", ""])
+    @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1000", "mps", ""])
     def test_a_device_that_is_none(self, capsys: pytest.CaptureFixture[str], device: str) -> None:
         message = usage_error(capsys, "demo", "--device", device)
         assert message.endswith(f"argument --device: {device!r} is not cuda, cuda:N or cpu")

@@ -55,7 +55,7 @@ def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
         said["Pixels"],
     )
     assert said["Contact sheet"] == str(sheet)
-    assert re.match(r"ResNet-18, 3 steps of 16 images of (64|224) px: loss \d\.\d\d in the first 3,", said["Training"])
+    assert re.match(r"ResNet-18, 3 steps of 16 images of (64|224) px: loss \d\.\d\d in the first 2,", said["Training"])
     with Image.open(sheet) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")
         assert image.size == (24 + 8 * 224 + 7 * 6 + 24, 3 * (44 + 224) + 24)

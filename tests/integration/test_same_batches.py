@@ -45,7 +45,8 @@ def batches(loader_class: Any, dataset: Any, epochs: int, **arguments: Any) -> l
     torch.manual_seed(17)
     random.seed(17)
     loader = loader_class(dataset, **arguments)
-    assert len(loader) * epochs == len(found := [batch for _ in range(epochs) for batch in loader])
+    found = [batch for _ in range(epochs) for batch in loader]
+    assert len(found) == epochs * len(loader)
     return [(images.cpu(), labels) for images, labels in found]
 
 

@@ -1,0 +1,130 @@
+"""The house itself: the map is true, the walls stand, the README's code runs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import proxyloader
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "proxyloader"
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+SEE_DALI = {"_dali.py", "pipeline.py", "server.py"}
+TOOLS = {"cli.py", "__main__.py", "demo.py", "make_dataset.py", "photograph.py", "odd_formats.py"}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, ours as file names, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module or "")
+        elif isinstance(node, ast.ImportFrom):
+            found.add(f"{(node.module or '').split('.')[-1]}.py")
+    return found
+
+
+def test_the_map_draws_every_module_and_no_other() -> None:
+    drawing = (PACKAGE / "README.md").read_text().split("```")[1]
+    drawn = re.findall(r"^  +(\w+\.py)\b", drawing, re.MULTILINE)
+    on_disk = [path.name for path in MODULES if str(path) != "transforms/__init__.py"]
+    assert sorted(drawn) == sorted(on_disk)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_only_three_rooms_know_dali(module: Path) -> None:
+    named = any(name.startswith("nvidia") for name in imports(PACKAGE / module))
+    assert named == (module.name == "_dali.py")
+    assert ("_dali.py" in imports(PACKAGE / module)) <= (module.name in SEE_DALI)
+
+
+@pytest.mark.parametrize("module", [path for path in MODULES if path.name not in TOOLS], ids=str)
+def test_the_core_never_imports_a_tool(module: Path) -> None:
+    assert not imports(PACKAGE / module) & TOOLS
+
+
+def test_the_public_names_are_these_and_each_is_there() -> None:
+    assert sorted(proxyloader.__all__) == [
+        "DataLoader",
+        "EncodedImage",
+        "ImageError",
+        "InputError",
+        "MissingDaliError",
+        "PipelineError",
+        "ProxyLoaderError",
+        "ProxyServer",
+        "UnsupportedTransformError",
+        "compile_transforms",
+        "wrap",
+    ]
+    for name in proxyloader.__all__:
+        assert getattr(proxyloader, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        proxyloader.nothing  # noqa: B018
+
+
+def test_every_number_has_its_record() -> None:
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        assert (ROOT / "benchmarks" / "results" / f"{script.stem}.jsonl").exists(), script.name
+        assert script.name in (ROOT / "benchmarks" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [
+            "swap_speed.py",
+            "--images",
+            "64",
+            "--batch-size",
+            "16",
+            "--workers",
+            "1",
+            "--rounds",
+            "1",
+            "--seconds",
+            "0.1",
+        ],
+        ["parts.py", "--images", "16"],
+    ],
+    ids=["swap_speed", "parts"],
+)
+def test_every_benchmark_runs(arguments: list[str], tmp_path: Path) -> None:
+    script, *options = arguments
+    options += ["--out", str(tmp_path / "record.jsonl")] + (["--device", "cpu"] if script == "swap_speed.py" else [])
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "record.jsonl").read_text().startswith('{"benchmark"')
+
+
+def test_the_list_of_benchmarks_that_run_is_complete() -> None:
+    (mark,) = [m for m in test_every_benchmark_runs.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
+    assert {row[0] for row in mark.args[1]} == {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+
+
+def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "make_dataset" in block]
+    (tmp_path / "example.py").write_text(example)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("torch.Size([64, 3, 224, 224]) torch.float32") == 4
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert "pip install -e . && proxyloader demo" in lines and 'pip install -e ".[test]" && pytest' in lines

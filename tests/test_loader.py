@@ -1,0 +1,197 @@
+"""DataLoader's face: torch's arguments and attributes, and what it adds."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader
+from proxyloader.server import Ticket
+
+TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
+
+
+@pytest.fixture
+def dataset(folder: ImageFolder) -> ImageFolder:
+    folder.transform = TRANSFORM
+    return folder
+
+
+def test_the_arguments_are_torchs_in_torchs_order_and_then_ours_by_keyword() -> None:
+    torchs = inspect.signature(StockLoader.__init__).parameters
+    ours = inspect.signature(DataLoader.__init__).parameters
+    shared = list(ours)[: len(torchs)]
+    assert shared == list(torchs)
+    for name in shared[1:]:
+        assert (ours[name].default, ours[name].kind) == (torchs[name].default, torchs[name].kind), name
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in list(ours.values())[len(torchs) :])
+
+
+def test_positional_arguments_mean_what_they_mean_to_torch(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 5, False, None, None, 0, None, False, True, 0, None, None, None)
+    assert [len(labels) for _, labels in loader] == [5] * 9
+
+
+def test_what_a_script_asks_a_loader_for_is_there(dataset: ImageFolder) -> None:
+    sampler = DistributedSampler(dataset, num_replicas=2, rank=1, shuffle=True)
+    loader = DataLoader(dataset, batch_size=7, sampler=sampler, num_workers=1)
+    loader.sampler.set_epoch(3)
+    assert isinstance(loader, StockLoader) and len(loader) == 4 and len(loader.dataset) == 48
+    assert loader.dataset is dataset and loader.dataset.classes == dataset.classes
+    assert (loader.batch_size, loader.num_workers, loader.drop_last) == (7, 1, False)
+    assert sum(len(labels) for _, labels in loader) == 24
+
+
+def test_moving_images_to_where_they_are_copies_nothing(dataset: ImageFolder, device: str) -> None:
+    for images, _ in DataLoader(dataset, 8, device=device, pin_memory=True):
+        assert images.to(images.device, non_blocking=True) is images
+        assert images.device.type == device and images.is_contiguous()
+
+
+def test_labels_are_pinned_where_torch_would_pin_them(dataset: ImageFolder, device: str) -> None:
+    for workers in (0, 1):
+        _, labels = next(iter(DataLoader(dataset, 8, num_workers=workers, pin_memory=True, device=device)))
+        assert labels.is_pinned() == torch.cuda.is_available()
+
+
+def stacked_backwards(samples: list[Any]) -> Any:
+    assert all(isinstance(image, torch.Tensor) for image, _ in samples)
+    return torch.stack([image for image, _ in reversed(samples)]), [label for _, label in samples]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_gets_decoded_samples_in_the_main_process(dataset: ImageFolder, workers: int, device: str) -> None:
+    called = []
+
+    def collate(samples: list[Any]) -> Any:
+        called.append(len(samples))
+        return stacked_backwards(samples)
+
+    ours = list(DataLoader(dataset, 10, num_workers=workers, collate_fn=collate, device=device))
+    theirs = list(StockLoader(dataset, 10, collate_fn=stacked_backwards))
+    assert called == [10, 10, 10, 10, 8]
+    for (images, labels), (stock_images, stock_labels) in zip(ours, theirs):
+        assert labels == stock_labels and (images.cpu() - stock_images).abs().mean() < 0.5 / 255
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_batches_images_come_one_by_one(dataset: ImageFolder, workers: int, device: str) -> None:
+    ours = list(DataLoader(dataset, None, num_workers=workers, device=device))
+    assert len(ours) == 48 and ours[0][0].shape == (3, 24, 32) and [label for _, label in ours] == dataset.targets
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+def test_no_more_decoded_batches_are_held_than_asked_for(
+    dataset: ImageFolder, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Ticket] = []
+    original = Ticket.__init__
+
+    def counted(self: Ticket, size: int) -> None:
+        original(self, size)
+        made.append(self)
+
+    monkeypatch.setattr(Ticket, "__init__", counted)
+    most = 0
+    loader = DataLoader(dataset, 4, num_workers=2, prefetch_factor=4, prefetch=prefetch, device="cpu")
+    for consumed, _ in enumerate(loader, start=1):
+        most = max(most, len(made) - consumed)
+    assert 1 <= most <= prefetch
+
+
+def test_out_of_order_loaders_give_every_sample_once(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 4, num_workers=2, in_order=False, device="cpu")
+    labels = torch.cat([labels for _, labels in loader])
+    assert sorted(labels.tolist()) == sorted(dataset.targets)
+
+
+def test_a_transform_that_changes_between_epochs_counts_from_the_next(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 8, num_workers=1, device="cpu")
+    assert next(iter(loader))[0].shape[2:] == (24, 32)
+    dataset.transform = transforms.Compose([transforms.Resize((10, 11)), transforms.ToTensor()])
+    assert next(iter(loader))[0].shape[2:] == (10, 11)
+
+
+def test_two_iterators_of_one_loader_do_not_disturb_each_other(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 8, num_workers=1, device="cpu")
+    pairs = list(zip(iter(loader), iter(loader)))
+    assert len(pairs) == 6
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+
+
+def test_workers_see_the_users_dataset_and_run_the_users_init_function(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 48, num_workers=1, worker_init_fn=mark, device="cpu")
+    ((_, labels),) = loader
+    assert labels.tolist() == [100] * 48
+
+
+def mark(worker_id: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None and info.id == worker_id and isinstance(info.dataset, ImageFolder)
+    info.dataset.samples = [(path, 100) for path, _ in info.dataset.samples]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from range(10)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [TensorDataset(torch.arange(10), torch.arange(10.0)), list(range(10)), Stream()],
+    ids=["tensors", "a list", "a stream"],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_datasets_without_images_are_loaded_as_by_torch(plain: Any, workers: int) -> None:
+    ours = [str(batch) for batch in DataLoader(plain, 3, num_workers=workers)]
+    assert ours == [str(batch) for batch in StockLoader(plain, 3, num_workers=workers)]
+
+
+def test_a_loader_can_be_pickled_also_after_an_epoch(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 16, num_workers=1, device="cpu", prefetch=3)
+    expected = [labels.tolist() for _, labels in loader]
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.prefetch == 3 and [labels.tolist() for _, labels in copy] == expected
+
+
+WITHOUT_DALI = """
+import sys
+sys.modules["nvidia"] = None
+import logging
+logging.basicConfig()
+import torch
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from proxyloader import DataLoader
+transform = transforms.Compose([transforms.RandomPerspective(), transforms.Resize((8, 8)), transforms.ToTensor()])
+for _ in range(2):
+    loader = DataLoader(ImageFolder(sys.argv[1], transform), 16)
+    print([tuple(images.shape) for images, _ in loader])
+"""
+
+
+def test_without_dali_the_loader_is_torchs_own_and_says_so_once(dataset: ImageFolder) -> None:
+    command = [sys.executable, "-c", WITHOUT_DALI, dataset.root]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [str([(16, 3, 8, 8)] * 3)] * 2
+    assert done.stderr.count("NVIDIA DALI is not installed") == 1
+
+
+def test_importing_the_package_loads_no_dali_and_starts_no_cuda() -> None:
+    code = (
+        "import sys, proxyloader; assert 'torch' not in sys.modules; "
+        "proxyloader.DataLoader, proxyloader.wrap, proxyloader.EncodedImage; "
+        "assert not any(name.startswith('nvidia.dali') for name in sys.modules); "
+        "import torch; assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
