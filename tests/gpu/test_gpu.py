@@ -1,0 +1,120 @@
+"""What only a GPU can get wrong: streams, events, memory that is used again too early, and the JPEG engine's pixels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader
+from proxyloader.make_dataset import make_dataset
+
+pytestmark = pytest.mark.gpu
+
+TRAIN = transforms.Compose(
+    [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+)
+VALIDATION = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
+DECODE = transforms.Compose([transforms.CenterCrop((380, 380)), transforms.PILToTensor()])
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    if not torch.cuda.is_available():
+        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
+            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def large_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """512 photographs of about 500 x 375."""
+    return make_dataset(tmp_path_factory.mktemp("large") / "set", images=512, progress=False)
+
+
+def sums(batches: Any) -> torch.Tensor:
+    return torch.cat([images.double().sum((1, 2, 3)).cpu() for images, _ in batches])
+
+
+@pytest.mark.parametrize("transform", [TRAIN, VALIDATION], ids=["train", "validation"])
+def test_full_size_batches_are_those_of_the_stock_loader(large_photos: Path, transform: Any) -> None:
+    dataset = ImageFolder(str(large_photos), transform)
+    found = []
+    for loader_class in (StockLoader, DataLoader):
+        torch.manual_seed(2)
+        loader = loader_class(dataset, 128, shuffle=True, num_workers=4)
+        found.append([(images.cpu(), labels) for _ in range(2) for images, labels in loader])
+    for (theirs, stock_labels), (ours, labels) in zip(*found):
+        assert torch.equal(labels, stock_labels)
+        difference = 255 * (ours - theirs).abs()
+        assert difference.mean() <= 0.5
+        assert difference.flatten().kthvalue(int(0.999 * difference.numel())).values <= 2
+
+
+def test_the_jpeg_engine_is_within_one_level_of_pillow(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), DECODE)
+    loaders = StockLoader(dataset, 128, num_workers=4), DataLoader(dataset, 128, num_workers=4)
+    for (theirs, _), (ours, _) in zip(*loaders):
+        assert (ours.cpu().int() - theirs.int()).abs().max() <= 1
+
+
+def test_a_loop_that_lags_far_behind_sees_every_picture_once_and_whole(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), VALIDATION)
+    expected = sums(DataLoader(dataset, 32, num_workers=0))
+    loader = DataLoader(dataset, 32, num_workers=4, prefetch_factor=4)
+    for _ in range(3):
+        found = []
+        for images, _ in loader:
+            torch.cuda._sleep(50_000_000)  # the GPU is busy; the loop runs ahead of it
+            found.append(images.double().sum((1, 2, 3)))
+        assert torch.equal(torch.cat(found).cpu(), expected)
+
+
+def test_batches_may_be_used_on_another_stream_by_torchs_rules(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), VALIDATION)
+    expected = sums(DataLoader(dataset, 32, num_workers=0))
+    side, found = torch.cuda.Stream(), []
+    for images, _ in DataLoader(dataset, 32, num_workers=4):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            found.append(images.double().sum((1, 2, 3)))
+        images.record_stream(side)
+        del images
+    torch.cuda.synchronize()
+    assert torch.equal(torch.cat(found).cpu(), expected)
+
+
+def test_a_loop_on_a_stream_of_its_own(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), VALIDATION)
+    expected = sums(DataLoader(dataset, 32, num_workers=0))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = sums(DataLoader(dataset, 32, num_workers=4))
+    assert torch.equal(found, expected)
+
+
+def test_batches_that_are_kept_stay_what_they_were(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), VALIDATION)
+    kept = list(DataLoader(dataset, 32, num_workers=4))
+    at_once = sums(DataLoader(dataset, 32, num_workers=2))
+    assert torch.equal(sums(kept), at_once)
+
+
+def test_two_loaders_side_by_side(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), VALIDATION)
+    expected = sums(DataLoader(dataset, 32, num_workers=0))
+    pairs = list(zip(DataLoader(dataset, 32, num_workers=2), DataLoader(dataset, 32, num_workers=3)))
+    assert torch.equal(sums(a for a, _ in pairs), expected) and torch.equal(sums(b for _, b in pairs), expected)
+
+
+def test_decoding_on_the_cpu_can_be_asked_for_beside_a_gpu(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), DECODE)
+    images, _ = next(iter(DataLoader(dataset, 16, device="cpu")))
+    stock, _ = next(iter(StockLoader(dataset, 16)))
+    assert images.device.type == "cpu" and torch.equal(images, stock)
