@@ -93,6 +93,24 @@ def iterator(args: argparse.Namespace, **decoder: Any) -> Case:
     return lambda: iter(batches)
 
 
+def decoder_alone(args: argparse.Namespace, **decoder: Any) -> Case:
+    """DALI's file reader and decoder, and nothing else: what no loader on this machine can exceed."""
+
+    @graph(args)
+    def pipeline() -> Any:
+        encoded, _ = fn.readers.file(file_root=args.data, random_shuffle=True, name="Reader")
+        return decoded(args, encoded, **decoder)
+
+    runs = pipeline()
+    runs.build()
+
+    def epoch() -> Iterator[Any]:
+        for _ in range(-(-args.images // args.batch_size)):
+            yield runs.run()
+
+    return epoch
+
+
 def upstream(args: argparse.Namespace, **decoder: Any) -> Case:
     """DALI's proxy as it is shipped, fed with encoded bytes."""
     from nvidia.dali.plugin.pytorch.experimental import proxy
@@ -124,12 +142,17 @@ def graph(args: argparse.Namespace) -> Any:
     )
 
 
+def decoded(args: argparse.Namespace, encoded: Any, **decoder: Any) -> Any:
+    """The decoder, set as proxyloader sets it."""
+    where = {"device": "mixed", **decoder} if args.device == "cuda" else {"device": "cpu"}
+    return fn.decoders.image(
+        encoded, output_type=types.RGB, jpeg_fancy_upsampling=True, adjust_orientation=False, **where
+    )
+
+
 def augmented(args: argparse.Namespace, encoded: Any, **decoder: Any) -> Any:
     """The work of ``TRANSFORM`` as one writes it in DALI."""
-    on_gpu = {"device": "mixed", **decoder} if args.device == "cuda" else {"device": "cpu"}
-    images = fn.decoders.image(
-        encoded, output_type=types.RGB, jpeg_fancy_upsampling=True, adjust_orientation=False, **on_gpu
-    )
+    images = decoded(args, encoded, **decoder)
     images = fn.random_resized_crop(images, size=224, interp_type=types.INTERP_LINEAR, antialias=True)
     return fn.crop_mirror_normalize(
         images,
@@ -145,6 +168,7 @@ def cases(args: argparse.Namespace) -> dict[str, Callable[[], Case]]:
     if args.device == "cpu":
         return {
             "stock": lambda: stock(args, args.workers),
+            "decoder alone": lambda: decoder_alone(args),
             "iterator": lambda: iterator(args),
             "proxyloader": lambda: swap(args),
         }
@@ -154,6 +178,7 @@ def cases(args: argparse.Namespace) -> dict[str, Callable[[], Case]]:
         "upstream proxy, bytes, hw 1.0": lambda: upstream(args, hw_decoder_load=1.0),
         "iterator, hw 0.65 (default)": lambda: iterator(args),
         "iterator, hw 1.0": lambda: iterator(args, hw_decoder_load=1.0),
+        "decoder alone, hw 1.0": lambda: decoder_alone(args, hw_decoder_load=1.0),
         "proxyloader": lambda: swap(args),
     }
 

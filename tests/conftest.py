@@ -55,7 +55,8 @@ def nothing_survives() -> object:
     """No thread of Python's, no child process and no file of ours outlives its test."""
     threads, arenas = set(threading.enumerate()), _arenas()
     yield
-    gc.collect()  # a caught exception holds the frames it came through, and with them the loader
+    if multiprocessing.active_children() or set(threading.enumerate()) - threads or _arenas() > arenas:
+        gc.collect()  # a caught exception holds the frames it came through, and with them the loader
     for child in multiprocessing.active_children():
         child.join(5)
     assert not multiprocessing.active_children(), "child processes outlived the test"

@@ -145,8 +145,9 @@ def test_a_bad_image_is_an_error_of_its_own_batch_that_names_the_file(
 
 
 def test_a_scan_that_ends_too_early_is_the_grey_that_pillow_makes_of_it(
-    damaged: Any, device: str, capfd: pytest.CaptureFixture[str]
+    damaged: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    # On the CPU. What a GPU's engine shows in the place of the missing part is its own.
     def end_early(path: Path) -> None:
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 3] + b"\xff\xd9")
@@ -154,7 +155,7 @@ def test_a_scan_that_ends_too_early_is_the_grey_that_pillow_makes_of_it(
     dataset = damaged(end_early)
     theirs = list(StockLoader(dataset, BATCH))
     for (images, labels), (stock_images, stock_labels) in zip(
-        DataLoader(dataset, BATCH, num_workers=1, device=device), theirs
+        DataLoader(dataset, BATCH, num_workers=1, device="cpu"), theirs
     ):
         assert torch.equal(labels, stock_labels)
         assert (images.cpu() - stock_images).abs().mean() <= 0.5 / 255
