@@ -9,6 +9,7 @@ benchmarks/results/parts.jsonl.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import subprocess
@@ -131,6 +132,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--part", part, "--images", str(args.images)]
         costs |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     record = {
+        "date": datetime.date.today().isoformat(),
         "benchmark": "parts",
         "command": "python benchmarks/parts.py",
         "images": args.images,

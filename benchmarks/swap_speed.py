@@ -11,6 +11,7 @@ with the start of its workers, is left out. Appends one JSON line to benchmarks/
 from __future__ import annotations
 
 import argparse
+import datetime
 import faulthandler
 import gc
 import json
@@ -60,7 +61,7 @@ def stock(args: argparse.Namespace, workers: int) -> Case:
 
 
 def photographs(args: argparse.Namespace, passes: int, **arguments: Any) -> Dataset[Any]:
-    """An epoch of a fast case goes over the files several times, so that its start weighs as little as in a real one."""
+    """An epoch of a fast case goes over the files several times: its start weighs little, as in a real one."""
     return ConcatDataset([ImageFolder(args.data, **(arguments or {"transform": TRANSFORM}))] * passes)
 
 
@@ -254,8 +255,9 @@ def main() -> None:
             gc.collect()
             rows[name].append(measure(case, args.seconds))
     record = {
+        "date": datetime.date.today().isoformat(),
         "benchmark": "swap_speed",
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": " ".join(["python", *sys.argv]),
         "machine": machine(),
         "images": args.images,
         "passes": args.passes,

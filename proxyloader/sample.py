@@ -20,6 +20,9 @@ _DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _RGB_COMPONENT_IDS = b"RGB"
 
+SMALLEST_SIDE_PX = 8
+"""Slivers go to Pillow: in a 4:2:0 image one pixel wide, the GPU's engine is up to 8 levels off."""
+
 
 @dataclass(frozen=True)
 class JpegHeader:
@@ -114,7 +117,7 @@ class EncodedImage:
             raise _bad(path, "the file is empty (0 bytes)")
         if data.startswith(JPEG_START):
             header = read_jpeg_header(data)
-            if header is not None and header.as_pillow:
+            if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
                 _refuse_bomb(header.height, header.width, path)
                 return cls(data, header.height, header.width, path)
         return cls.by_pillow(data, path)

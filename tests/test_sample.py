@@ -43,10 +43,16 @@ def test_jpegs_that_dali_decodes_as_pillow_does_stay_encoded_and_all_else_does_n
     assert encoded == STAY_ENCODED
 
 
-def plain_jpeg() -> bytes:
+def plain_jpeg(image: Image.Image = PHOTO) -> bytes:
     buffer = io.BytesIO()
-    PHOTO.save(buffer, "JPEG")
+    image.save(buffer, "JPEG")
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("size", "encoded"), [((8, 8), True), ((7, 90), False), ((90, 1), False)])
+def test_slivers_are_decoded_by_pillow(size: tuple[int, int], encoded: bool) -> None:
+    image = EncodedImage.from_bytes(plain_jpeg(PHOTO.resize(size)))
+    assert (image.width, image.height) == size and image.data.startswith(b"\xff\xd8") == encoded
 
 
 def test_a_header_is_read_whatever_segments_stand_before_the_frame() -> None:
