@@ -183,7 +183,7 @@ def test_dropping_a_loader_lets_its_workers_go_without_the_garbage_collector(fol
         loader = DataLoader(folder, 4, num_workers=2, persistent_workers=True, device="cpu")
         batches = iter(loader)
         next(batches)
-        children = psutil.Process().children()
+        children = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
         assert len(children) == 2
         start_s = time.perf_counter()
         del batches, loader
