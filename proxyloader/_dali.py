@@ -31,14 +31,28 @@ except ImportError as error:
     ) from error
 
 
+def upright(operator: str) -> dict[str, bool]:
+    """The argument that keeps a decoder from rotating by EXIF; before DALI 2 some decoders could not, and have none."""
+    schema: Any = _backend
+    known = schema.GetSchema(operator).HasArgument("adjust_orientation")
+    return {"adjust_orientation": False} if known else {}
+
+
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
     """A DALI batch that refers to numpy memory, without a copy. The memory must stay until the run has finished."""
     if isinstance(samples, np.ndarray):
         return _backend.TensorListCPU(samples, "", False)
-    return _backend.TensorListCPU(list(map(_tensor, samples)), "", False)
+    return _list_of(list(map(_tensor, samples)))
 
 
 _tensor = functools.partial(_backend.TensorCPU, layout="", is_pinned=False)
+
+
+def _list_of(tensors: list[Any]) -> Any:
+    try:
+        return _backend.TensorListCPU(tensors, "", False)  # not contiguous: no copy
+    except TypeError:  # before DALI 2 a list of tensors was always copied
+        return _backend.TensorListCPU(tensors, "")
 
 
 def run(pipeline: Any) -> None:

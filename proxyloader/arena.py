@@ -161,6 +161,9 @@ class RequestSampler:
             self._unanswered[request.number] = request
             yield request
 
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
     def answered(self, request: Request) -> None:
         """Note that the batch has come back; the slot now belongs to whoever has the batch."""
         del self._unanswered[request.number]

@@ -297,7 +297,7 @@ def _train(setup: Setup, steps: int) -> Training:
     """Train a ResNet-18; without a GPU on small crops, so that it takes seconds."""
     crop_px, batch_size = (CROP_PX, setup.batch_size) if setup.on_gpu else (64, min(setup.batch_size, 32))
     torch.manual_seed(SEED)
-    loader = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         _dataset(setup, crop_px),
         batch_size,
         shuffle=True,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,6 @@ class Feeder:
         batches: torch's iterator over the road's workers.
         road: where they come from.
         servers: by the key that runs name them with.
-        plans: the keys of those whose first input is an encoded image.
         collate_fn: for batches that come as lists of samples.
         prefetch: most decoded batches that wait.
         pin: put CPU tensors into page-locked memory.
@@ -66,14 +65,13 @@ class Feeder:
         batches: Iterator[PackedBatch],
         road: Road,
         servers: Mapping[str, ProxyServer],
-        plans: Container[str],
         collate_fn: Callable[[Any], Any],
         prefetch: int,
         pin: bool,
     ) -> None:
         self._fed: deque[_Fed] = deque()
         self._batches: Iterator[PackedBatch] | None = batches
-        self._road, self._servers, self._plans, self._collate_fn = road, servers, plans, collate_fn
+        self._road, self._servers, self._collate_fn = road, servers, collate_fn
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
         self._ahead = prefetch if road.workers.num_workers else 0
         self._pin = pin
@@ -81,6 +79,9 @@ class Feeder:
 
     def __iter__(self) -> Feeder:
         return self
+
+    def __len__(self) -> int:
+        return len(self._road.requests) if self._road.requests is not None else len(self._road.workers)
 
     def __del__(self) -> None:
         self.close()
@@ -106,8 +107,13 @@ class Feeder:
             self._give_back_slot(fed)
 
     def _should_feed(self) -> bool:
-        if self._batches is None or self._road.user is None or self._road.user() is not self:
+        if self._batches is None:
             return False
+        if self._road.user is None or self._road.user() is not self:
+            raise RuntimeError(
+                "a newer iterator of this DataLoader has taken its persistent workers; finish one before the next "
+                "begins, or use persistent_workers=False"
+            )
         if not self._fed:
             return True
         if len(self._fed) > self._ahead or self._fed[-1].error is not None:
@@ -181,7 +187,7 @@ class Feeder:
         try:
             return server.collect(ticket)
         except PipelineError as error:
-            if run.server not in self._plans:
+            if run.server not in self._road.plans:
                 raise PipelineError(f"{_samples_of(batch)}: {error}") from error
         # DALI does not say reliably which image it stumbled over. Pillow knows, or can read them all.
         images = self._decoded_by_pillow(batch, run)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -18,9 +19,10 @@ from .road import Road, run_size
 from .transforms.plan import Plan
 
 log = logging.getLogger("proxyloader")
+T = TypeVar("T")
 
 
-class DataLoader(TorchDataLoader[Any]):
+class DataLoader(TorchDataLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
 
     Takes every argument of torch's, positionally and by keyword, with torch's meaning and defaults. Workers read files
@@ -96,8 +98,9 @@ class DataLoader(TorchDataLoader[Any]):
             _at_least("num_threads", num_threads, 1)
         if not 0 <= hw_decoder_load <= 1:
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load}")
-        if device is not None and torch.device(device).type not in ("cpu", "cuda"):
-            raise ValueError(f"device is a CUDA device or the CPU, got {device!r}")
+        _check_device(device)
+        if server is not None and not hasattr(server, "submit"):
+            raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
         self.device = device
         self.server = server
         self.prefetch = prefetch
@@ -105,15 +108,19 @@ class DataLoader(TorchDataLoader[Any]):
         self.hw_decoder_load = hw_decoder_load
         self._road: Road | None = None
         self._servers: dict[str, Any] = {}
+        self._process = os.getpid()
         self._translated()  # a transform that is not translated is refused now, not in the first epoch
 
     def __iter__(self) -> Any:
         translated = self._translated()
         if translated is None:
             return super().__iter__()
+        if self._process != os.getpid():
+            # A forked copy: workers, pipelines and the memory between them belong to the parent.
+            self._road, self._servers, self._process = None, {}, os.getpid()
         dataset, plans = translated
         # Workers start while the pipelines are built, and are forked before DALI has threads.
-        road = self._road_for(dataset)
+        road = self._road_for(dataset, plans)
         try:
             batches = iter(road.workers)
         except RuntimeError as error:
@@ -121,13 +128,13 @@ class DataLoader(TorchDataLoader[Any]):
                 raise
             log.warning("a persistent worker was lost (%s); starting new ones", str(error))
             road.broken = True
-            road = self._road_for(dataset)
+            road = self._road_for(dataset, plans)
             batches = iter(road.workers)
         pin = self.pin_memory and torch.cuda.is_available()
-        return Feeder(batches, road, self._servers_for(plans), plans, self.collate_fn, self.prefetch, pin)
+        return Feeder(batches, road, self._servers_for(road.plans), self.collate_fn, self.prefetch, pin)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_road": None, "_servers": {}, "_iterator": None}
+        return self.__dict__ | {"_road": None, "_servers": {}, "_iterator": None}  # as before the first epoch
 
     def _translated(self) -> tuple[Any, dict[str, Plan]] | None:
         """The dataset that workers get, and its plans; None where torch's own loader does all there is to do."""
@@ -136,14 +143,20 @@ class DataLoader(TorchDataLoader[Any]):
             return None
         dataset = wrap(self.dataset)
         plans = plans_in(dataset)
-        return (dataset, plans) if plans or self.server is not None else None
+        if not plans and self.server is None:
+            _say_once(
+                f"{type(self.dataset).__name__}.transform holds no torchvision transform, so there is nothing for DALI "
+                "to do: proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
+            )
+            return None
+        return dataset, plans
 
-    def _road_for(self, dataset: Any) -> Road:
+    def _road_for(self, dataset: Any, plans: dict[str, Plan]) -> Road:
         road = self._road
         if road is not None and self.persistent_workers and not road.broken:
             return road
         arena = road.arena if road is not None and road.is_free() else None
-        self._road = Road.build(self, dataset, arena)
+        self._road = Road.build(self, dataset, plans, arena)
         return self._road
 
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
@@ -171,6 +184,15 @@ def _cuda_ordinal(device: Any) -> int | None:
             "Leave device out to use a GPU where there is one and the CPU elsewhere"
         )
     return int(device.index) if device.index is not None else torch.cuda.current_device()
+
+
+def _check_device(device: Any) -> None:
+    try:
+        known = device is None or torch.device(device).type in ("cpu", "cuda")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise ValueError(f"device is a CUDA device ('cuda', 'cuda:1') or 'cpu', got {device!r}")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

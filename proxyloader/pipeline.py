@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._dali import Pipeline, fn, pipeline_def, types
+from ._dali import Pipeline, fn, pipeline_def, types, upright
 from .transforms.color import Grayscale
 from .transforms.convert import Normalize, ToFloat, ToTensor
 from .transforms.geometry import Crop, Flip, Resize
@@ -114,7 +114,7 @@ class _Graph:
         if self._node is None and self._mirror is None and step.region.inside and self._options.device_id is None:
             # On the CPU only what the crop needs is decoded. The pixels are the same, but for crops one pixel wide at
             # the side of a 4:2:0 image, which are a few levels off. On the engines it saves nothing.
-            self._node = fn.decoders.image_slice(self._encoded, **region, **self._decoder())
+            self._node = fn.decoders.image_slice(self._encoded, **region, **self._decoder("decoders__ImageSlice"))
             return
         self._settle()
         if not step.region.inside:
@@ -182,12 +182,12 @@ class _Graph:
         self._column += count
         return self._draws[self._column - count : self._column]
 
-    def _decoder(self) -> dict[str, Any]:
+    def _decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
         # Chosen for equality with Pillow: libjpeg's upsampling, and no rotation by EXIF.
         chosen: dict[str, Any] = {
             "output_type": types.RGB,
             "jpeg_fancy_upsampling": True,
-            "adjust_orientation": False,
+            **upright(operator),
         }
         if self._options.device_id is None:
             return chosen | {"device": "cpu"}

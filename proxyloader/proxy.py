@@ -79,6 +79,15 @@ class ProxySample:
     call: ProxyCall
     output: int = 0
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r}: inside the dataset a transformed image is no tensor yet; DALI makes it, a batch at a time. "
+            "Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a ProxySample is no tensor yet, and cannot be an array; do this to the batch")
+
 
 @dataclass(frozen=True)
 class ProxyBatch:

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from .arena import Arena, RequestSampler
 from .packing import PackedBatch, Packer
+from .transforms.plan import Plan
 from .worker import PackedDataset, set_up_worker
 
 BYTES_PER_IMAGE = 1 << 20
@@ -35,6 +36,7 @@ class Road:
             the user's sampler, so all of that is torch's.
         requests: its sampler, or None for an iterable-style dataset, whose batches travel without slots.
         arena: the memory, or None where there are no workers to share it with.
+        plans: of the dataset that the workers hold, by key; persistent workers keep it, whatever becomes of the user's.
         in_order: torch gives batches in the order of the sampler.
         broken: a worker was lost; the next epoch needs new ones.
     """
@@ -42,16 +44,18 @@ class Road:
     workers: TorchDataLoader[PackedBatch]
     requests: RequestSampler | None
     arena: Arena | None
+    plans: dict[str, Plan]
     in_order: bool = True
     broken: bool = False
     user: weakref.ref[Any] | None = field(default=None, repr=False)
 
     @classmethod
-    def build(cls, loader: Any, dataset: Any, arena: Arena | None) -> Road:
+    def build(cls, loader: Any, dataset: Any, plans: dict[str, Plan], arena: Arena | None) -> Road:
         """
         Args:
             loader: whose arguments count.
             dataset: the wrapped one.
+            plans: that it refers to.
             arena: of an earlier epoch, to be used again; None: a new one.
         """
         size = run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size
@@ -70,7 +74,9 @@ class Road:
             batches: dict[str, Any] = dict(batch_size=loader.batch_size)
             if loader.batch_size is not None:
                 batches["drop_last"] = loader.drop_last
-            return cls(TorchDataLoader(dataset, collate_fn=packer, **batches, **arguments), None, None, loader.in_order)
+            return cls(
+                TorchDataLoader(dataset, collate_fn=packer, **batches, **arguments), None, None, plans, loader.in_order
+            )
         if loader.num_workers and (arena is None or arena.wanted_bytes > arena.slot_bytes):
             # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
             # handed out, and two that the GPU may still be reading.
@@ -81,7 +87,7 @@ class Road:
         requests = RequestSampler(loader.batch_sampler if batched else loader.sampler, arena)
         packed = PackedDataset(dataset, Packer(loader.collate_fn, arena, size), arena, batched)
         workers = TorchDataLoader(packed, batch_sampler=requests, collate_fn=_as_it_is, **arguments)  # type: ignore[arg-type]
-        return cls(workers, requests, arena, loader.in_order)
+        return cls(workers, requests, arena, plans, loader.in_order)
 
     def is_free(self) -> bool:
         """No iterator uses it."""

@@ -6,6 +6,7 @@ import io
 import os
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -90,6 +91,31 @@ class EncodedImage:
     height: int
     width: int
     path: str = ""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels, as of a PIL image."""
+        return self.width, self.height
+
+    @property
+    def mode(self) -> str:
+        """As of a PIL image."""
+        return "RGB"
+
+    def convert(self, mode: str) -> EncodedImage:
+        """As of a PIL image, to "RGB", which it is."""
+        if mode != "RGB":
+            raise ImageError(f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}")
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. "
+            "Give it to the transform as it is, or use torch.utils.data.DataLoader for this dataset"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("an EncodedImage is not decoded yet, and cannot be an array")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> EncodedImage:

@@ -251,6 +251,7 @@ class TestAsAProcess:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=interruptible,
         )
         deadline = time.monotonic() + 60
         # By then both children are at work: one that is interrupted while it imports says so.
@@ -264,3 +265,8 @@ class TestAsAProcess:
         while any(map(is_alive, children)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def interruptible() -> None:
+    """A shell starts a job in the background with Ctrl-C ignored, which its children inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import pickle
 import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as StockLoader
@@ -195,3 +197,89 @@ def test_importing_the_package_loads_no_dali_and_starts_no_cuda() -> None:
         "import torch; assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_iterator_has_the_length_of_its_loader_and_the_class_can_be_subscripted(dataset: ImageFolder) -> None:
+    for workers in (0, 1):
+        assert len(iter(DataLoader(dataset, 7, num_workers=workers, device="cpu"))) == 7
+    assert DataLoader[int] is not None
+
+
+def test_persistent_workers_keep_the_transform_they_started_with_as_torchs_do(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 16, num_workers=1, persistent_workers=True, device="cpu")
+    list(loader)
+    dataset.transform = transforms.Compose([transforms.Resize((10, 11)), transforms.ToTensor()])
+    assert {tuple(images.shape[2:]) for images, _ in loader} == {(24, 32)}
+
+
+def test_an_iterator_whose_persistent_workers_were_taken_says_so(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 8, num_workers=1, persistent_workers=True, device="cpu")
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(RuntimeError, match="a newer iterator"):
+        next(first)
+    assert len(list(second)) == 6
+
+
+def test_a_loader_that_was_used_works_in_a_forked_child_too(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 16, num_workers=1, device="cpu")
+    expected = [labels.tolist() for _, labels in loader]
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+
+    def child() -> None:
+        queue.put([labels.tolist() for _, labels in loader])
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0 and queue.get() == expected
+
+
+class TouchesPixels(ImageFolder):
+    """Does to an image in the dataset what only a decoded one can answer."""
+
+    touch: Any
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = self.samples[index]
+        image = self.loader(path)
+        if image.mode != "RGB":
+            image = image.convert("RGB")
+        return TouchesPixels.touch(image, self.transform(image.convert("RGB"))), target, image.size
+
+
+@pytest.mark.parametrize(
+    ("touch", "message"),
+    [
+        (lambda image, result: image.crop((0, 0, 1, 1)), "'crop': the image is not decoded yet"),
+        (lambda image, result: np.asarray(image), "is not decoded yet, and cannot be an array"),
+        (lambda image, result: result.unsqueeze(0), "'unsqueeze': inside the dataset .* is no tensor yet"),
+        (lambda image, result: np.asarray(result), "is no tensor yet"),
+    ],
+    ids=["crop", "asarray of the image", "unsqueeze", "asarray of the result"],
+)
+def test_code_that_needs_pixels_inside_the_dataset_is_told_where_it_belongs(
+    dataset: ImageFolder, touch: Any, message: str
+) -> None:
+    touching = TouchesPixels(dataset.root, TRANSFORM)
+    TouchesPixels.touch = staticmethod(touch)
+    with pytest.raises((AttributeError, TypeError), match=message):
+        next(iter(DataLoader(touching, 4, device="cpu")))
+    TouchesPixels.touch = staticmethod(lambda image, result: result)
+    images, _, sizes = next(iter(DataLoader(touching, 4, device="cpu")))
+    assert images.shape == (4, 3, 24, 32) and len(sizes) == 2
+
+
+def test_a_dataset_with_nothing_to_translate_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Nothing(TensorDataset):
+        pass
+
+    DataLoader(Nothing(torch.arange(3)))
+    assert "Nothing.transform holds no torchvision transform" in caplog.text
+
+
+@pytest.mark.parametrize(("arguments", "error"), [({"device": "gpu"}, ValueError), ({"server": 3}, TypeError)], ids=str)
+def test_a_device_or_server_that_is_none_is_refused(dataset: ImageFolder, arguments: Any, error: type) -> None:
+    with pytest.raises(error, match=f"{next(iter(arguments))} is a "):
+        DataLoader(dataset, **arguments)

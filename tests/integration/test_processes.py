@@ -25,7 +25,8 @@ from proxyloader import DataLoader
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may inherit it ignored
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader, ProxyServer
