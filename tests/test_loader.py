@@ -168,7 +168,7 @@ def test_a_loader_can_be_pickled_also_after_an_epoch(dataset: ImageFolder) -> No
 
 WITHOUT_DALI = """
 import sys
-sys.modules["nvidia"] = None
+sys.modules["nvidia.dali"] = None
 import logging
 logging.basicConfig()
 import torch
