@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 from typing import Any, TypeVar
 
 from torch.utils.data import ConcatDataset, Subset
@@ -18,7 +20,7 @@ from .transforms.plan import Plan
 D = TypeVar("D")
 
 
-def wrap(dataset: D) -> D:
+def wrap(dataset: D, max_pixels: int | None = None) -> D:
     """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI.
 
     ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``,
@@ -30,6 +32,7 @@ def wrap(dataset: D) -> D:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and what inherits from them; ``Subset``,
             ``random_split`` and ``ConcatDataset`` of such, nested at will; any dataset that keeps a torchvision
             transform in ``.transform`` and calls it with an RGB image (then Pillow decodes, in the worker).
+        max_pixels: most that an image may have; by default what Pillow opens.
 
     Returns:
         The copy; or the dataset itself where there is nothing to exchange.
@@ -38,18 +41,21 @@ def wrap(dataset: D) -> D:
         UnsupportedTransformError: the transform is not translated.
     """
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
-        return _with(dataset, dataset=wrap(dataset.dataset))
+        return _with(dataset, dataset=wrap(dataset.dataset, max_pixels))
     if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
-        return _with(dataset, datasets=[wrap(part) for part in dataset.datasets])
+        return _with(dataset, datasets=[wrap(part, max_pixels) for part in dataset.datasets])
     transform = getattr(dataset, "transform", None)
     if transform is None or isinstance(transform, Proxy) or not _is_for_images(dataset, transform):
         return dataset
     compiled = compile_transforms(transform)
+    if max_pixels is not None:
+        compiled = dataclasses.replace(compiled, max_pixels=max_pixels)
     changed: dict[str, Any] = {"transform": compiled}
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
-        changed["loader"] = EncodedImage.open
+        limited = functools.partial(EncodedImage.open, max_pixels=max_pixels)
+        changed["loader"] = EncodedImage.open if max_pixels is None else limited
     return _with(dataset, **changed)
 
 

@@ -13,6 +13,8 @@ raise in the same place, so an ``except OSError`` around a training loop goes on
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ProxyLoaderError(Exception):
     """Base of all errors below."""
@@ -23,7 +25,17 @@ class UnsupportedTransformError(ProxyLoaderError, ValueError):
 
 
 class ImageError(ProxyLoaderError, OSError):
-    """An image that Pillow, too, could not read: missing, empty, cut off, or not an image."""
+    """An image that Pillow, too, could not read: missing, empty, cut off, too large, or not an image.
+
+    Attributes:
+        index: of the sample in the dataset; None where that is not known.
+        path: of the file; "" where there is none.
+        reason: what is wrong, without the rest of the message.
+    """
+
+    def __init__(self, message: str, *, index: Any = None, path: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.index, self.path, self.reason = index, path, reason or message
 
 
 class InputError(ProxyLoaderError, ValueError):

@@ -17,19 +17,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from .arena import Memory
 from .errors import ImageError, InputError, PipelineError
 from .packing import ContentUnpickler, PackedBatch, PackedRun
+from .rescue import Rescue, Saved
 from .road import Road
-from .sample import EncodedImage
+from .sampling import Progress
+from .unreadable import OnError, UnreadableSample, UnreadableSamples
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from .server import Outputs, ProxyServer, Ticket
+
+
+_NOTHING = object()
+"""In the place of a batch, none of whose samples could be read."""
 
 
 @dataclass(eq=False)
@@ -55,6 +58,9 @@ class Feeder:
         batches: torch's iterator over the road's workers.
         road: where they come from.
         servers: by the key that runs name them with.
+        progress: of the epoch, from where it goes on; kept up to date.
+        errors: of the loader; what cannot be read is noted there.
+        on_error: what becomes of a sample that cannot be read.
         collate_fn: for batches that come as lists of samples.
         prefetch: most decoded batches that wait.
         pin: put CPU tensors into page-locked memory.
@@ -65,6 +71,10 @@ class Feeder:
         batches: Iterator[PackedBatch],
         road: Road,
         servers: Mapping[str, ProxyServer],
+        *,
+        progress: Progress,
+        errors: UnreadableSamples,
+        on_error: OnError,
         collate_fn: Callable[[Any], Any],
         prefetch: int,
         pin: bool,
@@ -72,9 +82,14 @@ class Feeder:
         self._fed: deque[_Fed] = deque()
         self._batches: Iterator[PackedBatch] | None = batches
         self._road, self._servers, self._collate_fn = road, servers, collate_fn
+        self._progress, self._errors, self._on_error = progress, errors, on_error
+        self._rescue = Rescue(servers, road, on_error)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
-        self._ahead = prefetch if road.workers.num_workers else 0
+        self._ahead = prefetch if road.workers.num_workers and servers else 0
         self._pin = pin
+        # A stream has no sampler that could start further on: what the loop had of it is thrown away.
+        self._to_throw_away = progress.batches if road.requests is None else 0
+        self._nothing_yet = not progress.batches
         road.user = weakref.ref(self)
 
     def __iter__(self) -> Feeder:
@@ -96,15 +111,40 @@ class Feeder:
         self._batches = None
 
     def __next__(self) -> Any:
-        while self._should_feed():
-            self._feed()
-        if not self._fed:
-            raise StopIteration
-        fed = self._fed.popleft()
-        try:
-            return self._finished(fed)
-        finally:
-            self._give_back_slot(fed)
+        batch = _NOTHING
+        while batch is _NOTHING:
+            while self._should_feed():
+                self._feed()
+            if not self._fed:
+                self._end()
+                raise StopIteration
+            fed = self._fed.popleft()
+            try:
+                self._note_progress(fed)
+                batch = self._finished(fed)
+            finally:
+                self._give_back_slot(fed)
+        self._nothing_yet = False
+        return batch
+
+    def _note_progress(self, fed: _Fed) -> None:
+        if self._road.requests is None:
+            self._progress.batches += 1
+        elif fed.batch is not None and fed.batch.request is not None:
+            self._road.requests.handed_out(fed.batch.request)
+
+    def _end(self) -> None:
+        self._progress.finished = True
+        if self._nothing_yet and self._errors and self._on_error == "skip":
+            self._nothing_yet = False
+            first = self._errors[0]
+            raise ImageError(
+                f"not one sample of this epoch could be read; {len(self._errors)} were left out, the first of them "
+                f"dataset[{first.index}] ({first.path}): {first.reason}. Is the data where it should be?",
+                index=first.index,
+                path=first.path,
+                reason=first.reason,
+            )
 
     def _should_feed(self) -> bool:
         if self._batches is None:
@@ -126,6 +166,9 @@ class Feeder:
         assert self._batches is not None
         fed = _Fed()
         try:
+            while self._to_throw_away:
+                self._to_throw_away -= 1
+                next(self._batches)
             fed.batch = next(self._batches)
             if self._road.requests is not None and fed.batch.request is not None:
                 self._road.requests.answered(fed.batch.request)
@@ -143,7 +186,7 @@ class Feeder:
             batch.failure.reraise()
         if not batch.runs:
             return
-        memory = self._memory(batch)
+        memory = batch.memory(self._road.arena)
         for run in batch.runs:
             if run.server not in self._servers:
                 raise InputError(
@@ -152,15 +195,6 @@ class Feeder:
                 )
             tickets.append(self._servers[run.server].submit([part.views(memory) for part in run.inputs]))
 
-    def _memory(self, batch: PackedBatch) -> Memory:
-        arena = self._road.arena
-        if batch.blob is None:
-            assert arena is not None and batch.request is not None and batch.request.slot is not None
-            return arena.memory(batch.request.slot)
-        if arena is not None:
-            arena.wanted_bytes = max(arena.wanted_bytes, batch.blob.nbytes)
-        return batch.blob.numpy()
-
     def _give_back_slot(self, fed: _Fed) -> None:
         if self._road.arena is not None and fed.batch is not None and fed.batch.request is not None:
             self._road.arena.give_back(fed.batch.request.slot, fed)
@@ -168,53 +202,58 @@ class Feeder:
     # --- finished batches -------------------------------------------------------------------------------------------
 
     def _finished(self, fed: _Fed) -> Any:
+        if fed.batch is not None:
+            self._errors.add(fed.batch.unreadable, self._on_error)
         if fed.error is not None:
             error, fed.error = fed.error, None
+            if fed.batch is None and isinstance(error, ImageError):
+                self._errors.add([UnreadableSample.of(error.index, error)], self._on_error)
             try:
                 raise error
             finally:
                 del error  # its traceback holds this frame
         batch = fed.batch
         assert batch is not None
+        if batch.is_empty:
+            return _NOTHING
         if not batch.runs:
             return pin_memory(batch.content) if self._pin else batch.content  # type: ignore[no-untyped-call]
-        outputs = [self._collected(batch, run, ticket) for run, ticket in zip(batch.runs, fed.tickets)]
+        found = [self._collected(run, ticket) for run, ticket in zip(batch.runs, fed.tickets)]
+        outputs = [each for each in found if not isinstance(each, PipelineError)]
+        if len(outputs) < len(found):
+            saved = self._rescue.save(batch, found)
+            if saved.lost:
+                return self._without_lost(batch, saved)
+            outputs = saved.outputs
         content = ContentUnpickler(batch.content, functools.partial(_resolve, outputs), self._pin).load()
-        return content if batch.collated else self._collate_fn(content)
+        return content if batch.collated else self._collated(batch, content)
 
-    def _collected(self, batch: PackedBatch, run: PackedRun, ticket: Ticket) -> Outputs:
-        server = self._servers[run.server]
+    def _collected(self, run: PackedRun, ticket: Ticket) -> Outputs | PipelineError:
         try:
-            return server.collect(ticket)
+            return self._servers[run.server].collect(ticket)
         except PipelineError as error:
-            if run.server not in self._road.plans:
-                raise PipelineError(f"{_samples_of(batch)}: {error}") from error
-        # DALI does not say reliably which image it stumbled over. Pillow knows, or can read them all.
-        images = self._decoded_by_pillow(batch, run)
-        rest = [part.views(self._memory(batch)) for part in run.inputs[1:]]
-        return server.collect(server.submit([images, *rest]))
+            return error.with_traceback(None)  # which would hold this frame
 
-    def _decoded_by_pillow(self, batch: PackedBatch, run: PackedRun) -> list[NDArray[np.uint8]]:
-        images, sources = run.inputs[0].views(self._memory(batch)), run.sources.split("\n")
-        decoded, failures = [], []
-        for row, (image, source) in enumerate(zip(images, sources)):
-            try:
-                decoded.append(np.frombuffer(EncodedImage.by_pillow(image.tobytes(), source).data, np.uint8))
-            except ImageError as error:
-                failures.append(f"{_samples_of(batch, row if len(images) == len(run) else None)}: {error}")
-        if failures:
-            raise ImageError("; ".join(failures))
-        return decoded
+    def _without_lost(self, batch: PackedBatch, saved: Saved) -> Any:
+        """The batch with what ``on_error`` puts in the place of samples whose images are lost."""
+        if self._on_error == "raise":
+            errors = self._rescue.errors(batch, saved)
+            self._errors.add([UnreadableSample.of(error.index, error) for error in errors], self._on_error)
+            first = errors[0]
+            raise ImageError("; ".join(map(str, errors)), index=first.index, path=first.path, reason=first.reason)
+        samples, unreadable = self._rescue.samples(batch, saved)
+        self._errors.add(unreadable, self._on_error)
+        if not samples:
+            return _NOTHING
+        return self._collated(batch, samples if batch.batched else samples[0])
 
-
-def _samples_of(batch: PackedBatch, row: int | None = None) -> str:
-    indices = batch.request.indices if batch.request is not None else None
-    if indices is None:
-        return "a batch of an IterableDataset"
-    one_image_each = len(batch.runs) == 1 and isinstance(indices, Sequence) and len(indices) == len(batch.runs[0])
-    if row is not None and one_image_each:
-        return f"dataset[{indices[row]}]"
-    return f"in the batch of dataset indices {indices}"
+    def _collated(self, batch: PackedBatch, samples: Any) -> Any:
+        """The user's collate_fn over decoded samples, under its own seed where there is one."""
+        fetcher = self._road.fetcher
+        with fetcher.generators():
+            if batch.request is not None:
+                fetcher.seed_batch(batch.request)
+            return self._collate_fn(samples)
 
 
 def _resolve(outputs: list[Outputs], output: int, place: Any) -> Any:

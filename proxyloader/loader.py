@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from .dataset import plans_in, wrap
 from .feeder import Feeder
 from .road import Road, run_size
+from .sampling import Progress
+from .seeding import kept_generators, seed_generators
 from .transforms.plan import Plan
+from .unreadable import ON_ERROR, OnError, UnreadableSamples
 
 log = logging.getLogger("proxyloader")
 T = TypeVar("T")
@@ -38,13 +41,22 @@ class DataLoader(TorchDataLoader[T]):
         num_workers: as torch's; with 0, images are decoded in the calling thread.
         device: where images arrive; by default the current CUDA device where there is one, else the CPU.
         server: a ``ProxyServer`` that the dataset's ``server.proxy`` belongs to, for a hand-written pipeline.
+        seed: makes the order and each sample's random numbers a function of (seed, epoch, index) alone, so that they
+            are the same for any number of workers and any start method, and after ``load_state_dict``. By default they
+            come from torch's generators, as the stock loader's do.
+        on_error: what becomes of a sample that cannot be read: "raise" an ImageError at its batch, "skip" it with its
+            label and all else that belongs to it, or "replace" it by the next of the dataset that can be read.
+            ``loader.errors`` lists them.
+        max_pixels: most pixels that an image may have; by default what Pillow opens, twice
+            ``PIL.Image.MAX_IMAGE_PIXELS``.
         prefetch: most decoded batches that wait for the training loop.
         num_threads: DALI's CPU threads; by default the cores of this process, and at most 4 where a GPU decodes.
         hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some.
 
     Raises:
         UnsupportedTransformError: the dataset's transform is not translated; names position and class.
-        ImageError: from the loop, at the batch that holds the image; names the dataset's index and the file.
+        ImageError: from the loop, at the batch that holds the image; names the dataset's index and the file. The loop
+            may go on with the next batch.
         ValueError: an argument is wrong; torch's own checks, and those of the arguments above.
     """
 
@@ -70,6 +82,9 @@ class DataLoader(TorchDataLoader[T]):
         in_order: bool = True,
         device: str | int | torch.device | None = None,
         server: Any = None,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        max_pixels: int | None = None,
         prefetch: int = 2,
         num_threads: int | None = None,
         hw_decoder_load: float = 1.0,
@@ -94,8 +109,13 @@ class DataLoader(TorchDataLoader[T]):
             in_order=in_order,
         )
         _at_least("prefetch", prefetch, 1)
-        if num_threads is not None:
-            _at_least("num_threads", num_threads, 1)
+        for name, value, least in (("num_threads", num_threads, 1), ("seed", seed, 0), ("max_pixels", max_pixels, 1)):
+            if value is not None:
+                _at_least(name, value, least)
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {on_error!r}")
+        if on_error == "replace" and isinstance(dataset, IterableDataset):
+            raise ValueError("on_error='replace' needs a dataset with indices; with an IterableDataset use 'skip'")
         if not 0 <= hw_decoder_load <= 1:
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load}")
         _check_device(device)
@@ -103,52 +123,104 @@ class DataLoader(TorchDataLoader[T]):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
         self.device = device
         self.server = server
+        self.seed = seed
+        self.on_error: OnError = on_error
+        self.max_pixels = max_pixels
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
+        self.errors = UnreadableSamples()
+        self._next_epoch = Progress()
+        self._progress: Progress | None = None  # of the epoch that was begun last
         self._road: Road | None = None
         self._servers: dict[str, Any] = {}
         self._process = os.getpid()
         self._translated()  # a transform that is not translated is refused now, not in the first epoch
 
     def __iter__(self) -> Any:
-        translated = self._translated()
-        if translated is None:
-            return super().__iter__()
         if self._process != os.getpid():
             # A forked copy: workers, pipelines and the memory between them belong to the parent.
             self._road, self._servers, self._process = None, {}, os.getpid()
-        dataset, plans = translated
+        dataset, plans = self._translated()
+        progress = self._progress = self._next_epoch
+        self._next_epoch = Progress(progress.epoch + 1)
         # Workers start while the pipelines are built, and are forked before DALI has threads.
         road = self._road_for(dataset, plans)
         try:
-            batches = iter(road.workers)
+            batches = self._start(road, progress)
         except RuntimeError as error:
             if not self.persistent_workers:
                 raise
             log.warning("a persistent worker was lost (%s); starting new ones", str(error))
             road.broken = True
             road = self._road_for(dataset, plans)
-            batches = iter(road.workers)
-        pin = self.pin_memory and torch.cuda.is_available()
-        return Feeder(batches, road, self._servers_for(road.plans), self.collate_fn, self.prefetch, pin)
+            batches = self._start(road, progress)
+        return Feeder(
+            batches,
+            road,
+            self._servers_for(road.plans),
+            progress=progress,
+            errors=self.errors,
+            on_error=self.on_error,
+            collate_fn=self.collate_fn,
+            prefetch=self.prefetch,
+            pin=self.pin_memory and not road.workers.pin_memory and torch.cuda.is_available(),
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is, as for a ``DistributedSampler``. Without it the loader counts them."""
+        _at_least("epoch", epoch, 0)
+        if self._next_epoch.epoch != epoch:
+            self._next_epoch = Progress(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands: epoch, batches that it was given, and what their order came from.
+
+        It may be called at any time, takes a few microseconds, and can be pickled (``torch.save``). The contract is
+        that of ``torchdata.stateful_dataloader.StatefulDataLoader``.
+
+        Raises:
+            ValueError: with ``in_order=False``, in the middle of an epoch: what is left is not known.
+        """
+        progress = self._progress
+        if progress is None or self._next_epoch.batches:
+            progress = self._next_epoch  # nothing was begun since a state was loaded
+        if progress.batches and not progress.finished and not self.in_order and self.num_workers > 1:
+            raise ValueError(
+                "with in_order=False the loader cannot say which batches of this epoch are left; "
+                "call state_dict between epochs, or use in_order=True"
+            )
+        return progress.state_dict(self.seed)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
+
+        The order and the samples are those that were left in any case. Their random numbers are, too, where both
+        loaders have the same ``seed``; the number of workers may then be another, and with a ``DistributedSampler``
+        the number of processes. A custom batch sampler is asked for the batches before and they are thrown away; so
+        are those of an IterableDataset, which must then have as many workers as before.
+
+        Raises:
+            ValueError: it is no such state, or that of a loader with another seed.
+        """
+        self._next_epoch = Progress.from_state_dict(state_dict, self.seed)
+        self._progress = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_road": None, "_servers": {}, "_iterator": None}  # as before the first epoch
 
-    def _translated(self) -> tuple[Any, dict[str, Plan]] | None:
-        """The dataset that workers get, and its plans; None where torch's own loader does all there is to do."""
+    def _translated(self) -> tuple[Any, dict[str, Plan]]:
+        """The dataset that workers get, and its plans; without plans DALI has nothing to do."""
         if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
             _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
-            return None
-        dataset = wrap(self.dataset)
+            return self.dataset, {}
+        dataset = wrap(self.dataset, self.max_pixels)
         plans = plans_in(dataset)
         if not plans and self.server is None:
             _say_once(
                 f"{type(self.dataset).__name__}.transform holds no torchvision transform, so there is nothing for DALI "
                 "to do: proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
             )
-            return None
         return dataset, plans
 
     def _road_for(self, dataset: Any, plans: dict[str, Plan]) -> Road:
@@ -159,7 +231,19 @@ class DataLoader(TorchDataLoader[T]):
         self._road = Road.build(self, dataset, plans, arena)
         return self._road
 
+    def _start(self, road: Road, progress: Progress) -> Any:
+        """Let torch start an epoch; with a seed, what it draws for its workers follows that."""
+        if road.requests is not None:
+            road.requests.begin(progress)
+        if self.seed is None:
+            return iter(road.workers)
+        with kept_generators():
+            seed_generators(self.seed, progress.epoch, "workers")
+            return iter(road.workers)
+
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
+        if not plans:
+            return {} if self.server is None else {self.server.key: self.server}
         from .pipeline import PipelineOptions, build_pipeline
         from .server import ProxyServer
 

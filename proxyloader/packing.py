@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import pickle
@@ -19,10 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
 
-from .arena import Arena, Memory, Request
+from .arena import Arena, Memory
 from .errors import InputError, ProxyLoaderError
 from .proxy import ProxyBatch, ProxyCall, ProxySample
+from .sampling import Request
+from .unreadable import UnreadableSample
 
 ALIGNMENT_BYTES = 64
 LARGE_TENSOR_BYTES = 1 << 18
@@ -88,7 +92,7 @@ class Failure:
     def caught(cls, where: str) -> Failure:
         """Of the exception that is being handled."""
         error = sys.exc_info()[1]
-        ours = type(error)(str(error)) if isinstance(error, ProxyLoaderError) else None
+        ours = error if isinstance(error, ProxyLoaderError) else None
         return cls(ExceptionWrapper(where=where), ours)  # type: ignore[no-untyped-call]
 
     def reraise(self) -> None:
@@ -103,22 +107,48 @@ class PackedBatch:
 
     Attributes:
         request: that it answers; its slot holds the runs' bytes. None for an iterable-style dataset.
+        size_bytes: of all runs together.
         blob: the runs' bytes where they are not in the slot.
         runs: pipeline runs whose outputs the content refers to.
         content: the rest of the batch. Pickled where there are runs, with references in place of images.
         collated: the content is a batch; else it is the list of samples, for the collate_fn of the main process.
+        batched: it is of a list of samples, not of one.
+        samples: each sample pickled by itself, for a batch that must be put together anew without some of them.
+        indices: of the samples, where they are not those of the request.
+        unreadable: samples that are missing in it.
         failure: what the worker met instead.
     """
 
     request: Request | None
+    size_bytes: int = 0
     blob: torch.Tensor | None = None
     runs: tuple[PackedRun, ...] = ()
     content: Any = None
     collated: bool = True
+    batched: bool = True
+    samples: tuple[bytes, ...] = ()
+    indices: Sequence[Any] | None = None
+    unreadable: tuple[UnreadableSample, ...] = ()
     failure: Failure | None = None
 
     def __repr__(self) -> str:
         return f"PackedBatch({self.request}, runs={list(self.runs)}, failure={self.failure is not None})"
+
+    def pin_memory(self, device: Any = None) -> PackedBatch:
+        """What torch's own thread for page-locked memory does to a batch without images."""
+        return dataclasses.replace(self, content=pin_memory(self.content, device))  # type: ignore[no-untyped-call]
+
+    def memory(self, arena: Arena | None) -> Memory:
+        """Where the runs' bytes are, (bytes,) uint8."""
+        if self.blob is not None:
+            return self.blob.numpy()
+        assert arena is not None and self.request is not None and self.request.slot is not None
+        return arena.memory(self.request.slot, self.size_bytes)
+
+    @property
+    def is_empty(self) -> bool:
+        """None of its samples could be read."""
+        return self.indices is not None and not self.indices
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
@@ -130,12 +160,22 @@ class Packer:
     Args:
         collate_fn: of the loader; runs here where it is torch's own or the samples hold no images.
         arena: of the loader, or None.
-        run_size: most samples that a pipeline takes at once.
+        run_size: most samples that a pipeline takes at once; 0: the dataset has no images, and nothing is looked for.
+        batched: it is given lists of samples, not one at a time.
+        keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], arena: Arena | None, run_size: int) -> None:
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any],
+        arena: Arena | None,
+        run_size: int,
+        batched: bool = True,
+        keep_samples: bool = False,
+    ) -> None:
         self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
-        self._collate_here = collate_fn is default_collate
+        self._batched, self._keep_samples = batched, keep_samples
+        self._collate_here = collate_fn is default_collate or not run_size
 
     def __call__(self, samples: Any, request: Request | None = None) -> PackedBatch:
         """
@@ -144,15 +184,20 @@ class Packer:
             request: that asked for them; its slot is written to.
         """
         content = self._collate_fn(samples) if self._collate_here else samples
+        if not self._run_size:
+            return PackedBatch(request, content=content)
         pickler = _ContentPickler(self._run_size)
         data = pickler.dumps(content)
         if not pickler.runs:
             content = content if self._collate_here else self._collate_fn(samples)
             return PackedBatch(request, content=content)
+        each = samples if self._batched else [samples]
+        kept = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         slot = request.slot if request is not None else None
-        writer = _Writer(self._arena.memory(slot) if self._arena is not None and slot is not None else None)
+        writer = _Writer(self._arena if slot is not None else None, slot)
         runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
-        return PackedBatch(request, writer.blob(), runs, data, self._collate_here)
+        size_bytes, blob = writer.size_bytes, writer.blob()
+        return PackedBatch(request, size_bytes, blob, runs, data, self._collate_here, self._batched, kept)
 
 
 class _ContentPickler:
@@ -223,32 +268,35 @@ def restore_tensor(
 
 
 class _Writer:
-    """Puts arrays one after the other into a slot; when it is full, and without one, into memory of its own."""
+    """Puts arrays one after the other into a slot; without one, into memory of its own."""
 
-    def __init__(self, slot: Memory | None) -> None:
-        self._slot, self._at = slot, 0
-        self._overflow: list[tuple[int, NDArray[Any]]] = []
+    def __init__(self, arena: Arena | None, slot: int | None) -> None:
+        self._arena, self._slot = arena, slot
+        self._memory: Memory = np.empty(0, np.uint8)
+        self._arrays: list[tuple[int, NDArray[Any]]] = []  # that have no slot to go to
+        self.size_bytes = 0
 
     def add(self, array: NDArray[Any], align: bool = True) -> int:
         """Write an array; returns its offset in bytes."""
         if align:
-            self._at = -(-self._at // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        start, self._at = self._at, self._at + array.nbytes
-        if self._slot is None or self._at > len(self._slot):
-            self._overflow.append((start, array))
-        else:
-            self._slot[start : self._at] = array.reshape(-1).view(np.uint8)
+            self.size_bytes = -(-self.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        start, end = self.size_bytes, self.size_bytes + array.nbytes
+        self.size_bytes = end
+        if self._arena is None or self._slot is None:
+            self._arrays.append((start, array))
+            return start
+        if end > len(self._memory):
+            self._memory = self._arena.memory(self._slot, end)
+        self._memory[start:end] = array.reshape(-1).view(np.uint8)
         return start
 
     def blob(self) -> torch.Tensor | None:
-        """All that was written, as one tensor, where the slot was too small."""
-        if not self._overflow:
+        """All that was written, as one tensor, where there was no slot."""
+        if not self._arrays:
             return None
-        blob = torch.empty(self._at, dtype=torch.uint8)
-        memory, first = blob.numpy(), self._overflow[0][0]
-        if self._slot is not None:
-            memory[:first] = self._slot[:first]
-        for start, array in self._overflow:
+        blob = torch.empty(self.size_bytes, dtype=torch.uint8)
+        memory = blob.numpy()
+        for start, array in self._arrays:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
         return blob
 
@@ -279,7 +327,7 @@ class ContentUnpickler(pickle.Unpickler):
         pin: put tensors into page-locked memory, as a stock loader with ``pin_memory`` does.
     """
 
-    def __init__(self, data: bytes, resolve: Callable[[int, Any], Any], pin: bool) -> None:
+    def __init__(self, data: bytes, resolve: Callable[[int, Any], Any], pin: bool = False) -> None:
         super().__init__(io.BytesIO(data))
         self._resolve, self._pin = resolve, pin
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from .arena import Arena, RequestSampler
+from .arena import Arena
+from .fetch import Fetcher
 from .packing import PackedBatch, Packer
+from .sampling import RequestSampler
 from .transforms.plan import Plan
 from .worker import PackedDataset, set_up_worker
 
-BYTES_PER_IMAGE = 1 << 20
-"""Room in a slot for each image of a batch; it costs memory only where it is used."""
+BYTES_PER_IMAGE = 1 << 18
+"""Room that is mapped in a slot for each image of a batch at first; more is mapped where it is needed."""
 
 DEFAULT_RUN_SIZE = 256
+
+LOOK_FOR_DEAD_WORKERS_S = 1.0
+GRACE_S = 0.4
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:
@@ -34,14 +41,16 @@ class Road:
     Attributes:
         workers: torch's loader over the wrapped dataset. It is the one that starts processes, draws seeds and advances
             the user's sampler, so all of that is torch's.
+        fetcher: what the workers read samples with.
         requests: its sampler, or None for an iterable-style dataset, whose batches travel without slots.
-        arena: the memory, or None where there are no workers to share it with.
+        arena: the memory, or None where there are no workers to share it with, or no images.
         plans: of the dataset that the workers hold, by key; persistent workers keep it, whatever becomes of the user's.
         in_order: torch gives batches in the order of the sampler.
         broken: a worker was lost; the next epoch needs new ones.
     """
 
     workers: TorchDataLoader[PackedBatch]
+    fetcher: Fetcher
     requests: RequestSampler | None
     arena: Arena | None
     plans: dict[str, Plan]
@@ -58,8 +67,17 @@ class Road:
             plans: that it refers to.
             arena: of an earlier epoch, to be used again; None: a new one.
         """
-        size = run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size
-        arguments = dict(
+        has_images = bool(plans) or loader.server is not None
+        batched = loader.batch_sampler is not None if not isinstance(dataset, IterableDataset) else loader.batch_size
+        size = (run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size) * has_images
+        if loader.num_workers and has_images and arena is None and not isinstance(dataset, IterableDataset):
+            # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
+            # handed out, and two that the GPU may still be reading.
+            slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
+            arena = Arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed)
+        packer = Packer(loader.collate_fn, arena, size, bool(batched), loader.on_error != "raise")
+        arguments: dict[str, Any] = dict(
             num_workers=loader.num_workers,
             timeout=loader.timeout,
             worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn),
@@ -68,26 +86,19 @@ class Road:
             prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
             persistent_workers=loader.persistent_workers,
             in_order=loader.in_order,
+            pin_memory=loader.pin_memory and not has_images,
         )
+        requests = None
         if isinstance(dataset, IterableDataset):
-            packer = Packer(loader.collate_fn, None, size)
-            batches: dict[str, Any] = dict(batch_size=loader.batch_size)
+            arguments |= dict(dataset=dataset, collate_fn=packer, batch_size=loader.batch_size)
             if loader.batch_size is not None:
-                batches["drop_last"] = loader.drop_last
-            return cls(
-                TorchDataLoader(dataset, collate_fn=packer, **batches, **arguments), None, None, plans, loader.in_order
-            )
-        if loader.num_workers and (arena is None or arena.wanted_bytes > arena.slot_bytes):
-            # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
-            # handed out, and two that the GPU may still be reading.
-            slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
-            images = loader.batch_size or run_size(loader)
-            arena = Arena(slots, max(images * BYTES_PER_IMAGE, arena.wanted_bytes if arena else 0))
-        batched = loader.batch_sampler is not None
-        requests = RequestSampler(loader.batch_sampler if batched else loader.sampler, arena)
-        packed = PackedDataset(dataset, Packer(loader.collate_fn, arena, size), arena, batched)
-        workers = TorchDataLoader(packed, batch_sampler=requests, collate_fn=_as_it_is, **arguments)  # type: ignore[arg-type]
-        return cls(workers, requests, arena, plans, loader.in_order)
+                arguments["drop_last"] = loader.drop_last
+        else:
+            sampler = loader.batch_sampler if batched else loader.sampler
+            requests = RequestSampler(sampler, bool(batched), arena, loader.seed)
+            packed = PackedDataset(fetcher, packer, arena)
+            arguments |= dict(dataset=packed, batch_sampler=requests, collate_fn=_as_it_is)
+        return cls(_Workers(**arguments), fetcher, requests, arena, plans, loader.in_order)
 
     def is_free(self) -> bool:
         """No iterator uses it."""
@@ -96,3 +107,46 @@ class Road:
 
 def _as_it_is(batch: PackedBatch) -> PackedBatch:
     return batch
+
+
+class _Workers(TorchDataLoader[PackedBatch]):
+    """torch's loader, quicker to see that a worker is gone and to let workers go."""
+
+    def _get_iterator(self) -> Any:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return _WorkersIterator(self)
+
+
+class _WorkersIterator(_MultiProcessingDataLoaderIter):
+    def _try_get_data(self, timeout: float = LOOK_FOR_DEAD_WORKERS_S) -> Any:
+        # Outside the main thread this poll is all that tells of a dead worker; torch's takes five seconds.
+        return super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+
+    def _shutdown_workers(self) -> None:
+        # torch waits five seconds for each worker that is busy; and what it is busy with is wanted no more.
+        if not self._shutdown:
+            deadline_s = time.monotonic() + GRACE_S
+            self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
+        super()._shutdown_workers()
+
+
+class _Impatient:
+    """A worker process whose ``join`` ends soon: at a deadline, and where it was terminated, with a kill."""
+
+    def __init__(self, process: Any, deadline_s: float) -> None:
+        self._process, self._deadline_s = process, deadline_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._process.join(max(0.0, self._deadline_s - time.monotonic()))
+
+    def terminate(self) -> None:
+        self._process.terminate()
+        self._process.join(GRACE_S / 2)
+        if self._process.is_alive():
+            self._process.kill()
+        self._deadline_s = time.monotonic() + GRACE_S

@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from .errors import ImageError
+from .unreadable import MACHINE_ERRNOS
 
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
@@ -118,46 +119,58 @@ class EncodedImage:
         raise TypeError("an EncodedImage is not decoded yet, and cannot be an array")
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> EncodedImage:
+    def open(cls, path: str | os.PathLike[str], max_pixels: int | None = None) -> EncodedImage:
         """Read an image file without decoding it, or, where DALI would see it differently, with Pillow.
 
+        Args:
+            path: of the file.
+            max_pixels: most that the image may have; by default twice ``PIL.Image.MAX_IMAGE_PIXELS``, as with Pillow.
+
         Raises:
-            ImageError: the file is missing, empty, or not an image that Pillow reads.
+            ImageError: the file is missing, empty, too large, or not an image that Pillow reads.
         """
         path = os.fspath(path)
         try:
             with open(path, "rb", buffering=0) as file:
                 data = file.read()
         except OSError as error:
-            raise _bad(path, f"cannot be read: {error.strerror or error}") from error
-        return cls.from_bytes(data, path)
+            raise _unreadable(path, error) from error
+        return cls.from_bytes(data, path, max_pixels)
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str = "") -> EncodedImage:
+    def from_bytes(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
         """Take an image file's content. Only JPEGs stay encoded: DALI has no faster decoder for the other formats.
 
+        Args:
+            data: all of the file.
+            path: for messages.
+            max_pixels: as of ``open``.
+
         Raises:
-            ImageError: Pillow cannot decode it either.
+            ImageError: Pillow cannot decode it either, or it is too large.
         """
         if not data:
             raise _bad(path, "the file is empty (0 bytes)")
         if data.startswith(JPEG_START):
             header = read_jpeg_header(data)
             if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
-                _refuse_bomb(header.height, header.width, path)
+                refuse_too_large(header.height, header.width, path, max_pixels)
                 return cls(data, header.height, header.width, path)
-        return cls.by_pillow(data, path)
+        return cls.by_pillow(data, path, max_pixels)
 
     @classmethod
-    def by_pillow(cls, data: bytes, path: str = "") -> EncodedImage:
+    def by_pillow(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
         """Decode with Pillow, whatever the format; the pixels travel uncompressed.
 
         Raises:
-            ImageError: Pillow cannot decode it.
+            ImageError: Pillow cannot decode it, or it is too large.
         """
         try:
-            with Image.open(io.BytesIO(data)) as image:
+            with _opened(data, max_pixels) as image:
+                refuse_too_large(image.height, image.width, path, max_pixels)
                 return cls.from_pil(image.convert("RGB"), path)
+        except ImageError:
+            raise
         except UnidentifiedImageError as error:
             raise _bad(path, f"{len(data)} bytes, in no image format that Pillow knows") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -174,14 +187,43 @@ class EncodedImage:
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
 
+def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None) -> None:
+    """
+    Raises:
+        ImageError: the image has more than ``max_pixels``; without that, more than Pillow opens.
+    """
+    if max_pixels is not None:
+        limit, raised = max_pixels, "Give the loader a larger max_pixels"
+    elif Image.MAX_IMAGE_PIXELS is not None:
+        limit, raised = 2 * Image.MAX_IMAGE_PIXELS, "Give the loader max_pixels, or raise PIL.Image.MAX_IMAGE_PIXELS,"
+    else:
+        return
+    if height * width > limit:
+        reason = f"{width} x {height} pixels, and the limit is {limit} (it could be a decompression bomb)"
+        raise ImageError(f"{path or 'an image'}: {reason}. {raised} if it is meant", path=path, reason=reason)
+
+
+def _opened(data: bytes, max_pixels: int | None) -> Image.Image:
+    if max_pixels is None:
+        return Image.open(io.BytesIO(data))
+    pillows, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the user's own limit counts
+    try:
+        return Image.open(io.BytesIO(data))
+    finally:
+        Image.MAX_IMAGE_PIXELS = pillows
+
+
 def _bad(path: str, reason: str) -> ImageError:
-    return ImageError(f"{path or 'an image'}: {reason}. Replace the file, or leave it out of the dataset")
+    message = f"{path or 'an image'}: {reason}. Replace the file, or leave it out of the dataset"
+    return ImageError(message, path=path, reason=reason)
 
 
-def _refuse_bomb(height: int, width: int, path: str) -> None:
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and height * width > 2 * limit:  # where Pillow turns its warning into an error
-        raise ImageError(
-            f"{path or 'image'}: {width} x {height} pixels, more than Pillow's limit of {2 * limit} "
-            "(could be a decompression bomb). Raise PIL.Image.MAX_IMAGE_PIXELS if it is meant"
-        )
+def _unreadable(path: str, error: OSError) -> ImageError:
+    reason = f"cannot be read: {error.strerror or error}"
+    if error.errno in MACHINE_ERRNOS:
+        advice = "That is a fault of the machine or the network, not of the file"
+    else:
+        advice = "Replace the file, or leave it out of the dataset"
+    named = ImageError(f"{path}: {reason}. {advice}", path=path, reason=reason)
+    named.errno = error.errno
+    return named

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
-from .arena import Arena, Request
+from .arena import Arena
 from .errors import ImageError
+from .fetch import Fetcher
 from .packing import Failure, PackedBatch, Packer
+from .sampling import Request
+from .unreadable import UnreadableSample
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -23,34 +26,35 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 class PackedDataset(Dataset[PackedBatch]):
     """What torch's workers see in the place of the user's map-style dataset: takes requests, gives packed batches."""
 
-    def __init__(self, dataset: Any, packer: Packer, arena: Arena | None, batched: bool) -> None:
-        self.dataset, self._packer, self._arena, self._batched = dataset, packer, arena, batched
+    def __init__(self, fetcher: Fetcher, packer: Packer, arena: Arena | None) -> None:
+        self.fetcher, self._packer, self._arena = fetcher, packer, arena
 
     def __getitems__(self, request: Request) -> PackedBatch:
         try:
-            return self._packer(self._fetch(request.indices), request)
-        except Exception:
+            with self.fetcher.generators():
+                return self._packed(request)
+        except Exception as error:
             info = get_worker_info()
             if info is None:
                 raise
+            unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
             # As a value, so that the slot comes back with it.
-            return PackedBatch(request, failure=Failure.caught(f"in DataLoader worker process {info.id}"))
+            failure = Failure.caught(f"in DataLoader worker process {info.id}")
+            return PackedBatch(request, unreadable=unreadable, failure=failure)
         finally:
             if self._arena is not None and request.slot is not None:
                 self._arena.mark_ready(request.slot)
 
-    def _fetch(self, indices: Any) -> Any:
-        if not self._batched:
-            return self._sample(indices)
-        if getattr(self.dataset, "__getitems__", None) and not isinstance(self.dataset, Subset):
-            return self.dataset.__getitems__(indices)
-        return [self._sample(index) for index in indices]
-
-    def _sample(self, index: Any) -> Any:
-        try:
-            return self.dataset[index]
-        except ImageError as error:
-            raise ImageError(f"dataset[{index}]: {error}") from error.__cause__
+    def _packed(self, request: Request) -> PackedBatch:
+        fetched = self.fetcher(request)
+        if not fetched.samples and fetched.unreadable:
+            return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
+        self.fetcher.seed_batch(request)
+        packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request)
+        if fetched.unreadable:
+            indices, unreadable = tuple(fetched.indices), tuple(fetched.unreadable)
+            packed = dataclasses.replace(packed, indices=indices, unreadable=unreadable)
+        return packed
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:
@@ -58,7 +62,7 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) 
     info = get_worker_info()
     if info is not None and isinstance(info.dataset, PackedDataset):
         # A user's code asks get_worker_info() for the dataset it gave to the loader.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
+        object.__setattr__(info, "dataset", info.dataset.fetcher.dataset)
     keep_freed_memory()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxyloader.arena import Arena, Request, RequestSampler
+from proxyloader.arena import Arena
 
 
 class Reads:
@@ -40,10 +42,43 @@ def test_every_slot_is_lent_once_and_then_none_is_left() -> None:
 
 def test_slots_do_not_overlap_and_are_whole_pages() -> None:
     arena = Arena(2, 5000)
-    assert arena.slot_bytes == 8192
-    arena.memory(0)[:] = 1
-    arena.memory(1)[:] = 2
-    assert set(arena.memory(0)) == {1} and set(arena.memory(1)) == {2}
+    assert len(arena.memory(0, 1)) == len(arena.memory(1, 5000)) == 8192
+    arena.memory(0, 1)[:] = 1
+    arena.memory(1, 1)[:] = 2
+    assert set(arena.memory(0, 1)) == {1} and set(arena.memory(1, 1)) == {2}
+
+
+def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None:
+    arena = Arena(2, 1)
+    small = arena.memory(0, 10)
+    small[:10] = 7
+    large = arena.memory(0, 50_000_000)
+    assert len(large) >= 50_000_000 and set(large[:10]) == {7}
+    large[-1] = small[11] = 9
+    assert large[11] == 9 and arena.memory(0, 10)[-1] == 9
+
+
+def test_mappings_cost_no_descriptors_and_are_given_back() -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:proxyloader")
+
+    before, fds = maps(), len(os.listdir("/proc/self/fd"))
+    arena = Arena(50, 1 << 20)
+    for slot in range(50):
+        arena.memory(slot, 1)[0] = 1
+    kept = arena.memory(3, 1)
+    assert len(os.listdir("/proc/self/fd")) == fds + 1 and maps() >= before + 2
+    del arena
+    assert len(os.listdir("/proc/self/fd")) == fds
+    assert kept[0] == 1 and maps() == before + 1  # whoever still refers to memory keeps it
+    del kept
+    assert maps() == before
+
+
+def test_a_loader_with_very_many_batches_on_their_way_has_a_byte_for_each() -> None:
+    arena = Arena(10_000, 1)
+    arena.mark_ready(9_999)
+    assert arena.is_ready(9_999) and not arena.is_ready(9_998)
 
 
 def test_a_slot_that_is_still_read_is_not_lent_while_another_is_free() -> None:
@@ -80,7 +115,7 @@ def test_ready_is_per_loan() -> None:
 
 
 def write(arena: Arena, slot: int) -> None:
-    arena.memory(slot)[:5] = memoryview(b"hello")
+    arena.memory(slot, 3 << 20)[:5] = memoryview(b"hello")
     arena.mark_ready(slot)
 
 
@@ -91,33 +126,4 @@ def test_what_another_process_writes_is_seen_here(method: Any) -> None:
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert arena.is_ready(2) and bytes(arena.memory(2)[:5]) == b"hello"
-
-
-def test_a_sampler_lends_a_slot_with_each_request_and_goes_on_without_one() -> None:
-    arena = Arena(2, 1)
-    requests = RequestSampler([[1, 2], [3], [4]], arena)
-    found = list(requests)
-    assert found == [Request(0, [1, 2], 0), Request(1, [3], 1), Request(2, [4], None)]
-
-
-def test_unanswered_requests_of_an_epoch_give_their_slots_to_the_next() -> None:
-    arena = Arena(2, 1)
-    requests = RequestSampler([[1], [2], [3]], arena)
-    first = next(iter(requests))
-    requests.answered(first)
-    arena.give_back(first.slot)
-    assert [request.slot for request in requests] == [1, 0, None]
-    assert [request.slot for request in requests] == [1, 0, None]
-
-
-@pytest.mark.parametrize(("in_order", "ready"), [(True, False), (False, True)])
-def test_in_order_only_the_oldest_batch_counts_as_ready(in_order: bool, ready: bool) -> None:
-    arena = Arena(3, 1)
-    requests = RequestSampler([[1], [2], [3]], arena)
-    list(requests)
-    assert not requests.has_ready_batch(in_order)
-    arena.mark_ready(1)
-    assert requests.has_ready_batch(in_order) is ready
-    arena.mark_ready(0)
-    assert requests.has_ready_batch(in_order)
+    assert arena.is_ready(2) and bytes(arena.memory(2, 5)[:5]) == b"hello"

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from proxyloader.arena import Arena, Request
+from proxyloader.arena import Arena
 from proxyloader.errors import ImageError, InputError
 from proxyloader.packing import ContentUnpickler, Failure, Packer
 from proxyloader.proxy import ProxyCall, ProxySample
+from proxyloader.sampling import Request
 
 
 def sample(*arrays: Any, server: str = "s", output: int = 0) -> ProxySample:
@@ -26,12 +27,12 @@ def sample(*arrays: Any, server: str = "s", output: int = 0) -> ProxySample:
 def unpacked(packer: Packer, samples: Any, arena: Arena | None = None) -> tuple[Any, Any]:
     """The packed batch after its way, and its content with (run, row, output) in the images' places."""
     slot = arena.lend() if arena is not None else None
-    batch = pickle.loads(pickle.dumps(packer(samples, Request(0, [0], slot))))
+    batch = pickle.loads(pickle.dumps(packer(samples, Request(0, 0, [0], True, slot))))
     return batch, ContentUnpickler(batch.content, lambda output, place: (place, output), False).load()
 
 
 def inputs_of(batch: Any, arena: Arena | None) -> list[list[Any]]:
-    memory = batch.blob.numpy() if batch.blob is not None else arena.memory(batch.request.slot)  # type: ignore[union-attr]
+    memory = batch.memory(arena)
     return [[list(part.views(memory)) for part in run.inputs] for run in batch.runs]
 
 
@@ -61,11 +62,25 @@ def test_arrays_arrive_as_they_left_in_a_slot_beside_it_and_where_it_is_too_smal
     assert np.array_equal(found_rows, rows)
 
 
-def test_a_batch_too_large_for_its_slot_travels_beside_it() -> None:
+def test_without_a_slot_a_batch_travels_in_memory_of_its_own() -> None:
     arena = Arena(1, 4096)
-    batch, _ = unpacked(Packer(default_collate, arena, 256), [sample(np.arange(3000)), sample(np.arange(2))], arena)
+    packer = Packer(default_collate, arena, 256)
+    batch = packer([sample(np.arange(3000)), sample(np.arange(2))], Request(0, 0, [0, 1], True, None))
     assert batch.blob is not None and batch.blob.nbytes > 4096
     assert [len(array) for array in inputs_of(batch, arena)[0][0]] == [3000, 2]
+
+
+def test_each_sample_can_be_kept_by_itself_for_a_batch_that_loses_some() -> None:
+    samples = [(sample(k), k, f"n{k}") for k in range(3)]
+    batch, _ = unpacked(Packer(default_collate, None, 2, keep_samples=True), samples)
+    found = [ContentUnpickler(data, lambda output, place: place).load() for data in batch.samples]
+    assert found == [((0, 0), 0, "n0"), ((0, 1), 1, "n1"), ((1, 0), 2, "n2")]
+    assert Packer(default_collate, None, 2)(samples).samples == ()
+
+
+def test_a_dataset_without_images_is_not_searched_for_them() -> None:
+    batch = Packer(list, None, run_size=0)([lambda: 1])  # which cannot be pickled
+    assert batch.content[0]() == 1
 
 
 def test_samples_without_images_are_collated_in_the_worker() -> None:

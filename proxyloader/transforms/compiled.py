@@ -10,7 +10,7 @@ from PIL import Image
 
 from ..errors import InputError
 from ..proxy import ProxyCall, ProxySample
-from ..sample import EncodedImage
+from ..sample import EncodedImage, refuse_too_large
 from .plan import Plan
 from .registry import plan_for
 
@@ -21,9 +21,11 @@ class CompiledTransform:
 
     Attributes:
         plan: what the DALI pipeline will do.
+        max_pixels: most that an image may have; by default what Pillow opens.
     """
 
     plan: Plan
+    max_pixels: int | None = None
 
     def __call__(self, image: EncodedImage | Image.Image | np.ndarray[Any, Any]) -> ProxySample:
         """
@@ -31,7 +33,7 @@ class CompiledTransform:
             image: an EncodedImage, a PIL image in mode RGB, or an array (H, W, 3) uint8.
 
         Raises:
-            ImageError: the image's mode is not RGB.
+            ImageError: the image's mode is not RGB, or it is too large.
             InputError: it is something else.
         """
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
@@ -44,6 +46,7 @@ class CompiledTransform:
                 f"{list(image.shape) if hasattr(image, 'shape') else ''}; "
                 "it must be a PIL image, an EncodedImage, or an array (H, W, 3) uint8"
             )
+        refuse_too_large(image.height, image.width, image.path, self.max_pixels)
         encoded = np.frombuffer(image.data, np.uint8)
         row = self.plan.draw(image.height, image.width)
         return ProxySample(ProxyCall(self.plan.key, (encoded, row) if row.size else (encoded,), image.path))

@@ -1,0 +1,141 @@
+"""The samples of a request, from the user's dataset: each under its own seed, and without those that cannot be read.
+
+Runs in the worker; in the main process where there are no workers, and for the few samples that replace others late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import Subset, get_worker_info
+
+from .errors import ImageError, ProxyLoaderError
+from .sampling import Request
+from .seeding import kept_generators, seed_generators
+from .unreadable import OnError, UnreadableSample, is_about_the_file
+
+MOST_TRIES = 100
+"""Samples in a row that may be unreadable before nothing is found that could replace one."""
+
+
+@dataclass
+class Fetched:
+    """
+    Attributes:
+        samples: as the dataset gave them.
+        indices: of each.
+        unreadable: those that are missing.
+    """
+
+    samples: list[Any] = field(default_factory=list)
+    indices: list[Any] = field(default_factory=list)
+    unreadable: list[UnreadableSample] = field(default_factory=list)
+
+
+class Fetcher:
+    """
+    Args:
+        dataset: the user's, wrapped.
+        on_error: what becomes of a sample that cannot be read.
+        seed: that draws follow; None: torch's generators, as they are.
+    """
+
+    def __init__(self, dataset: Any, on_error: OnError = "raise", seed: int | None = None) -> None:
+        self.dataset, self._on_error, self._seed = dataset, on_error, seed
+
+    def __call__(self, request: Request) -> Fetched:
+        """
+        Raises:
+            ImageError: an image cannot be read; names the index.
+        """
+        if request.batched and self._seed is None and self._takes_lists:
+            try:
+                return Fetched(self.dataset.__getitems__(request.indices), request.each())
+            except Exception as error:
+                if self._on_error == "raise" or not is_about_the_file(error):
+                    raise  # else each by itself
+        fetched = Fetched()
+        for index in request.each():
+            try:
+                sample = self._sample(index, request.epoch)
+            except Exception as error:
+                if self._on_error == "raise" or not is_about_the_file(error):
+                    raise
+                fetched.unreadable.append(UnreadableSample.of(index, error))
+                if self._on_error == "skip":
+                    continue
+                index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
+            fetched.samples.append(sample)
+            fetched.indices.append(index)
+        return fetched
+
+    def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
+        """The index and the sample that come after ``index`` and can be read; those between are noted.
+
+        Raises:
+            ImageError: there is none nearby.
+            ProxyLoaderError: nothing comes after an index of this kind.
+        """
+        try:
+            first, size = operator.index(index), len(self.dataset)
+        except TypeError as error:
+            raise ProxyLoaderError(
+                f"on_error='replace' looks for the sample after dataset[{index!r}], and that needs whole numbers for "
+                "indices and a dataset with a length. Use on_error='skip'"
+            ) from error
+        for step in range(1, MOST_TRIES + 1):
+            candidate = (first + step) % size
+            try:
+                return candidate, self._sample(candidate, epoch)
+            except Exception as error:
+                if not is_about_the_file(error):
+                    raise
+                unreadable.append(UnreadableSample.of(candidate, error))
+        last = unreadable[-1]
+        raise ImageError(
+            f"none of the {MOST_TRIES} samples after dataset[{index}] can be read to replace it; the last of them is "
+            f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",
+            index=index,
+            path=last.path,
+            reason=last.reason,
+        )
+
+    def seed_batch(self, request: Request) -> None:
+        """Let a collate_fn draw what depends on the seed, the epoch and the batch's indices alone."""
+        if self._seed is not None:
+            seed_generators(self._seed, request.epoch, "batch", request.each())
+
+    def generators(self) -> contextlib.AbstractContextManager[None]:
+        """Around all of the above: in the main process, the user's own random numbers go on as if nothing had been."""
+        return kept_generators() if self._seed is not None and get_worker_info() is None else _as_they_are()
+
+    @property
+    def _takes_lists(self) -> bool:
+        return getattr(self.dataset, "__getitems__", None) is not None and not isinstance(self.dataset, Subset)
+
+    def _sample(self, index: Any, epoch: int) -> Any:
+        if self._seed is not None:
+            seed_generators(self._seed, epoch, _plain(index))
+        try:
+            return self.dataset[index]
+        except ImageError as error:
+            named = ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
+            named.errno = error.errno
+            raise named from error.__cause__
+
+
+def _plain(index: Any) -> Any:
+    """A number as Python writes it, whether it came as numpy's or torch's."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
+
+
+@contextlib.contextmanager
+def _as_they_are() -> Iterator[None]:
+    yield

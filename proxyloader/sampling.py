@@ -1,0 +1,221 @@
+"""Which samples come next: the user's sampler turned into requests to workers, from anywhere in an epoch on.
+
+Runs in the main process, in the thread that iterates, as torch advances it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+from .arena import Arena
+from .seeding import kept_generators, seed_generators
+
+STATE_VERSION = 1
+
+
+@dataclass
+class Progress:
+    """Where the loop stands in an epoch: what a checkpoint keeps of a loader.
+
+    Attributes:
+        epoch: its number, from 0.
+        batches: that the loop was given.
+        samples: that were in them; of a sampler for several processes, in all of them together.
+        finished: the epoch has ended.
+        random_state: of torch's default generator when the order was drawn; None where a seed tells it.
+        generator_state: the same of the sampler's own generator, where it has one.
+        sampler_state: of a sampler with a ``state_dict`` (or ``set_epoch``), at the start of the epoch.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    samples: int = 0
+    finished: bool = False
+    random_state: torch.Tensor | None = field(default=None, repr=False)
+    generator_state: torch.Tensor | None = field(default=None, repr=False)
+    sampler_state: Any = field(default=None, repr=False)
+
+    def state_dict(self, seed: int | None) -> dict[str, Any]:
+        """All of it, to be loaded by a loader with the same seed. An epoch that has ended is the next one's start."""
+        here = Progress(self.epoch + 1) if self.finished else self
+        return {
+            "version": STATE_VERSION,
+            "seed": seed,
+            "epoch": here.epoch,
+            "batches": here.batches,
+            "samples": here.samples,
+            "random_state": here.random_state,
+            "generator_state": here.generator_state,
+            "sampler_state": here.sampler_state,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Any, seed: int | None) -> Progress:
+        """
+        Raises:
+            ValueError: it is no state of a loader, or of one with another seed.
+        """
+        fields = ("epoch", "batches", "samples", "random_state", "generator_state", "sampler_state")
+        if not isinstance(state, dict) or not {"version", "seed", *fields} <= state.keys():
+            raise ValueError(
+                f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
+                + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
+            )
+        if state["version"] != STATE_VERSION:
+            raise ValueError(f"the state is of version {state['version']}, and this loader reads {STATE_VERSION}")
+        if state["seed"] != seed:
+            raise ValueError(
+                f"the state was saved by a loader with seed={state['seed']}, and this one has seed={seed}: "
+                "it would draw other numbers than those that were left. Give it the same seed"
+            )
+        return cls(**{name: state[name] for name in fields})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a sampler yields to a worker, and what comes back with the batch.
+
+    Attributes:
+        number: counts a loader's requests.
+        epoch: that it belongs to.
+        indices: of the batch's samples; or one index where batching is off.
+        batched: which of both it is.
+        slot: that the worker may write to; None: there was none.
+    """
+
+    number: int
+    epoch: int
+    indices: Any
+    batched: bool
+    slot: int | None
+
+    def each(self) -> list[Any]:
+        """The index of each sample."""
+        return list(self.indices) if self.batched else [self.indices]
+
+
+class RequestSampler:
+    """A batch sampler over another one, or over a sampler where batching is off, that lends a slot with each batch.
+
+    Args:
+        sampler: the user's batch sampler, or sampler where batching is off.
+        batched: which of both it is.
+        arena: that slots come from, if any.
+        seed: that the order follows, unless the sampler has a generator of its own.
+    """
+
+    def __init__(self, sampler: Iterable[Any], batched: bool, arena: Arena | None, seed: int | None) -> None:
+        self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
+        self._progress = Progress()
+        self._unanswered: dict[int, Request] = {}
+        self._numbers = itertools.count()
+
+    def begin(self, progress: Progress) -> None:
+        """Let the next iteration start there, and note in it what is needed to do so again."""
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[Request]:
+        # torch begins an epoch when the workers have let go of the one before.
+        if self._arena is not None:
+            for request in self._unanswered.values():
+                self._arena.give_back(request.slot)
+        self._unanswered.clear()
+        for indices in self._indices(self._progress):
+            slot = self._arena.lend() if self._arena is not None else None
+            if self._batched and not hasattr(indices, "__len__"):
+                indices = list(indices)  # a generator cannot travel
+            request = Request(next(self._numbers), self._progress.epoch, indices, self._batched, slot)
+            self._unanswered[request.number] = request
+            yield request
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def answered(self, request: Request) -> None:
+        """Note that the batch has come back; the slot now belongs to whoever has the batch."""
+        del self._unanswered[request.number]
+
+    def handed_out(self, request: Request) -> None:
+        """Note that the loop has been given the batch."""
+        self._progress.batches += 1
+        self._progress.samples += self._shard[1] * len(request.each())
+
+    def has_ready_batch(self, in_order: bool) -> bool:
+        """Whether torch will give the next batch without waiting for a worker (as far as their slots tell)."""
+        requests = itertools.islice(self._unanswered.values(), 1 if in_order else None)
+        return any(r.slot is None or self._arena is None or self._arena.is_ready(r.slot) for r in requests)
+
+    # --- the order --------------------------------------------------------------------------------------------------
+
+    @property
+    def _of_samples(self) -> Any:
+        """The sampler that yields one index at a time, as far as there is one to be seen."""
+        return self._sampler.sampler if type(self._sampler) is BatchSampler else self._sampler
+
+    @property
+    def _shard(self) -> tuple[int, int]:
+        """(rank, number of processes) of a sampler that deals its samples out to several, as DistributedSampler."""
+        sampler = self._of_samples
+        return getattr(sampler, "rank", 0), getattr(sampler, "num_replicas", 1)
+
+    def _indices(self, progress: Progress) -> Iterator[Any]:
+        self._settle_sampler(progress)
+        # Samplers draw when they yield first (torch's own do), so that much happens under generators that are known.
+        with self._known_generators(progress):
+            remaining = iter(self._remaining(progress))
+            first = list(itertools.islice(remaining, 1))
+        yield from first
+        yield from remaining
+
+    def _remaining(self, progress: Progress) -> Iterable[Any]:
+        rank, shards = self._shard
+        # Processes take their samples in turn: of the first ``samples`` this one had so many.
+        done = max(0, -(-(progress.samples - rank) // shards))
+        if not progress.batches:
+            return self._sampler
+        if type(self._sampler) is BatchSampler:
+            rest = itertools.islice(iter(self._sampler.sampler), done, None)
+            return BatchSampler(rest, self._sampler.batch_size, self._sampler.drop_last)
+        return itertools.islice(iter(self._sampler), progress.batches if self._batched else done, None)
+
+    def _settle_sampler(self, progress: Progress) -> None:
+        """Put a sampler that keeps a state into that of the epoch's start, or note it."""
+        sampler = self._of_samples
+        if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+            if progress.sampler_state is not None:
+                sampler.load_state_dict(progress.sampler_state)
+            else:
+                progress.sampler_state = sampler.state_dict()
+        elif hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
+            if progress.sampler_state is not None:
+                sampler.set_epoch(progress.sampler_state["epoch"])
+            else:
+                progress.sampler_state = {"epoch": sampler.epoch}
+
+    @contextlib.contextmanager
+    def _known_generators(self, progress: Progress) -> Iterator[None]:
+        generator = getattr(self._of_samples, "generator", None)
+        if isinstance(generator, torch.Generator):
+            if progress.generator_state is not None:
+                generator.set_state(progress.generator_state)
+            else:
+                progress.generator_state = generator.get_state()
+            yield
+        elif self._seed is not None:
+            with kept_generators():
+                seed_generators(self._seed, progress.epoch, "order")
+                yield
+        elif progress.random_state is not None:
+            with kept_generators():
+                torch.set_rng_state(progress.random_state)
+                yield
+        else:
+            progress.random_state = torch.get_rng_state()
+            yield

@@ -1,0 +1,222 @@
+"""Requests lend slots, and an epoch can be taken up anywhere: the same indices as those that were left."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from proxyloader.arena import Arena
+from proxyloader.sampling import Progress, Request, RequestSampler
+
+
+def requests_for(sampler: Any, arena: Arena | None = None, seed: int | None = None, batched: bool = True) -> Any:
+    return RequestSampler(sampler, batched, arena, seed)
+
+
+def indices(requests: RequestSampler, progress: Progress, at_most: int | None = None) -> list[Any]:
+    """Walk through what is left, as a loop does, or through the first few batches of it."""
+    requests.begin(progress)
+    found: list[Any] = []
+    for request in requests:
+        if at_most is not None and len(found) == at_most:
+            break
+        requests.answered(request)
+        requests.handed_out(request)
+        found.append(request.indices)
+    return found
+
+
+def test_a_sampler_lends_a_slot_with_each_request_and_goes_on_without_one() -> None:
+    arena = Arena(2, 1)
+    requests = requests_for([[1, 2], [3], [4]], arena)
+    found = list(requests)
+    assert found == [Request(k, 0, i, True, s) for k, (i, s) in enumerate([([1, 2], 0), ([3], 1), ([4], None)])]
+
+
+def test_unanswered_requests_of_an_epoch_give_their_slots_to_the_next() -> None:
+    arena = Arena(2, 1)
+    requests = requests_for([[1], [2], [3]], arena)
+    first = next(iter(requests))
+    requests.answered(first)
+    arena.give_back(first.slot)
+    assert [request.slot for request in requests] == [1, 0, None]
+    assert [request.slot for request in requests] == [1, 0, None]
+
+
+@pytest.mark.parametrize(("in_order", "ready"), [(True, False), (False, True)])
+def test_in_order_only_the_oldest_batch_counts_as_ready(in_order: bool, ready: bool) -> None:
+    arena = Arena(3, 1)
+    requests = requests_for([[1], [2], [3]], arena)
+    list(requests)
+    assert not requests.has_ready_batch(in_order)
+    arena.mark_ready(1)
+    assert requests.has_ready_batch(in_order) is ready
+    arena.mark_ready(0)
+    assert requests.has_ready_batch(in_order)
+
+
+def through_a_checkpoint(progress: Progress, seed: int | None) -> Progress:
+    return Progress.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed))), seed)
+
+
+SAMPLERS = {
+    "sequential": lambda: SequentialSampler(range(23)),
+    "shuffled": lambda: RandomSampler(range(23)),
+    "with replacement": lambda: RandomSampler(range(23), replacement=True, num_samples=50),
+    "weighted": lambda: WeightedRandomSampler([1.0] * 23, 31),
+    "a random subset": lambda: SubsetRandomSampler(range(3, 20)),
+    "of a generator": lambda: RandomSampler(range(23), generator=torch.Generator().manual_seed(5)),
+    "dealt out": lambda: DistributedSampler(range(47), num_replicas=2, rank=1),
+    "a list": lambda: list(range(0, 40, 2)),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["", "seed"])
+@pytest.mark.parametrize("kind", ["batches", "batches of a class of one's own", "no batches"])
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_after_a_checkpoint_exactly_the_indices_that_were_left_come(
+    make: Any, kind: str, stop: int, seed: int | None
+) -> None:
+    class Own(BatchSampler):
+        pass
+
+    def made() -> RequestSampler:
+        sampler = make()
+        if kind == "batches":
+            sampler = BatchSampler(sampler, 4, False)
+        elif kind != "no batches":
+            sampler = Own(sampler, 4, False)
+        return RequestSampler(sampler, kind != "no batches", None, seed)
+
+    torch.manual_seed(1)
+    whole = indices(made(), Progress())
+    torch.manual_seed(1)
+    progress = Progress()
+    begun = indices(made(), progress, stop)
+    torch.manual_seed(77)  # another process
+    resumed = through_a_checkpoint(progress, seed)
+    assert (resumed.epoch, resumed.batches) == (0, stop)
+    left = indices(made(), resumed)
+    assert begun + left == whole
+    assert resumed.batches == len(whole)
+
+
+def test_a_seed_tells_the_order_of_each_epoch_and_leaves_the_users_generator_alone() -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    found = {}
+    for run in range(2):
+        requests = requests_for(BatchSampler(RandomSampler(range(50)), 50, False), seed=9)
+        found[run] = [indices(requests, Progress(epoch)) for epoch in range(3)]
+        torch.rand(3)
+    assert found[0] == found[1] and found[0][0] != found[0][1] != found[0][2]
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), state)
+    indices(requests, Progress())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_a_seed_torchs_generator_is_used_as_a_stock_loader_uses_it() -> None:
+    torch.manual_seed(4)
+    stock = list(BatchSampler(RandomSampler(range(20)), 3, False))
+    state = torch.get_rng_state()
+    torch.manual_seed(4)
+    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), Progress()) == stock
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@given(
+    samples=st.integers(1, 60),
+    before=st.integers(1, 4),
+    after=st.integers(1, 4),
+    batch=st.integers(1, 7),
+    new_batch=st.integers(1, 7),
+    steps=st.integers(0, 5),
+)
+@settings(deadline=None, max_examples=200)
+def test_with_another_number_of_processes_they_share_what_was_left(
+    samples: int, before: int, after: int, batch: int, new_batch: int, steps: int
+) -> None:
+    def sampler(ranks: int, rank: int, batch: int) -> RequestSampler:
+        # As many for each process, without padding, so that the samples can be counted.
+        dealt = DistributedSampler(range(samples * before * after), ranks, rank, shuffle=True, seed=1, drop_last=True)
+        return RequestSampler(BatchSampler(dealt, batch, False), True, None, None)
+
+    done: list[int] = []
+    for rank in range(before):
+        progress = Progress()
+        done += itertools.chain(*indices(sampler(before, rank, batch), progress, steps))
+    left: list[int] = []
+    for rank in range(after):
+        resumed = through_a_checkpoint(copy.deepcopy(progress), None)
+        left += itertools.chain(*indices(sampler(after, rank, new_batch), resumed))
+    assert sorted(done + left) == list(range(samples * before * after))
+
+
+class Stateful:
+    """A sampler that goes on where it was, and says where that is."""
+
+    def __init__(self) -> None:
+        self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.start, self.start + 10)
+        self.start += 10
+
+    def state_dict(self) -> dict[str, int]:
+        return {"start": self.start}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["start"]
+
+
+def test_a_sampler_with_a_state_is_put_back_into_that_of_the_epochs_start() -> None:
+    requests = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
+    indices(requests, Progress())
+    progress = Progress(1)
+    assert indices(requests, progress, 1) == [[10, 11, 12, 13]]
+    fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
+    assert indices(fresh, through_a_checkpoint(progress, None)) == [[14, 15, 16, 17], [18, 19]]
+
+
+def test_an_epoch_that_has_ended_is_the_start_of_the_next() -> None:
+    progress = Progress(4, batches=7, samples=70, finished=True, random_state=torch.zeros(3))
+    resumed = through_a_checkpoint(progress, 5)
+    assert resumed == Progress(5)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "takes what state_dict gave, got NoneType"),
+        ({"epoch": 3}, r"got dict with the keys \['epoch'\]"),
+        (Progress().state_dict(None) | {"version": 99}, "of version 99, and this loader reads 1"),
+        (Progress().state_dict(4), "saved by a loader with seed=4, and this one has seed=3"),
+    ],
+    ids=["nothing", "another dict", "another version", "another seed"],
+)
+def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Progress.from_state_dict(state, 3)
+
+
+def test_batches_that_a_sampler_makes_as_it_goes_become_lists() -> None:
+    found = indices(requests_for([(k for k in range(2)), (5, 6)]), Progress())
+    assert found == [[0, 1], (5, 6)]
