@@ -95,14 +95,7 @@ class Fetcher:
                 if not is_about_the_file(error):
                     raise
                 unreadable.append(UnreadableSample.of(candidate, error))
-        last = unreadable[-1]
-        raise ImageError(
-            f"none of the {MOST_TRIES} samples after dataset[{index}] can be read to replace it; the last of them is "
-            f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",
-            index=index,
-            path=last.path,
-            reason=last.reason,
-        )
+        raise nothing_replaces(index, unreadable[-1])
 
     def seed_batch(self, request: Request) -> None:
         """Let a collate_fn draw what depends on the seed, the epoch and the batch's indices alone."""
@@ -126,6 +119,17 @@ class Fetcher:
             named = ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
             named.errno = error.errno
             raise named from error.__cause__
+
+
+def nothing_replaces(index: Any, last: UnreadableSample) -> ImageError:
+    """The error of a sample with ``MOST_TRIES`` unreadable ones behind it, of which ``last`` is the last."""
+    return ImageError(
+        f"none of the {MOST_TRIES} samples after dataset[{index}] can be read to replace it; the last of them is "
+        f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",
+        index=index,
+        path=last.path,
+        reason=last.reason,
+    )
 
 
 def _plain(index: Any) -> Any:

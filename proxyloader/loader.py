@@ -17,7 +17,7 @@ from .dataset import plans_in, wrap
 from .feeder import Feeder
 from .road import Road, run_size
 from .sampling import Progress
-from .seeding import kept_generators, seed_generators
+from .seeding import SeededIterator, kept_generators, seed_generators
 from .transforms.plan import Plan
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
 
@@ -239,7 +239,10 @@ class DataLoader(TorchDataLoader[T]):
             return iter(road.workers)
         with kept_generators():
             seed_generators(self.seed, progress.epoch, "workers")
-            return iter(road.workers)
+            batches = iter(road.workers)
+        if road.requests is None and not self.num_workers:
+            return SeededIterator(batches, self.seed, progress.epoch, "stream")
+        return batches
 
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
         if not plans:

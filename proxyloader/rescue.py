@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from .errors import ImageError, PipelineError
-from .fetch import MOST_TRIES
+from .fetch import MOST_TRIES, nothing_replaces
 from .packing import ContentUnpickler, PackedBatch, PackedRun, Packer
 from .road import Road
 from .sample import EncodedImage
@@ -127,6 +127,7 @@ class Rescue:
 
     def _replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
+        lost = index
         for _ in range(MOST_TRIES):
             with kept_generators():
                 index, sample = self._road.fetcher.next_readable(index, epoch, unreadable)
@@ -137,7 +138,7 @@ class Rescue:
             if not saved.lost:
                 return ContentUnpickler(alone.content, _Resolver(saved)).load()[0]
             unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
-        raise ImageError(f"none of the {MOST_TRIES} samples after dataset[{index}] can be decoded to replace it")
+        raise nothing_replaces(lost, unreadable[-1])
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]

@@ -28,13 +28,42 @@ def seed_generators(seed: int, *place: Any) -> None:
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
     """Leave the default generators as they were, whatever is drawn inside."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    states = _states()
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        _set_states(states)
+
+
+class SeededIterator:
+    """An iterator that draws from the default generators, given generators of its own: of a seed and a place."""
+
+    def __init__(self, iterator: Iterator[Any], seed: int, *place: Any) -> None:
+        self._iterator = iterator
+        with kept_generators():
+            seed_generators(seed, *place)
+            self._states = _states()
+
+    def __iter__(self) -> SeededIterator:
+        return self
+
+    def __next__(self) -> Any:
+        with kept_generators():
+            _set_states(self._states)
+            try:
+                return next(self._iterator)
+            finally:
+                self._states = _states()
+
+
+def _states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 def _number(seed: int, place: tuple[Any, ...]) -> int:

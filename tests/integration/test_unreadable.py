@@ -1,0 +1,413 @@
+"""Samples that cannot be read may be left out or replaced: with their labels, counted and named."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvidia.dali import fn, pipeline_def, types
+from PIL import Image
+from torch.utils.data import IterableDataset, get_worker_info
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional
+
+from proxyloader import DataLoader, EncodedImage, ImageError, PipelineError, ProxyLoaderError, ProxyServer
+from proxyloader.spelled import numbers_in, spell_dataset
+
+from .test_bad_input import broken_tables, empty, missing, text, walk
+
+TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
+SIZE, BATCH = 24, 4
+
+FOUND_BY_THE_WORKER, FOUND_BY_DALI = text, broken_tables
+
+
+@pytest.fixture
+def spelled(tmp_path: Path) -> Numbered:
+    """24 pictures that spell their index; each sample is (image, label, index)."""
+    return Numbered(str(spell_dataset(tmp_path / "set", SIZE)), TRANSFORM)
+
+
+class Numbered(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image, label, index
+
+
+def damage(dataset: ImageFolder, how: Callable[[Path], None], *indices: int) -> list[str]:
+    for index in indices:
+        how(Path(dataset.samples[index][0]))
+    return [dataset.samples[index][0] for index in indices]
+
+
+def numbers_of(batches: list[Any], dataset: ImageFolder) -> list[list[int]]:
+    """The numbers that the pictures spell, having checked that labels and indices say the same."""
+    for images, labels, indices in batches:
+        assert numbers_in(images, white=1.0) == indices.tolist()
+        assert labels.tolist() == [dataset.targets[index] for index in indices]
+    return [indices.tolist() for _, _, indices in batches]
+
+
+WAYS = pytest.mark.parametrize(
+    "how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI, missing, empty], ids=["text", "broken tables", "missing", "empty"]
+)
+
+
+@WAYS
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("own_collate", [False, True], ids=["", "own collate_fn"])
+def test_a_skipped_sample_leaves_the_batch_with_its_label_and_all_others_stay(
+    spelled: Numbered, how: Any, workers: int, own_collate: bool, device: str
+) -> None:
+    damage(spelled, how, 5, 6, 23)
+    collate_fn = torch.utils.data.default_collate if not own_collate else collate
+    loader = DataLoader(spelled, BATCH, num_workers=workers, collate_fn=collate_fn, on_error="skip", device=device)
+    for _ in range(2):
+        found = numbers_of(list(loader), spelled)
+        assert found == [[0, 1, 2, 3], [4, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+    assert [error.index for error in loader.errors] == [5, 6, 23] and loader.errors.total == 6
+    assert len(loader) == 6
+
+
+def collate(samples: list[Any]) -> Any:
+    return torch.utils.data.default_collate(samples)
+
+
+@WAYS
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_replaced_sample_is_the_next_that_can_be_read_with_its_own_label(
+    spelled: Numbered, how: Any, workers: int, device: str
+) -> None:
+    damage(spelled, how, 5, 6, 23)
+    loader = DataLoader(spelled, BATCH, num_workers=workers, on_error="replace", device=device)
+    found = numbers_of(list(loader), spelled)
+    assert found[1] == [4, 7, 7, 7] and found[5] == [20, 21, 22, 0]
+    assert [len(batch) for batch in found] == [4] * 6 and found[0] == [0, 1, 2, 3]
+    assert sorted({error.index for error in loader.errors}) == [5, 6, 23]
+
+
+@WAYS
+def test_raising_is_the_default_and_is_counted_too(spelled: Numbered, how: Any, device: str) -> None:
+    paths = damage(spelled, how, 9)
+    for workers in (0, 1):
+        loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
+        found = walk(loader)
+        error = found.pop(2)
+        assert isinstance(error, ImageError)
+        assert (error.index, error.path) == (9, paths[0]) and error.reason and error.reason in str(error)
+        assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
+        assert [(e.index, e.path, e.reason) for e in loader.errors] == [(9, paths[0], error.reason)]
+
+
+@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: Any, workers: int, device: str) -> None:
+    damage(spelled, how, 8, 9, 10, 11)
+    loader = DataLoader(spelled, BATCH, num_workers=workers, on_error="skip", device=device)
+    assert [batch[0] for batch in numbers_of(list(loader), spelled)] == [0, 4, 12, 16, 20]
+    single = DataLoader(spelled, None, num_workers=workers, on_error="skip", device=device)
+    assert [index for _, _, index in single] == [*range(8), *range(12, 24)]
+
+
+@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(spelled: Numbered, how: Any) -> None:
+    damage(spelled, how, *range(SIZE))
+    loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
+    with pytest.raises(ImageError, match=r"not one sample of this epoch.* 24 were left out, the first .*dataset\[0\]"):
+        list(loader)
+    with pytest.raises(ImageError, match="to replace it.*Is the data where it should be"):
+        list(DataLoader(spelled, BATCH, num_workers=1, on_error="replace", device="cpu"))
+
+
+def test_each_sample_is_one_line_in_the_log_and_not_one_per_epoch(
+    spelled: Numbered, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = damage(spelled, text, 3) + damage(spelled, broken_tables, 4)
+    loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
+    with caplog.at_level(logging.WARNING, "proxyloader"):
+        for _ in range(3):
+            list(loader)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    for index, path, line in zip((3, 4), paths, lines):
+        assert line.startswith(f"dataset[{index}] is left out: {path}: ")
+    assert [(error.index, error.path) for error in loader.errors] == [(3, paths[0]), (4, paths[1])]
+    assert loader.errors.total == 6 and loader.errors[0].reason in lines[0]
+
+
+def test_the_log_ends_before_it_gets_long(spelled: Numbered, caplog: pytest.LogCaptureFixture) -> None:
+    damage(spelled, missing, *range(23))
+    loader = DataLoader(spelled, BATCH, on_error="skip", device="cpu")
+    with caplog.at_level(logging.WARNING, "proxyloader"):
+        list(loader)
+    assert len(caplog.records) == 21 and "loader.errors" in caplog.records[-1].getMessage()
+    assert len(loader.errors) == 23
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_stays_keeps_the_crops_that_a_seed_gave_it(spelled: Numbered, on_error: Any, workers: int) -> None:
+    spelled.transform = transforms.Compose([transforms.RandomResizedCrop(24), transforms.ToTensor()])
+    arguments: dict[str, Any] = dict(num_workers=workers, seed=3, device="cpu")
+    whole = {
+        int(index): image for images, _, i in DataLoader(spelled, BATCH, **arguments) for index, image in zip(i, images)
+    }
+    damage(spelled, text, 2)
+    damage(spelled, broken_tables, 13)
+    found = list(DataLoader(spelled, BATCH, on_error=on_error, **arguments))
+    for images, labels, indices in found:
+        assert labels.tolist() == [spelled.targets[index] for index in indices]
+        assert all(torch.equal(image, whole[int(index)]) for image, index in zip(images, indices))
+    expected = (
+        [k for k in range(24) if k not in (2, 13)]
+        if on_error == "skip"
+        else [0, 1, 3, *range(3, 13), 14, *range(14, 24)]
+    )
+    assert [index for _, _, indices in found for index in indices.tolist()] == expected
+
+
+def test_the_users_random_numbers_go_on_as_if_nothing_had_been_replaced(spelled: Numbered) -> None:
+    spelled.transform = transforms.Compose([transforms.RandomResizedCrop(24), transforms.ToTensor()])
+    damage(spelled, broken_tables, 2)
+    states = []
+    for on_error in ("skip", "replace"):
+        torch.manual_seed(0)
+        list(DataLoader(spelled, BATCH, num_workers=1, on_error=on_error, device="cpu"))  # type: ignore[arg-type]
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+class OpensItself(ImageFolder):
+    """A dataset that reads with Pillow, as many do."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return self.transform(Image.open(path).convert("RGB")), label, index
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("how", [text, missing, empty], ids=["text", "missing", "empty"])
+def test_what_a_dataset_of_ones_own_cannot_open_counts_too(spelled: Numbered, on_error: Any, how: Any) -> None:
+    paths = damage(spelled, how, 5)
+    dataset = OpensItself(spelled.root, TRANSFORM, allow_empty=True) if how is not missing else spelled
+    dataset.samples, dataset.targets = spelled.samples, spelled.targets
+    loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
+    expected = [4, 6, 7] if on_error == "skip" else [4, 6, 6, 7]
+    assert numbers_of(list(loader), spelled)[1] == expected
+    assert loader.errors[0].index == 5 and paths[0] in f"{loader.errors[0].path} {loader.errors[0].reason}"
+
+
+class Fails(Numbered):
+    """Raises at one index what has nothing to do with the file there."""
+
+    error: Exception
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise self.error
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("mine"),
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ESTALE, "Stale file handle"),
+        MemoryError("mine"),
+    ],
+    ids=["a bug", "too many open files", "a mount that is gone", "no memory"],
+)
+def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
+    spelled: Numbered, on_error: Any, error: Exception
+) -> None:
+    dataset = Fails(spelled.root, TRANSFORM)
+    dataset.error = error
+    loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
+    found = walk(loader)
+    assert isinstance(found.pop(1), type(error))
+    assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 8, 12, 16, 20)]
+    assert len(loader.errors) == 0
+
+
+class Lists(Numbered):
+    """Reads a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_datasets_that_read_lists_lose_single_samples_too(spelled: Numbered) -> None:
+    damage(spelled, text, 5)
+    loader = DataLoader(Lists(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error="skip", device="cpu")
+    assert numbers_of(list(loader), spelled)[1] == [4, 6, 7]
+
+
+class TwoViews(Numbered):
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        other = self.samples[(index + 1) % len(self.samples)][0]
+        return self.transform(self.loader(path)), self.transform(self.loader(other)), label, index
+
+
+def test_a_sample_with_two_images_goes_when_one_of_them_is_lost(spelled: Numbered, device: str) -> None:
+    damage(spelled, broken_tables, 5)
+    loader = DataLoader(TwoViews(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error="skip", device=device)
+    first, second, _, indices = list(loader)[1]
+    assert indices.tolist() == [6, 7]
+    assert numbers_in(first, white=1.0) == [6, 7] and numbers_in(second, white=1.0) == [7, 8]
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, dataset: ImageFolder) -> None:
+        self.paths = [path for path, _ in dataset.samples]
+        self.transform: Any = TRANSFORM
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        for number, path in enumerate(self.paths):
+            if info is None or number % info.num_workers == info.id:
+                yield self.transform(EncodedImage.open(path)), number
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_can_do_without_what_dali_cannot_decode(spelled: Numbered, workers: int) -> None:
+    damage(spelled, broken_tables, 5)
+    loader = DataLoader(Stream(spelled), BATCH, num_workers=workers, on_error="skip", device="cpu")
+    found = []
+    for images, numbers in loader:
+        assert numbers_in(images, white=1.0) == numbers.tolist()
+        found += numbers.tolist()
+    assert sorted(found) == [k for k in range(SIZE) if k != 5]
+    assert loader.errors[0].index is None and loader.errors[0].path.endswith("00005.jpg")
+    with pytest.raises(ValueError, match="on_error='replace' needs a dataset with indices"):
+        DataLoader(Stream(spelled), BATCH, on_error="replace")
+
+
+class NamedSamples(Numbered):
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(int(key.removeprefix("n")))
+
+
+def test_only_numbers_have_a_next(spelled: Numbered) -> None:
+    damage(spelled, text, 5)
+    dataset = NamedSamples(spelled.root, TRANSFORM)
+    names = [f"n{k}" for k in range(SIZE)]
+    skipped = list(DataLoader(dataset, BATCH, sampler=names, on_error="skip", device="cpu"))
+    assert numbers_of(skipped, spelled)[1] == [4, 6, 7]
+    with pytest.raises(ProxyLoaderError, match=r"the sample after dataset\['n5'\].*on_error='skip'"):
+        list(DataLoader(dataset, BATCH, sampler=names, on_error="replace", device="cpu"))
+
+
+def decode(device: str) -> Any:
+    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if device == "cuda" else None, exec_dynamic=True)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
+        return fn.transpose(fn.resize(images, size=[32, 32]), perm=[2, 0, 1])
+
+    return graph()
+
+
+def read_bytes(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
+    spelled: Numbered, workers: int, device: str
+) -> None:
+    damage(spelled, text, 5)
+    damage(spelled, broken_tables, 6, 12)
+    with ProxyServer(decode(device)) as server:
+        dataset = Numbered(spelled.root, transform=server.proxy, loader=read_bytes)
+        arguments: dict[str, Any] = dict(num_workers=workers, server=server)
+        loader = DataLoader(dataset, BATCH, on_error="skip", **arguments)
+        for at, (images, labels, indices) in enumerate(loader):
+            assert numbers_in(images, white=255) == indices.tolist()
+            assert len(labels) == len(indices) == (2 if at == 1 else 3 if at == 3 else 4)
+        assert sorted(error.index for error in loader.errors) == [5, 6, 12]
+        replaced = list(DataLoader(dataset, BATCH, on_error="replace", **arguments))
+        assert [i.tolist() for _, _, i in replaced][:2] == [[0, 1, 2, 3], [4, 7, 7, 7]]
+        assert numbers_in(replaced[1][0], white=255) == [4, 7, 7, 7]
+        assert isinstance(walk(DataLoader(dataset, BATCH, **arguments))[1], PipelineError)
+
+
+def declared(side_px: int) -> Callable[[Path], None]:
+    def enlarge(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        frame = data.find(b"\xff\xc0")
+        data[frame + 5 : frame + 9] = 2 * side_px.to_bytes(2, "big")
+        path.write_bytes(bytes(data))
+
+    return enlarge
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_with_more_pixels_than_allowed_is_refused_before_it_is_decoded(
+    spelled: Numbered, workers: int, device: str
+) -> None:
+    (path,) = damage(spelled, declared(60_000), 9)
+    error = walk(DataLoader(spelled, BATCH, num_workers=workers, device=device))[2]
+    assert isinstance(error, ImageError) and f"dataset[9]: {path}: 60000 x 60000 pixels, and the limit is" in str(error)
+    loader = DataLoader(spelled, BATCH, num_workers=workers, on_error="skip", device=device)
+    assert numbers_of(list(loader), spelled)[2] == [8, 10, 11]
+
+
+def test_max_pixels_is_the_users(spelled: Numbered, tmp_path: Path) -> None:
+    large, wide = spelled.samples[2][0], spelled.samples[3][0]
+    Image.new("RGB", (300, 200)).save(large, quality=50)
+    Image.new("RGB", (300, 200)).save(wide, "PNG")
+    found = walk(DataLoader(spelled, 1, max_pixels=60_000, num_workers=1, device="cpu"))
+    assert not any(isinstance(batch, Exception) for batch in found)
+    found = walk(DataLoader(spelled, 1, max_pixels=59_999, num_workers=1, device="cpu"))
+    assert [k for k, batch in enumerate(found) if isinstance(batch, ImageError)] == [2, 3]
+    assert "300 x 200 pixels, and the limit is 59999" in str(found[3]) and "larger max_pixels" in str(found[3])
+    with pytest.raises(ValueError, match="max_pixels is a whole number, 1 or more"):
+        DataLoader(spelled, max_pixels=0)
+
+
+def test_more_pixels_than_pillow_likes_may_be_allowed(spelled: Numbered, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (300, 200)).save(spelled.samples[2][0], "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20_000)
+    assert isinstance(walk(DataLoader(spelled, 1, device="cpu"))[2], ImageError)
+    assert not isinstance(walk(DataLoader(spelled, 1, max_pixels=100_000, device="cpu"))[2], Exception)
+    assert Image.MAX_IMAGE_PIXELS == 20_000
+
+
+def test_max_pixels_holds_in_a_dataset_that_opens_images_itself(spelled: Numbered) -> None:
+    class Own(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.transform = TRANSFORM
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return self.transform(EncodedImage.open(spelled.samples[index][0]))
+
+    assert len(list(DataLoader(Own(), max_pixels=64 * 64, device="cpu"))) == 2
+    with pytest.raises(ImageError, match=r"dataset\[0\]: .* 64 x 64 pixels, and the limit is 4095"):
+        list(DataLoader(Own(), max_pixels=4095, device="cpu"))
+
+
+def test_an_unknown_way_is_refused_with_those_that_are_known(spelled: Numbered) -> None:
+    with pytest.raises(ValueError, match="on_error is one of 'raise', 'skip', 'replace'; got 'ignore'"):
+        DataLoader(spelled, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_tensors_of_a_batch_that_lost_samples_are_what_default_collate_makes(spelled: Numbered) -> None:
+    damage(spelled, broken_tables, 1)
+    loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
+    images, _, _ = next(iter(loader))
+    assert images.shape == (3, 3, 32, 32) and images.dtype == torch.float32
+    assert torch.allclose(
+        images[0], functional.resize(functional.to_tensor(spelled.loader(spelled.samples[0][0])), [32, 32]), atol=0.02
+    )
