@@ -171,7 +171,7 @@ class Feeder:
                 next(self._batches)
             fed.batch = next(self._batches)
             if self._road.requests is not None and fed.batch.request is not None:
-                self._road.requests.answered(fed.batch.request)
+                self._road.requests.answered(fed.batch.request, fed.batch.damaged)
             self._submit(fed.batch, fed.tickets)
         except StopIteration:
             self._batches = None

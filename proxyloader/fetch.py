@@ -6,6 +6,7 @@ Runs in the worker; in the main process where there are no workers, and for the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch.utils.data import Subset, get_worker_info
 
 from .errors import ImageError, ProxyLoaderError
 from .sampling import Request
+from .scans import Scan, opening
 from .seeding import kept_generators, seed_generators
 from .unreadable import OnError, UnreadableSample, is_about_the_file
 
@@ -29,11 +31,13 @@ class Fetched:
         samples: as the dataset gave them.
         indices: of each.
         unreadable: those that are missing.
+        damaged: indices whose JPEG is not whole; see NOTE [ Damaged scans ].
     """
 
     samples: list[Any] = field(default_factory=list)
     indices: list[Any] = field(default_factory=list)
     unreadable: list[UnreadableSample] = field(default_factory=list)
+    damaged: list[Any] = field(default_factory=list)
 
 
 class Fetcher:
@@ -52,16 +56,20 @@ class Fetcher:
         Raises:
             ImageError: an image cannot be read; names the index.
         """
-        if request.batched and self._seed is None and self._takes_lists:
+        if request.batched and self._seed is None and request.scans is None and self._takes_lists:
             try:
                 return Fetched(self.dataset.__getitems__(request.indices), request.each())
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
                     raise  # else each by itself
         fetched = Fetched()
-        for index in request.each():
+        scans = request.scans or itertools.repeat(Scan.SOUND)
+        for index, known in zip(request.each(), scans):
             try:
-                sample = self._sample(index, request.epoch)
+                with opening(Scan(known)) as watch:
+                    sample = self._sample(index, request.epoch)
+                if watch.found_damage:
+                    fetched.damaged.append(index)
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
                     raise
@@ -90,7 +98,8 @@ class Fetcher:
         for step in range(1, MOST_TRIES + 1):
             candidate = (first + step) % size
             try:
-                return candidate, self._sample(candidate, epoch)
+                with opening(Scan.UNKNOWN):
+                    return candidate, self._sample(candidate, epoch)
             except Exception as error:
                 if not is_about_the_file(error):
                     raise

@@ -25,7 +25,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from .arena import Arena, Memory
 from .errors import InputError, ProxyLoaderError
 from .proxy import ProxyBatch, ProxyCall, ProxySample
+from .sample import JPEG_START, EncodedImage
 from .sampling import Request
+from .scans import is_whole
 from .unreadable import UnreadableSample
 
 ALIGNMENT_BYTES = 64
@@ -116,6 +118,7 @@ class PackedBatch:
         samples: each sample pickled by itself, for a batch that must be put together anew without some of them.
         indices: of the samples, where they are not those of the request.
         unreadable: samples that are missing in it.
+        damaged: indices of samples whose JPEG is not whole.
         failure: what the worker met instead.
     """
 
@@ -129,6 +132,7 @@ class PackedBatch:
     samples: tuple[bytes, ...] = ()
     indices: Sequence[Any] | None = None
     unreadable: tuple[UnreadableSample, ...] = ()
+    damaged: tuple[Any, ...] = ()
     failure: Failure | None = None
 
     def __repr__(self) -> str:
@@ -163,6 +167,7 @@ class Packer:
         run_size: most samples that a pipeline takes at once; 0: the dataset has no images, and nothing is looked for.
         batched: it is given lists of samples, not one at a time.
         keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
+        check_scans: leave damaged JPEGs to Pillow here, for a stream, whose samples have no index to be known by.
     """
 
     def __init__(
@@ -172,9 +177,10 @@ class Packer:
         run_size: int,
         batched: bool = True,
         keep_samples: bool = False,
+        check_scans: bool = False,
     ) -> None:
         self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
-        self._batched, self._keep_samples = batched, keep_samples
+        self._batched, self._keep_samples, self._check_scans = batched, keep_samples, check_scans
         self._collate_here = collate_fn is default_collate or not run_size
 
     def __call__(self, samples: Any, request: Request | None = None) -> PackedBatch:
@@ -194,6 +200,9 @@ class Packer:
         each = samples if self._batched else [samples]
         kept = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         slot = request.slot if request is not None else None
+        if self._check_scans:
+            for calls in pickler.runs:
+                calls[:] = map(_whole, calls)
         writer = _Writer(self._arena if slot is not None else None, slot)
         runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
         size_bytes, blob = writer.size_bytes, writer.blob()
@@ -299,6 +308,14 @@ class _Writer:
         for start, array in self._arrays:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
         return blob
+
+
+def _whole(call: ProxyCall) -> ProxyCall:
+    data = call.inputs[0].tobytes()
+    if not data.startswith(JPEG_START) or is_whole(data):
+        return call
+    decoded = np.frombuffer(EncodedImage.by_pillow(data, call.source).data, np.uint8)
+    return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source)
 
 
 def _pack_run(calls: Sequence[ProxyCall], writer: _Writer) -> PackedRun:

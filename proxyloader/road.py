@@ -16,6 +16,7 @@ from .arena import Arena
 from .fetch import Fetcher
 from .packing import PackedBatch, Packer
 from .sampling import RequestSampler
+from .scans import KnownScans
 from .transforms.plan import Plan
 from .worker import PackedDataset, set_up_worker
 
@@ -59,24 +60,35 @@ class Road:
     user: weakref.ref[Any] | None = field(default=None, repr=False)
 
     @classmethod
-    def build(cls, loader: Any, dataset: Any, plans: dict[str, Plan], arena: Arena | None) -> Road:
+    def build(
+        cls, loader: Any, dataset: Any, plans: dict[str, Plan], arena: Arena | None, scans: KnownScans | None
+    ) -> Road:
         """
         Args:
             loader: whose arguments count.
             dataset: the wrapped one.
             plans: that it refers to.
             arena: of an earlier epoch, to be used again; None: a new one.
+            scans: what is known of its JPEGs; None where they are not looked at.
         """
         has_images = bool(plans) or loader.server is not None
-        batched = loader.batch_sampler is not None if not isinstance(dataset, IterableDataset) else loader.batch_size
+        streams = isinstance(dataset, IterableDataset)
+        batched = loader.batch_size is not None if streams else loader.batch_sampler is not None
         size = (run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size) * has_images
-        if loader.num_workers and has_images and arena is None and not isinstance(dataset, IterableDataset):
+        if loader.num_workers and has_images and arena is None and not streams:
             # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
             # handed out, and two that the GPU may still be reading.
             slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
             arena = Arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
         fetcher = Fetcher(dataset, loader.on_error, loader.seed)
-        packer = Packer(loader.collate_fn, arena, size, bool(batched), loader.on_error != "raise")
+        packer = Packer(
+            loader.collate_fn,
+            arena,
+            size,
+            batched,
+            keep_samples=loader.on_error != "raise",
+            check_scans=streams and scans is not None,
+        )
         arguments: dict[str, Any] = dict(
             num_workers=loader.num_workers,
             timeout=loader.timeout,
@@ -89,13 +101,13 @@ class Road:
             pin_memory=loader.pin_memory and not has_images,
         )
         requests = None
-        if isinstance(dataset, IterableDataset):
+        if streams:
             arguments |= dict(dataset=dataset, collate_fn=packer, batch_size=loader.batch_size)
             if loader.batch_size is not None:
                 arguments["drop_last"] = loader.drop_last
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
-            requests = RequestSampler(sampler, bool(batched), arena, loader.seed)
+            requests = RequestSampler(sampler, batched, arena, loader.seed, scans)
             packed = PackedDataset(fetcher, packer, arena)
             arguments |= dict(dataset=packed, batch_sampler=requests, collate_fn=_as_it_is)
         return cls(_Workers(**arguments), fetcher, requests, arena, plans, loader.in_order)

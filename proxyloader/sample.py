@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
+from . import scans
 from .errors import ImageError
 from .unreadable import MACHINE_ERRNOS
 
@@ -155,7 +156,8 @@ class EncodedImage:
             header = read_jpeg_header(data)
             if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
                 refuse_too_large(header.height, header.width, path, max_pixels)
-                return cls(data, header.height, header.width, path)
+                if not scans.needs_pillow(data):
+                    return cls(data, header.height, header.width, path)
         return cls.by_pillow(data, path, max_pixels)
 
     @classmethod

@@ -6,8 +6,9 @@ Runs in the main process, in the thread that iterates, as torch advances it ther
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from .arena import Arena
+from .scans import KnownScans, Scan
 from .seeding import kept_generators, seed_generators
 
 STATE_VERSION = 1
@@ -88,6 +90,7 @@ class Request:
         indices: of the batch's samples; or one index where batching is off.
         batched: which of both it is.
         slot: that the worker may write to; None: there was none.
+        scans: one ``Scan`` for each sample; None where there is nothing to look at.
     """
 
     number: int
@@ -95,6 +98,7 @@ class Request:
     indices: Any
     batched: bool
     slot: int | None
+    scans: bytes | None = None
 
     def each(self) -> list[Any]:
         """The index of each sample."""
@@ -109,10 +113,18 @@ class RequestSampler:
         batched: which of both it is.
         arena: that slots come from, if any.
         seed: that the order follows, unless the sampler has a generator of its own.
+        scans: what is known of the samples' JPEGs; None where they are not looked at.
     """
 
-    def __init__(self, sampler: Iterable[Any], batched: bool, arena: Arena | None, seed: int | None) -> None:
-        self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
+    def __init__(
+        self,
+        sampler: Iterable[Any],
+        batched: bool,
+        arena: Arena | None = None,
+        seed: int | None = None,
+        scans: KnownScans | None = None,
+    ) -> None:
+        self._sampler, self._batched, self._arena, self._seed, self._scans = sampler, batched, arena, seed, scans
         self._progress = Progress()
         self._unanswered: dict[int, Request] = {}
         self._numbers = itertools.count()
@@ -132,15 +144,23 @@ class RequestSampler:
             if self._batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot travel
             request = Request(next(self._numbers), self._progress.epoch, indices, self._batched, slot)
+            if self._scans is not None:
+                request = dataclasses.replace(request, scans=self._scans.of(request.each()))
             self._unanswered[request.number] = request
             yield request
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
-    def answered(self, request: Request) -> None:
-        """Note that the batch has come back; the slot now belongs to whoever has the batch."""
+    def answered(self, request: Request, damaged: Sequence[Any] = ()) -> None:
+        """Note that the batch has come back, and which of its samples were found damaged.
+
+        The slot now belongs to whoever has the batch.
+        """
         del self._unanswered[request.number]
+        if self._scans is not None and request.scans is not None:
+            damaged = [*damaged, *(i for i, known in zip(request.each(), request.scans) if known == Scan.DAMAGED)]
+            self._scans.note(request.each(), damaged)
 
     def handed_out(self, request: Request) -> None:
         """Note that the loop has been given the batch."""

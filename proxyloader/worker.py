@@ -54,7 +54,7 @@ class PackedDataset(Dataset[PackedBatch]):
         if fetched.unreadable:
             indices, unreadable = tuple(fetched.indices), tuple(fetched.unreadable)
             packed = dataclasses.replace(packed, indices=indices, unreadable=unreadable)
-        return packed
+        return dataclasses.replace(packed, damaged=tuple(fetched.damaged)) if fetched.damaged else packed
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:

@@ -1,0 +1,329 @@
+"""Unusual, damaged and malicious images are what Pillow makes of them, or an error that names them; nothing else."""
+
+from __future__ import annotations
+
+import functools
+import io
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, EncodedImage, ImageError
+from proxyloader.odd_formats import ODD_FORMATS
+from proxyloader.photograph import photograph
+from proxyloader.spelled import numbers_in, spelled_picture
+from tests.hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
+from tests.integration.test_bad_input import walk
+
+FILES = {file.name: file for file in (Path(__file__).parents[1] / "files").iterdir() if file.suffix != ".md"}
+
+
+def with_zeros(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes(20) + data[at + 20 :]
+
+
+OTHERS: dict[str, Callable[[], bytes]] = {
+    "an AVIF with zeros inside": lambda: with_zeros(FILES["avif.avif"].read_bytes(), 280),
+    "a JPEG 2000 that is cut": lambda: FILES["jpeg_2000.jp2"].read_bytes()[:200],
+    "a PNG that is cut": lambda: SOUND["a PNG"](plain())[:3000],
+    "a TIFF that is cut": lambda: SOUND["a JPEG in a TIFF"](plain())[:1000],
+    "a start and no more": lambda: b"\xff\xd8\xff",
+}
+CASES = [*HOSTILE_JPEGS, *FILES, *OTHERS]
+SUFFIXES = {"a JPEG in a PNG's name": ".png", "a JPEG in a TIFF": ".tif"}
+
+PILLOW_DECODES = {
+    "1 x 1",
+    "65,500 x 1",
+    "Adobe 0 behind JFIF",
+    "Adobe 0 without JFIF",
+    "a JFIF marker behind Adobe 0",
+    "a JPEG in a TIFF",
+    "a PNG",
+    "an Adobe marker behind the frame",
+    "RGB named components behind JFIF",
+}
+"""Of the sound ones; all others stay encoded."""
+
+BATCH, ODD = 3, 1
+"""Of two batches each, the first holds a hostile image in the middle, the second none."""
+
+ENGINE_LEVELS = 3
+"""How far a GPU's decoders may be from Pillow, in levels of 255."""
+
+Pixels = torch.Tensor  # (3, H, W) uint8
+
+
+@functools.lru_cache(maxsize=8)
+def plain(subsampling: str = "4:2:0", **options: Any) -> bytes:
+    file = io.BytesIO()
+    photograph(0, size=(67, 45)).save(file, "JPEG", quality=93, subsampling=subsampling, **options)
+    return file.getvalue()
+
+
+@functools.cache
+def content(case: str) -> bytes:
+    if case in OTHERS:
+        return OTHERS[case]()
+    return FILES[case].read_bytes() if case in FILES else HOSTILE_JPEGS[case](plain())
+
+
+def pixels_by_pillow(data: bytes) -> Pixels | None:
+    """None where Pillow raises."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return transforms.functional.pil_to_tensor(image.convert("RGB"))
+    except Exception:
+        return None
+
+
+def folder_of(root: Path, files: Sequence[tuple[str, bytes]], transform: Any, kind: type = ImageFolder) -> ImageFolder:
+    """A data set of (suffix, content) each, in this order."""
+    (root / "class").mkdir(parents=True)
+    for number, (suffix, data) in enumerate(files):
+        (root / "class" / f"{number:05d}{suffix}").write_bytes(data)
+    dataset = kind(str(root), transform, is_valid_file=lambda path: True)
+    assert isinstance(dataset, ImageFolder) and len(dataset) == len(files)
+    return dataset
+
+
+@functools.cache
+def spelled(number: int) -> bytes:
+    file = io.BytesIO()
+    spelled_picture(number).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def index_of(case: str) -> int:
+    return CASES.index(case) * 2 * BATCH + ODD
+
+
+Walked = tuple[ImageFolder, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Walked]:
+    """Walks one epoch of all cases, each among pictures that spell their number; once for each way to walk."""
+
+    @functools.cache
+    def walk_all(workers: int, device: str) -> Walked:
+        odd = {index_of(case): (SUFFIXES.get(case, Path(case).suffix or ".jpg"), content(case)) for case in CASES}
+        files = [odd.get(number) or (".jpg", spelled(number)) for number in range(2 * BATCH * len(CASES))]
+        dataset = folder_of(tmp_path_factory.mktemp("hostile") / "set", files, transforms.PILToTensor())
+        return dataset, walk(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
+
+    return walk_all
+
+
+def numbers_of(images: Sequence[Pixels]) -> list[int]:
+    return numbers_in(torch.stack(list(images)), white=255)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_a_hostile_image_is_what_pillow_makes_of_it_or_an_error_that_names_it(
+    walked: Callable[[int, str], Walked], case: str, workers: int, device: str
+) -> None:
+    dataset, batches = walked(workers, device)
+    index = index_of(case)
+    assert len(batches) == 2 * len(CASES)
+    found, after = batches[index // BATCH : index // BATCH + 2]
+    start = index // BATCH * BATCH
+    assert numbers_of([image for image, _ in after]) == list(range(start + BATCH, start + 2 * BATCH))
+    theirs = pixels_by_pillow(content(case))
+    if theirs is None:
+        assert isinstance(found, ImageError), found
+        assert f"dataset[{index}]" in str(found) and dataset.samples[index][0] in str(found)
+        return
+    assert not isinstance(found, Exception), found
+    assert numbers_of([found[0][0], found[2][0]]) == [start, start + 2]
+    ours = found[ODD][0].cpu()
+    assert ours.shape == theirs.shape
+    if device == "cpu":
+        assert torch.equal(ours, theirs)
+    elif case in SOUND:
+        assert (ours.int() - theirs.int()).abs().max() <= ENGINE_LEVELS
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_sound_jpeg_stays_encoded(case: str) -> None:
+    assert EncodedImage.from_bytes(content(case)).data.startswith(b"P6") == (case in PILLOW_DECODES)
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_pillow_reads_what_is_sound(case: str) -> None:
+    assert pixels_by_pillow(content(case)) is not None
+
+
+# --- only a part of an image is decoded -------------------------------------------------------------------------------
+
+CROP = transforms.Compose([transforms.RandomResizedCrop(24, scale=(0.1, 0.4)), transforms.PILToTensor()])
+MEAN_LEVELS = 0.5
+
+
+class CroppedByIndex(ImageFolder):
+    """Each image has its own crop, whoever asks for it and whatever failed before."""
+
+    def __getitem__(self, index: int) -> Any:
+        torch.manual_seed(index)
+        return super().__getitem__(index)
+
+
+def crop_by_pillow(dataset: CroppedByIndex, index: int) -> Pixels | None:
+    try:
+        image, _ = dataset[index]
+    except Exception:
+        return None
+    assert isinstance(image, torch.Tensor)
+    return image
+
+
+def compare_one_by_one(dataset: ImageFolder, theirs: list[Pixels | None], device: str) -> tuple[list[str], int]:
+    """Walk a data set in batches of one.
+
+    Returns:
+        What is wrong, by the name of the file, and how many images raised the error that they should.
+    """
+    wrong, refused = [], 0
+    found = walk(DataLoader(dataset, 1, num_workers=2, device=device))
+    assert len(found) == len(dataset)
+    for index, (ours, their) in enumerate(zip(found, theirs)):
+        path = dataset.samples[index][0]
+        if their is None:
+            named = isinstance(ours, ImageError) and f"dataset[{index}]" in str(ours) and path in str(ours)
+            refused += named
+            if not named:
+                wrong.append(f"{index}: Pillow refuses it, and here it is {type(ours).__name__}")
+        elif isinstance(ours, Exception):
+            wrong.append(f"{index}: Pillow decodes it, and here it is {ours}")
+        elif ours[0][0].shape != their.shape:
+            wrong.append(f"{index}: of shape {tuple(ours[0][0].shape)} and not {tuple(their.shape)}")
+        elif device == "cpu":
+            levels = (ours[0][0].int() - their.int()).abs().float()
+            if levels.mean() > (MEAN_LEVELS if isinstance(dataset, CroppedByIndex) else 0):
+                wrong.append(f"{index}: {levels.mean():.1f} levels off in the mean, {levels.max():.0f} at most")
+    return wrong, refused
+
+
+def test_a_crop_of_a_hostile_image_is_the_crop_that_pillow_makes(tmp_path: Path, device: str) -> None:
+    cases = [case for case in CASES if " x 65,5" not in case and "65,500 x" not in case]  # as crops they show nothing
+    files = [(".jpg", content(case)) for case in cases]
+    dataset = folder_of(tmp_path / "set", files, CROP, CroppedByIndex)
+    theirs = [crop_by_pillow(dataset, index) for index in range(len(dataset))]
+    wrong, refused = compare_one_by_one(dataset, theirs, device)
+    assert not wrong, [f"{cases[int(line.split(':')[0])]}: {line}" for line in wrong]
+    assert 0 < refused < len(cases)
+
+
+# --- damage at random -------------------------------------------------------------------------------------------------
+
+SEEDS = 200
+KINDS: dict[str, dict[str, Any]] = {
+    "4:2:0": {},
+    "4:4:4": {"subsampling": "4:4:4"},
+    "progressive": {"progressive": True},
+    "restart markers": {"restart_marker_blocks": 3},
+}
+
+
+@pytest.mark.parametrize("part", ["whole", "crop"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_jpeg_damaged_at_random_is_what_pillow_makes_of_it_or_an_error_that_names_it(
+    tmp_path: Path, damage: str, part: str, device: str
+) -> None:
+    goods = [plain(**options) for options in KINDS.values()]
+    files = [(".jpg", DAMAGES[damage](goods[seed % len(goods)], seed)) for seed in range(SEEDS)]
+    if part == "crop":
+        dataset = folder_of(tmp_path / "set", files, CROP, CroppedByIndex)
+        theirs = [crop_by_pillow(dataset, index) for index in range(SEEDS)]
+    else:
+        dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
+        theirs = [pixels_by_pillow(data) for _, data in files]
+    wrong, refused = compare_one_by_one(dataset, theirs, device)
+    assert not wrong, f"{len(wrong)} of {SEEDS}: {wrong[:5]}"
+    assert 0 < refused < SEEDS
+
+
+ANY_FORMAT = {name: functools.partial(encode, photograph(0, size=(40, 30))) for name, encode in ODD_FORMATS.items()} | {
+    name: file.read_bytes for name, file in FILES.items()
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("name", ANY_FORMAT)
+def test_a_file_of_any_format_that_is_damaged_at_random_is_an_image_or_an_image_error(name: str) -> None:
+    whole = ANY_FORMAT[name]()
+    for seed in range(40):
+        generator, data = np.random.default_rng(seed), bytearray(whole)
+        for at in generator.integers(len(whole) if seed % 2 else min(len(whole), 400), size=4):
+            data[at] = generator.choice([0, 1, 0x7F, 0xFF, int(generator.integers(256))])
+        try:
+            image = EncodedImage.from_bytes(bytes(data), "damaged")
+        except ImageError as error:
+            assert "damaged" in str(error)
+        else:
+            assert image.height > 0 and image.width > 0
+
+
+# --- bombs ------------------------------------------------------------------------------------------------------------
+
+BOUND_S = 10
+
+
+def arithmetic(data: bytes) -> bytes:
+    return data.replace(b"\xff\xc2\0\x11", b"\xff\xca\0\x11")
+
+
+def behind_junk(data: bytes) -> bytes:
+    """Where Pillow goes on reading, and a stricter reader does not."""
+    first_segment_end = 4 + int.from_bytes(data[4:6], "big")
+    return data[:first_segment_end] + b"junk" + data[first_segment_end:]
+
+
+# Of a size that would take a decoder some ten seconds, so that a failing test ends too.
+BOMBS = {
+    "progressive": scan_bomb(13_000, 13_000, 300),
+    "sequential": scan_bomb(13_000, 13_000, 300, frame=0xC0),
+    "progressive arithmetic": arithmetic(scan_bomb(13_000, 13_000, 300)),
+    "behind junk": behind_junk(scan_bomb(13_000, 13_000, 300)),
+    "small and endless": scan_bomb(1_000, 1_000, 20_000),
+}
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_file_of_endless_scans_is_refused_in_bounded_time(
+    tmp_path: Path, bomb: str, workers: int, device: str
+) -> None:
+    files = [(".jpg", BOMBS[bomb] if number == BATCH + ODD else spelled(number)) for number in range(3 * BATCH)]
+    dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
+    started = time.monotonic()
+    before, found, after = walk(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
+    assert time.monotonic() - started < BOUND_S
+    assert isinstance(found, ImageError) and "bomb" in str(found)
+    assert f"dataset[{BATCH + ODD}]" in str(found) and dataset.samples[BATCH + ODD][0] in str(found)
+    assert numbers_of([image for image, _ in [*before, *after]]) == [0, 1, 2, 6, 7, 8]
+
+
+def test_the_files_are_small_and_all_explained() -> None:
+    assert all(file.stat().st_size < 8192 for file in FILES.values())
+    assert sum(file.stat().st_size for file in FILES.values()) < 100 * 1024
+    explained = (Path(__file__).parents[1] / "files" / "README.md").read_text()
+    assert all(f"`{name}`" in explained for name in FILES)
+
+
+def test_the_first_of_the_table_is_the_photograph() -> None:
+    """If this fails, the comparisons above compare nothing."""
+    theirs = pixels_by_pillow(content("plain"))
+    assert theirs is not None
+    original = np.asarray(photograph(0, size=(67, 45))).transpose(2, 0, 1)
+    assert np.abs(theirs.numpy().astype(int) - original).mean() < 8
