@@ -29,11 +29,14 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import wrap
 from proxyloader._dali import fn, pipeline_def, types
-from proxyloader.arena import Arena, Request
+from proxyloader.arena import Arena
+from proxyloader.fetch import Fetcher
 from proxyloader.make_dataset import make_dataset
 from proxyloader.packing import Packer
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.sample import EncodedImage
+from proxyloader.sampling import Request
+from proxyloader.scans import is_whole
 from proxyloader.server import ProxyServer
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
@@ -51,11 +54,13 @@ def median_ms(run: Callable[[], Any], times: int = 9) -> float:
 def reading(root: str) -> dict[str, float]:
     """Opening a batch's files in a worker, with malloc as it comes and as workers set it."""
     paths = [path for path, _ in ImageFolder(root).samples]
+    files = [Path(path).read_bytes() for path in paths]
     before = median_ms(lambda: [EncodedImage.open(path) for path in paths])
     keep_freed_memory()
     return {
         "open files, malloc as it comes": before,
         "open files, freed memory kept": median_ms(lambda: [EncodedImage.open(path) for path in paths]),
+        "look at their scans (once, before a GPU decodes them)": median_ms(lambda: [is_whole(file) for file in files]),
     }
 
 
@@ -64,15 +69,15 @@ def road(root: str) -> dict[str, float]:
     keep_freed_memory()
     dataset = wrap(ImageFolder(root, TRANSFORM))
     arena = Arena(2, len(dataset) << 20)
-    packed = PackedDataset(dataset, Packer(default_collate, arena, len(dataset)), arena, batched=True)
-    request = Request(0, list(range(len(dataset))), 0)
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, len(dataset)), arena)
+    request = Request(0, 0, list(range(len(dataset))), batched=True, slot=0)
     batch = packed.__getitems__(request)
     plan = dataset.transform.plan
     server = ProxyServer(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))
     submitted = []
 
     def submit() -> None:
-        memory = arena.memory(0)
+        memory = batch.memory(arena)
         submitted.append(server.submit([part.views(memory) for part in batch.runs[0].inputs]))
 
     costs = {

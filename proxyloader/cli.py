@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (ProxyLoaderError, ValueError, OSError) as error:
+    except (ProxyLoaderError, ValueError, OSError, RuntimeError) as error:
         if args.debug:
             raise
         print(f"proxyloader: error: {_in_one_line(error)}", file=sys.stderr)

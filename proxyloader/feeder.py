@@ -11,6 +11,7 @@ an error stays with its batch.
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from .errors import ImageError, InputError, PipelineError
-from .packing import ContentUnpickler, PackedBatch, PackedRun
+from .packing import ContentUnpickler, PackedBatch, PackedRun, Parcel
 from .rescue import Rescue, Saved
 from .road import Road
 from .sampling import Progress
@@ -68,7 +69,7 @@ class Feeder:
 
     def __init__(
         self,
-        batches: Iterator[PackedBatch],
+        batches: Iterator[Parcel | PackedBatch],
         road: Road,
         servers: Mapping[str, ProxyServer],
         *,
@@ -80,7 +81,8 @@ class Feeder:
         pin: bool,
     ) -> None:
         self._fed: deque[_Fed] = deque()
-        self._batches: Iterator[PackedBatch] | None = batches
+        self._batches: Iterator[Parcel | PackedBatch] | None = batches
+        self._process = os.getpid()
         self._road, self._servers, self._collate_fn = road, servers, collate_fn
         self._progress, self._errors, self._on_error = progress, errors, on_error
         self._rescue = Rescue(servers, road, on_error)
@@ -96,7 +98,7 @@ class Feeder:
         return self
 
     def __len__(self) -> int:
-        return len(self._road.requests) if self._road.requests is not None else len(self._road.workers)
+        return len(self._road.workers._index_sampler)  # as torch's iterators; those of streams have none
 
     def __del__(self) -> None:
         self.close()
@@ -111,6 +113,8 @@ class Feeder:
         self._batches = None
 
     def __next__(self) -> Any:
+        if self._process != os.getpid():
+            raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
         batch = _NOTHING
         while batch is _NOTHING:
             while self._should_feed():
@@ -169,17 +173,30 @@ class Feeder:
             while self._to_throw_away:
                 self._to_throw_away -= 1
                 next(self._batches)
-            fed.batch = next(self._batches)
-            if self._road.requests is not None and fed.batch.request is not None:
-                self._road.requests.answered(fed.batch.request, fed.batch.damaged)
-            self._submit(fed.batch, fed.tickets)
+            parcel = next(self._batches)
         except StopIteration:
             self._batches = None
             return
         except Exception as error:
-            self._road.broken |= fed.batch is None
+            self._road.broken |= getattr(self._batches, "failed", False)
             fed.error = error
+        else:
+            try:
+                self._open(parcel, fed)
+            except Exception as error:
+                fed.error = error
         self._fed.append(fed)
+
+    def _open(self, parcel: Parcel | PackedBatch, fed: _Fed) -> None:
+        """Unpack what came from a worker, and start its runs."""
+        requests = self._road.requests
+        number = parcel.number if isinstance(parcel, Parcel) else parcel.request.number if parcel.request else None
+        request = requests.answered(number) if requests is not None and number is not None else None
+        fed.batch = PackedBatch(request)  # whatever comes now, its slot will go back
+        fed.batch = parcel.open(request, self._road.arena) if isinstance(parcel, Parcel) else parcel
+        if requests is not None and request is not None:
+            requests.note_damaged(request, fed.batch.damaged)
+        self._submit(fed.batch, fed.tickets)
 
     def _submit(self, batch: PackedBatch, tickets: list[Ticket]) -> None:
         if batch.failure is not None:
@@ -225,7 +242,7 @@ class Feeder:
             if saved.lost:
                 return self._without_lost(batch, saved)
             outputs = saved.outputs
-        content = ContentUnpickler(batch.content, functools.partial(_resolve, outputs), self._pin).load()
+        content = ContentUnpickler(batch.content, functools.partial(_resolve, outputs), self._pin, batch.kept).load()
         return content if batch.collated else self._collated(batch, content)
 
     def _collected(self, run: PackedRun, ticket: Ticket) -> Outputs | PipelineError:

@@ -117,13 +117,21 @@ class Fetcher:
 
     @property
     def _takes_lists(self) -> bool:
-        return getattr(self.dataset, "__getitems__", None) is not None and not isinstance(self.dataset, Subset)
+        dataset = self.dataset
+        while isinstance(dataset, Subset):  # which takes lists where what it is a part of does
+            dataset = dataset.dataset
+        return getattr(dataset, "__getitems__", None) is not None
 
     def _sample(self, index: Any, epoch: int) -> Any:
         if self._seed is not None:
             seed_generators(self._seed, epoch, _plain(index))
         try:
             return self.dataset[index]
+        except StopIteration as error:
+            # Which would end the epoch without a word.
+            raise RuntimeError(
+                f"dataset[{index}] raised StopIteration, and a dataset with indices has no end"
+            ) from error
         except ImageError as error:
             named = ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
             named.errno = error.errno

@@ -213,7 +213,9 @@ class DataLoader(TorchDataLoader[T]):
         self._progress = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_road": None, "_servers": {}, "_iterator": None}  # as before the first epoch
+        # As before the first epoch: a copy has workers, and a count of epochs, of its own.
+        own: dict[str, Any] = {"_road": None, "_servers": {}, "_iterator": None, "_progress": None, "_scans": None}
+        return self.__dict__ | own | {"errors": UnreadableSamples(), "_next_epoch": Progress(self._next_epoch.epoch)}
 
     def _translated(self) -> tuple[Any, dict[str, Plan]]:
         """The dataset that workers get, and its plans; without plans DALI has nothing to do."""
@@ -248,6 +250,7 @@ class DataLoader(TorchDataLoader[T]):
         """Let torch start an epoch; with a seed, what it draws for its workers follows that."""
         if road.requests is not None:
             road.requests.begin(progress)
+        road.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
         if self.seed is None:
             return iter(road.workers)
         with kept_generators():

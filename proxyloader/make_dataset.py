@@ -232,5 +232,9 @@ def _write_picture(root: Path, recipe: _Recipe, picture: _Picture) -> None:
 def _write(path: Path, data: bytes) -> None:
     """All or nothing: what is there under its name is whole, so an interrupted data set needs only what is missing."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,10 +1,11 @@
 """One batch, one message: images packed into memory, and the rest of the batch with references in their place.
 
-``Packer`` runs in the worker; ``PackedBatch`` travels; ``ContentUnpickler`` runs in the main process.
+``Packer`` runs in the worker; a ``PackedBatch`` travels in a ``Parcel``; ``ContentUnpickler`` runs in the main process.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import math
@@ -24,8 +25,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from .arena import Arena, Memory
 from .errors import InputError, ProxyLoaderError
+from .jpeg import JPEG_START
 from .proxy import ProxyBatch, ProxyCall, ProxySample
-from .sample import JPEG_START, EncodedImage
+from .sample import EncodedImage
 from .sampling import Request
 from .scans import is_whole
 from .unreadable import UnreadableSample
@@ -94,13 +96,23 @@ class Failure:
     def caught(cls, where: str) -> Failure:
         """Of the exception that is being handled."""
         error = sys.exc_info()[1]
-        ours = error if isinstance(error, ProxyLoaderError) else None
-        return cls(ExceptionWrapper(where=where), ours)  # type: ignore[no-untyped-call]
+        failure = cls(ExceptionWrapper(where=where), error if isinstance(error, ProxyLoaderError) else None)  # type: ignore[no-untyped-call]
+        try:
+            ForkingPickler.dumps(failure)
+        except Exception:  # of a class that only the worker can see
+            failure.wrapper.exc_type = RuntimeError
+            failure = cls(failure.wrapper, None)
+        return failure
 
     def reraise(self) -> None:
+        # Tracebacks that begin here: the frames behind would hold the exception itself, and the loader, for ever.
         if self.error is not None:
-            raise self.error from RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
-        self.wrapper.reraise()  # type: ignore[no-untyped-call]
+            cause = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
+            raise copy.copy(self.error).with_traceback(None) from cause
+        try:
+            self.wrapper.reraise()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            raise error.with_traceback(None) from error.__cause__
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,7 @@ class PackedBatch:
         blob: the runs' bytes where they are not in the slot.
         runs: pipeline runs whose outputs the content refers to.
         content: the rest of the batch. Pickled where there are runs, with references in place of images.
+        kept: tensors that the content refers to, where it does not leave the process.
         collated: the content is a batch; else it is the list of samples, for the collate_fn of the main process.
         batched: it is of a list of samples, not of one.
         samples: each sample pickled by itself, for a batch that must be put together anew without some of them.
@@ -127,6 +140,7 @@ class PackedBatch:
     blob: torch.Tensor | None = None
     runs: tuple[PackedRun, ...] = ()
     content: Any = None
+    kept: tuple[torch.Tensor, ...] = ()
     collated: bool = True
     batched: bool = True
     samples: tuple[bytes, ...] = ()
@@ -137,10 +151,6 @@ class PackedBatch:
 
     def __repr__(self) -> str:
         return f"PackedBatch({self.request}, runs={list(self.runs)}, failure={self.failure is not None})"
-
-    def pin_memory(self, device: Any = None) -> PackedBatch:
-        """What torch's own thread for page-locked memory does to a batch without images."""
-        return dataclasses.replace(self, content=pin_memory(self.content, device))  # type: ignore[no-untyped-call]
 
     def memory(self, arena: Arena | None) -> Memory:
         """Where the runs' bytes are, (bytes,) uint8."""
@@ -153,6 +163,65 @@ class PackedBatch:
     def is_empty(self) -> bool:
         """None of its samples could be read."""
         return self.indices is not None and not self.indices
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A packed batch on torch's queue.
+
+    It is pickled before it gets there, so that what cannot be pickled is an error of its batch. And where there is a
+    slot the pickle lies there, too: then the message is so short that a pipe takes it whole or not at all, and a worker
+    that is killed leaves no half of one behind, for which the main process would wait for ever.
+
+    Attributes:
+        number: of the request that it answers; None for a stream.
+        data: the pickle; None: it lies in the slot, from ``start`` to ``end``.
+        opened: the batch, where torch's thread for page-locked memory has had it.
+    """
+
+    number: int | None
+    data: bytes | None = None
+    start: int = 0
+    end: int = 0
+    opened: PackedBatch | None = None
+
+    @classmethod
+    def of(cls, batch: PackedBatch, arena: Arena | None = None) -> Parcel:
+        """In the worker."""
+        request = batch.request
+        number = request.number if request is not None else None
+        batch = dataclasses.replace(batch, request=None)  # the main process has kept it
+        try:
+            data = ForkingPickler.dumps(batch)
+        except Exception:
+            batch = PackedBatch(None, failure=Failure.caught("when a batch was to be sent to the main process"))
+            data = ForkingPickler.dumps(batch)
+        if arena is None or request is None or request.slot is None:
+            return cls(number, bytes(data))
+        start = _aligned(batch.size_bytes)
+        arena.memory(request.slot, start + len(data))[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        return cls(number, None, start, start + len(data))
+
+    def open(self, request: Request | None, arena: Arena | None) -> PackedBatch:
+        """In the main process."""
+        if self.opened is not None:
+            return dataclasses.replace(self.opened, request=request)
+        data: Any = self.data
+        if data is None:
+            assert arena is not None and request is not None and request.slot is not None
+            data = arena.memory(request.slot, self.end)[self.start : self.end]
+        batch: PackedBatch = pickle.loads(data)
+        return dataclasses.replace(batch, request=request)
+
+    def pin_memory(self, device: Any = None) -> Parcel:
+        """What torch's thread for page-locked memory does to batches without images."""
+        batch = self.open(None, None)
+        content = pin_memory(batch.content, device)  # type: ignore[no-untyped-call]
+        return Parcel(self.number, opened=dataclasses.replace(batch, content=content))
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
@@ -198,15 +267,24 @@ class Packer:
             content = content if self._collate_here else self._collate_fn(samples)
             return PackedBatch(request, content=content)
         each = samples if self._batched else [samples]
-        kept = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
+        samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         slot = request.slot if request is not None else None
         if self._check_scans:
             for calls in pickler.runs:
                 calls[:] = map(_whole, calls)
         writer = _Writer(self._arena if slot is not None else None, slot)
         runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
-        size_bytes, blob = writer.size_bytes, writer.blob()
-        return PackedBatch(request, size_bytes, blob, runs, data, self._collate_here, self._batched, kept)
+        return PackedBatch(
+            request,
+            size_bytes=writer.size_bytes,
+            blob=writer.blob(),
+            runs=runs,
+            content=data,
+            kept=tuple(pickler.kept),
+            collated=self._collate_here,
+            batched=self._batched,
+            samples=samples_alone,
+        )
 
 
 class _ContentPickler:
@@ -214,6 +292,7 @@ class _ContentPickler:
 
     def __init__(self, run_size: int) -> None:
         self.runs: list[list[ProxyCall]] = []
+        self.kept: list[torch.Tensor] = []
         self._run_size = run_size
         self._open: dict[str, int] = {}  # server -> the run that takes its next single sample
         self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
@@ -226,7 +305,10 @@ class _ContentPickler:
         pickler.dump(content)
         return buffer.getvalue()
 
-    def _place(self, proxy: ProxyBatch | ProxySample) -> tuple[int, Any]:
+    def _place(self, proxy: ProxyBatch | ProxySample | torch.Tensor) -> int | tuple[int, Any]:
+        if isinstance(proxy, torch.Tensor):
+            self.kept.append(proxy)
+            return len(self.kept) - 1
         if isinstance(proxy, ProxySample):
             return proxy.output, self._row_of(proxy.call)
         if id(proxy.run) not in self._batches:
@@ -254,17 +336,19 @@ class _ContentPickler:
 
 
 class _Pickler(ForkingPickler):
-    place: Callable[[ProxyBatch | ProxySample], Any]
+    place: Callable[[ProxyBatch | ProxySample | torch.Tensor], Any]
 
     def persistent_id(self, obj: Any) -> Any:
-        return self.place(obj) if isinstance(obj, (ProxyBatch, ProxySample)) else None
+        if isinstance(obj, (ProxyBatch, ProxySample)):
+            return self.place(obj)
+        # In the training process there is nobody to send tensors to: they stay the objects that they are.
+        return self.place(obj) if isinstance(obj, torch.Tensor) and get_worker_info() is None else None
 
     def reducer_override(self, obj: Any) -> Any:
-        # Labels are cheaper by value than as a shared file that is opened for each of them; and in the training process
-        # there is nobody to share with.
+        # Labels are cheaper by value than as a shared file that is opened for each of them.
         if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided:
             return NotImplemented
-        if obj.nbytes > LARGE_TENSOR_BYTES and get_worker_info() is not None:
+        if obj.nbytes > LARGE_TENSOR_BYTES or not obj.is_contiguous():
             return NotImplemented
         values = obj.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
         return restore_tensor, (values, obj.dtype, tuple(obj.shape), obj.requires_grad)
@@ -288,7 +372,7 @@ class _Writer:
     def add(self, array: NDArray[Any], align: bool = True) -> int:
         """Write an array; returns its offset in bytes."""
         if align:
-            self.size_bytes = -(-self.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self.size_bytes = _aligned(self.size_bytes)
         start, end = self.size_bytes, self.size_bytes + array.nbytes
         self.size_bytes = end
         if self._arena is None or self._slot is None:
@@ -318,13 +402,21 @@ def _whole(call: ProxyCall) -> ProxyCall:
     return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source)
 
 
+def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
+    """
+    Raises:
+        InputError: the arrays differ in dtype or number of dimensions, which DALI takes in no batch.
+    """
+    kinds = {(array.dtype.str, array.ndim) for array in arrays}
+    if len(kinds) > 1:
+        found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
+        raise InputError(f"{name} of the pipeline differs within a batch: {found}. DALI takes one kind")
+
+
 def _pack_run(calls: Sequence[ProxyCall], writer: _Writer) -> PackedRun:
     inputs = []
     for position, arrays in enumerate(zip(*(call.inputs for call in calls))):
-        kinds = {(array.dtype.str, array.ndim) for array in arrays}
-        if len(kinds) > 1:
-            found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
-            raise InputError(f"input {position} of the pipeline differs within a batch: {found}. DALI takes one kind")
+        one_kind(f"input {position}", arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
         offsets = [writer.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
@@ -342,13 +434,18 @@ class ContentUnpickler(pickle.Unpickler):
         data: the content.
         resolve: gives the image or the batch for a reference (output, place or list of places).
         pin: put tensors into page-locked memory, as a stock loader with ``pin_memory`` does.
+        kept: of the batch.
     """
 
-    def __init__(self, data: bytes, resolve: Callable[[int, Any], Any], pin: bool = False) -> None:
+    def __init__(
+        self, data: bytes, resolve: Callable[[int, Any], Any], pin: bool = False, kept: Sequence[torch.Tensor] = ()
+    ) -> None:
         super().__init__(io.BytesIO(data))
-        self._resolve, self._pin = resolve, pin
+        self._resolve, self._pin, self._kept = resolve, pin, kept
 
     def persistent_load(self, pid: Any) -> Any:
+        if isinstance(pid, int):
+            return self._kept[pid].pin_memory() if self._pin else self._kept[pid]
         return self._resolve(*pid)
 
     def find_class(self, module: str, name: str) -> Any:

@@ -43,10 +43,16 @@ class ProxyCall:
 
 
 class ProxyRun:
-    """The calls of one batch. Its outputs share it, so an image and its mask come from one run of the pipeline."""
+    """The calls of one batch. Its outputs share it, so an image and its mask come from one run of the pipeline.
+
+    Attributes:
+        calls: of its samples; they may be of several servers.
+        done: outputs of each row, while some of the servers have produced theirs.
+    """
 
     def __init__(self, calls: Sequence[ProxyCall]) -> None:
         self.calls = calls
+        self.done: dict[int, Sequence[torch.Tensor]] = {}
 
     def __repr__(self) -> str:
         return f"ProxyRun({len(self.calls)} samples)"

@@ -83,7 +83,7 @@ class Rescue:
         indices = indices_of(batch) or [None] * len(batch.samples)
         for index, data in zip(indices, batch.samples):
             try:
-                samples.append(ContentUnpickler(data, _Resolver(saved)).load())
+                samples.append(ContentUnpickler(data, _Resolver(saved), kept=batch.kept).load())
             except ImageError as error:
                 unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "replace":
@@ -136,7 +136,7 @@ class Rescue:
                 return sample
             saved = self.save(alone, [self._run(alone, run) for run in alone.runs])
             if not saved.lost:
-                return ContentUnpickler(alone.content, _Resolver(saved)).load()[0]
+                return ContentUnpickler(alone.content, _Resolver(saved), kept=alone.kept).load()[0]
             unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
         raise nothing_replaces(lost, unreadable[-1])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import time
 import weakref
 from dataclasses import dataclass, field
@@ -14,11 +16,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .arena import Arena
 from .fetch import Fetcher
-from .packing import PackedBatch, Packer
+from .packing import PackedBatch, Packer, Parcel
 from .sampling import RequestSampler
 from .scans import KnownScans
 from .transforms.plan import Plan
-from .worker import PackedDataset, set_up_worker
+from .worker import PackedDataset, PackStream, set_up_worker
+
+log = logging.getLogger("proxyloader")
 
 BYTES_PER_IMAGE = 1 << 18
 """Room that is mapped in a slot for each image of a batch at first; more is mapped where it is needed."""
@@ -26,7 +30,7 @@ BYTES_PER_IMAGE = 1 << 18
 DEFAULT_RUN_SIZE = 256
 
 LOOK_FOR_DEAD_WORKERS_S = 1.0
-GRACE_S = 0.4
+GRACE_S = 0.3
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:
@@ -50,7 +54,7 @@ class Road:
         broken: a worker was lost; the next epoch needs new ones.
     """
 
-    workers: TorchDataLoader[PackedBatch]
+    workers: TorchDataLoader[Parcel | PackedBatch]
     fetcher: Fetcher
     requests: RequestSampler | None
     arena: Arena | None
@@ -79,7 +83,7 @@ class Road:
             # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
             # handed out, and two that the GPU may still be reading.
             slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
-            arena = Arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
+            arena = _arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
         fetcher = Fetcher(dataset, loader.on_error, loader.seed)
         packer = Packer(
             loader.collate_fn,
@@ -102,7 +106,7 @@ class Road:
         )
         requests = None
         if streams:
-            arguments |= dict(dataset=dataset, collate_fn=packer, batch_size=loader.batch_size)
+            arguments |= dict(dataset=dataset, collate_fn=PackStream(packer), batch_size=loader.batch_size)
             if loader.batch_size is not None:
                 arguments["drop_last"] = loader.drop_last
         else:
@@ -117,11 +121,19 @@ class Road:
         return self.user is None or self.user() is None
 
 
-def _as_it_is(batch: PackedBatch) -> PackedBatch:
+def _arena(slots: int, slot_bytes: int) -> Arena | None:
+    try:
+        return Arena(slots, slot_bytes)
+    except OSError as error:  # a limit on the size of files, or on their number
+        log.warning("no memory for batches can be had (%s); they travel by torch's, which is slower", str(error))
+        return None
+
+
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class _Workers(TorchDataLoader[PackedBatch]):
+class _Workers(TorchDataLoader[Any]):
     """torch's loader, quicker to see that a worker is gone and to let workers go."""
 
     def _get_iterator(self) -> Any:
@@ -132,11 +144,33 @@ class _Workers(TorchDataLoader[PackedBatch]):
 
 
 class _WorkersIterator(_MultiProcessingDataLoaderIter):
+    failed = False
+    """A worker is gone or late; those that are left cannot begin another epoch."""
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        self._process = os.getpid()
+        super().__init__(loader)
+
+    def _get_data(self) -> Any:
+        try:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        except Exception:
+            self.failed = True
+            raise
+
     def _try_get_data(self, timeout: float = LOOK_FOR_DEAD_WORKERS_S) -> Any:
-        # Outside the main thread this poll is all that tells of a dead worker; torch's takes five seconds.
-        return super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+        # Outside the main thread this poll is all that tells of a dead worker; torch's takes five seconds, and none at
+        # all as long as another worker has something to give.
+        found = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+        dead = [w for w, in_use in zip(self._workers, self._workers_status) if in_use and not w.is_alive()]
+        if dead:
+            raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(str(w.pid) for w in dead)}) exited unexpectedly")
+        return found
 
     def _shutdown_workers(self) -> None:
+        if self._process != os.getpid():
+            self._shutdown = True  # a forked copy: the workers are the parent's
+            return
         # torch waits five seconds for each worker that is busy; and what it is busy with is wanted no more.
         if not self._shutdown:
             deadline_s = time.monotonic() + GRACE_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,71 +11,15 @@ from PIL import Image, UnidentifiedImageError
 
 from . import scans
 from .errors import ImageError
+from .jpeg import JPEG_START, count_scan_headers, read_jpeg_header
 from .unreadable import MACHINE_ERRNOS
-
-JPEG_START = b"\xff\xd8\xff"
-JPEG_END = b"\xff\xd9"
-
-# Baseline, extended and progressive Huffman: what libjpeg and the GPU's decoders agree on. Lossless, hierarchical and
-# arithmetic frames go to Pillow, which decodes some of them and names the rest.
-_DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
-_OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_RGB_COMPONENT_IDS = b"RGB"
 
 SMALLEST_SIDE_PX = 8
 """Slivers go to Pillow: in a 4:2:0 image one pixel wide, the GPU's engine is up to 8 levels off."""
 
-
-@dataclass(frozen=True)
-class JpegHeader:
-    """What a JPEG file says of itself before its first scan.
-
-    Attributes:
-        height, width: in pixels, as stored (the EXIF orientation is not applied; torchvision ignores it too).
-        as_pillow: DALI's decoders and Pillow give the same RGB for this file.
-    """
-
-    height: int
-    width: int
-    as_pillow: bool
-
-
-def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
-    """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B). None where they make no sense."""
-    at, end = 2, len(data)
-    frame: tuple[int, int, bool] | None = None
-    adobe_transform = None
-    while at + 4 <= end:
-        if data[at] != 0xFF:
-            return None
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-            continue
-        length = data[at + 2] << 8 | data[at + 3]
-        if length < 2 or at + 2 + length > end:
-            return None
-        if marker in _DECODED_ALIKE or marker in _OTHER_FRAMES:
-            if length < 8:
-                return None
-            bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
-            if length < 8 + 3 * components:
-                return None
-            ids = bytes(data[at + 10 : at + 10 + 3 * components : 3])
-            alike = marker in _DECODED_ALIKE and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
-            frame = height, width, alike
-        elif marker == 0xEE and length >= 14 and bytes(data[at + 4 : at + 9]) == b"Adobe":
-            adobe_transform = data[at + 15]
-        elif marker == 0xDA:
-            if frame is None or 0 in frame[:2]:
-                return None
-            height, width, alike = frame
-            # An Adobe marker with transform 0 means the three components are RGB, not YCbCr. And a scan that never
-            # ends was cut off: only Pillow's verdict counts there. (A thumbnail's end lies before the scan.)
-            complete = bytes(data[-2:]) == JPEG_END or bytes(data[at:]).rfind(JPEG_END) >= 0
-            return JpegHeader(height, width, alike and adobe_transform != 0 and complete)
-        at += 2 + length
-    return None
+PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
+MOST_PASSES = 20
+"""Over the largest picture that is taken: each scan of a JPEG costs its decoder one, even a scan that holds nothing."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +98,7 @@ class EncodedImage:
         if data.startswith(JPEG_START):
             header = read_jpeg_header(data)
             if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
-                refuse_too_large(header.height, header.width, path, max_pixels)
+                refuse_too_large(header.height, header.width, path, max_pixels, header.scans)
                 if not scans.needs_pillow(data):
                     return cls(data, header.height, header.width, path)
         return cls.by_pillow(data, path, max_pixels)
@@ -169,13 +112,14 @@ class EncodedImage:
         """
         try:
             with _opened(data, max_pixels) as image:
-                refuse_too_large(image.height, image.width, path, max_pixels)
+                passes = count_scan_headers(data) if image.format in ("JPEG", "MPO") else 1
+                refuse_too_large(image.height, image.width, path, max_pixels, passes)
                 return cls.from_pil(image.convert("RGB"), path)
-        except ImageError:
+        except (ImageError, MemoryError):
             raise
         except UnidentifiedImageError as error:
             raise _bad(path, f"{len(data)} bytes, in no image format that Pillow knows") from error
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except Exception as error:  # whatever the library behind a format raises; AVIF's is a RuntimeError
             raise _bad(path, f"Pillow cannot decode it: {error}") from error
 
     @classmethod
@@ -189,10 +133,11 @@ class EncodedImage:
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
 
-def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None) -> None:
+def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None, scans: int = 1) -> None:
     """
     Raises:
-        ImageError: the image has more than ``max_pixels``; without that, more than Pillow opens.
+        ImageError: the image has more than ``max_pixels``; without that, more than Pillow opens. Or it has so many
+            scans that decoding it would take minutes.
     """
     if max_pixels is not None:
         limit, raised = max_pixels, "Give the loader a larger max_pixels"
@@ -200,8 +145,9 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None)
         limit, raised = 2 * Image.MAX_IMAGE_PIXELS, "Give the loader max_pixels, or raise PIL.Image.MAX_IMAGE_PIXELS,"
     else:
         return
-    if height * width > limit:
-        reason = f"{width} x {height} pixels, and the limit is {limit} (it could be a decompression bomb)"
+    if height * width > limit or height * width * scans > MOST_PASSES * max(limit, PILLOWS_LIMIT_PIXELS):
+        scanned = f" in {scans} scans, a pass over the picture each" if height * width <= limit else ""
+        reason = f"{width} x {height} pixels{scanned}, and the limit is {limit} (it could be a decompression bomb)"
         raise ImageError(f"{path or 'an image'}: {reason}. {raised} if it is meant", path=path, reason=reason)
 
 

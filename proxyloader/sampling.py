@@ -31,8 +31,9 @@ class Progress:
         batches: that the loop was given.
         samples: that were in them; of a sampler for several processes, in all of them together.
         finished: the epoch has ended.
-        random_state: of torch's default generator when the order was drawn; None where a seed tells it.
-        generator_state: the same of the sampler's own generator, where it has one.
+        random_states: of torch's default generator when the order was drawn: when the sampler was asked for an
+            iterator, and when that was asked for its first batch. Empty where a seed tells them.
+        generator_states: the same of the sampler's own generator, where it has one.
         sampler_state: of a sampler with a ``state_dict`` (or ``set_epoch``), at the start of the epoch.
     """
 
@@ -40,8 +41,8 @@ class Progress:
     batches: int = 0
     samples: int = 0
     finished: bool = False
-    random_state: torch.Tensor | None = field(default=None, repr=False)
-    generator_state: torch.Tensor | None = field(default=None, repr=False)
+    random_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     sampler_state: Any = field(default=None, repr=False)
 
     def state_dict(self, seed: int | None) -> dict[str, Any]:
@@ -53,8 +54,8 @@ class Progress:
             "epoch": here.epoch,
             "batches": here.batches,
             "samples": here.samples,
-            "random_state": here.random_state,
-            "generator_state": here.generator_state,
+            "random_states": dict(here.random_states),
+            "generator_states": dict(here.generator_states),
             "sampler_state": here.sampler_state,
         }
 
@@ -64,7 +65,7 @@ class Progress:
         Raises:
             ValueError: it is no state of a loader, or of one with another seed.
         """
-        fields = ("epoch", "batches", "samples", "random_state", "generator_state", "sampler_state")
+        fields = ("epoch", "batches", "samples", "random_states", "generator_states", "sampler_state")
         if not isinstance(state, dict) or not {"version", "seed", *fields} <= state.keys():
             raise ValueError(
                 f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
@@ -139,11 +140,21 @@ class RequestSampler:
             for request in self._unanswered.values():
                 self._arena.give_back(request.slot)
         self._unanswered.clear()
-        for indices in self._indices(self._progress):
-            slot = self._arena.lend() if self._arena is not None else None
+        progress = self._progress
+        self._settle_sampler(progress)
+        with self._known_generators(progress, "iter"):  # at once, as torch asks for the iterator before it draws seeds
+            remaining = iter(self._remaining(progress))
+        return self._requests(progress, remaining)
+
+    def _requests(self, progress: Progress, remaining: Iterator[Any]) -> Iterator[Request]:
+        # Samplers draw when they yield first (torch's own do), so that much happens under generators that are known.
+        with self._known_generators(progress, "next"):
+            first = list(itertools.islice(remaining, 1))
+        for indices in itertools.chain(first, remaining):
             if self._batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot travel
-            request = Request(next(self._numbers), self._progress.epoch, indices, self._batched, slot)
+            slot = self._arena.lend() if self._arena is not None else None
+            request = Request(next(self._numbers), progress.epoch, indices, self._batched, slot)
             if self._scans is not None:
                 request = dataclasses.replace(request, scans=self._scans.of(request.each()))
             self._unanswered[request.number] = request
@@ -152,15 +163,15 @@ class RequestSampler:
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
-    def answered(self, request: Request, damaged: Sequence[Any] = ()) -> None:
-        """Note that the batch has come back, and which of its samples were found damaged.
+    def answered(self, number: int) -> Request:
+        """Note that a batch has come back. Its slot now belongs to whoever has the batch."""
+        return self._unanswered.pop(number)
 
-        The slot now belongs to whoever has the batch.
-        """
-        del self._unanswered[request.number]
+    def note_damaged(self, request: Request, damaged: Sequence[Any]) -> None:
+        """Note which of a request's samples a worker found damaged."""
         if self._scans is not None and request.scans is not None:
-            damaged = [*damaged, *(i for i, known in zip(request.each(), request.scans) if known == Scan.DAMAGED)]
-            self._scans.note(request.each(), damaged)
+            known = (index for index, scan in zip(request.each(), request.scans) if scan == Scan.DAMAGED)
+            self._scans.note(request.each(), [*damaged, *known])
 
     def handed_out(self, request: Request) -> None:
         """Note that the loop has been given the batch."""
@@ -184,15 +195,6 @@ class RequestSampler:
         """(rank, number of processes) of a sampler that deals its samples out to several, as DistributedSampler."""
         sampler = self._of_samples
         return getattr(sampler, "rank", 0), getattr(sampler, "num_replicas", 1)
-
-    def _indices(self, progress: Progress) -> Iterator[Any]:
-        self._settle_sampler(progress)
-        # Samplers draw when they yield first (torch's own do), so that much happens under generators that are known.
-        with self._known_generators(progress):
-            remaining = iter(self._remaining(progress))
-            first = list(itertools.islice(remaining, 1))
-        yield from first
-        yield from remaining
 
     def _remaining(self, progress: Progress) -> Iterable[Any]:
         rank, shards = self._shard
@@ -220,22 +222,22 @@ class RequestSampler:
                 progress.sampler_state = {"epoch": sampler.epoch}
 
     @contextlib.contextmanager
-    def _known_generators(self, progress: Progress) -> Iterator[None]:
+    def _known_generators(self, progress: Progress, moment: str) -> Iterator[None]:
         generator = getattr(self._of_samples, "generator", None)
         if isinstance(generator, torch.Generator):
-            if progress.generator_state is not None:
-                generator.set_state(progress.generator_state)
+            if moment in progress.generator_states:
+                generator.set_state(progress.generator_states[moment])
             else:
-                progress.generator_state = generator.get_state()
+                progress.generator_states[moment] = generator.get_state()
             yield
         elif self._seed is not None:
             with kept_generators():
-                seed_generators(self._seed, progress.epoch, "order")
+                seed_generators(self._seed, progress.epoch, "order", moment)
                 yield
-        elif progress.random_state is not None:
+        elif moment in progress.random_states:
             with kept_generators():
-                torch.set_rng_state(progress.random_state)
+                torch.set_rng_state(progress.random_states[moment])
                 yield
         else:
-            progress.random_state = torch.get_rng_state()
+            progress.random_states[moment] = torch.get_rng_state()
             yield

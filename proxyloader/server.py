@@ -10,12 +10,13 @@ threads; the thread that trains waits only where it needs an output that is not 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,20 @@ import torch
 
 from . import _dali
 from .errors import InputError, PipelineError
-from .proxy import Proxy, ProxyBatch, ProxyCall, ProxySample
+from .packing import one_kind
+from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
 
 Outputs = list["torch.Tensor | list[torch.Tensor]"]
+
+Kinds = tuple[tuple[str, int], ...]
+"""(dtype, number of dimensions) of each input of a pipeline."""
 
 
 class Ticket:
     """One run of the pipeline, from submit to collect."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, kinds: Kinds = ()) -> None:
+        self.size, self.kinds = size, kinds
         self.outputs: Outputs | None = None
         self.error: Exception | None = None
         self.finished: torch.cuda.Event | None = None
@@ -80,7 +85,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._runs: deque[Ticket] = deque()
         self._lock = threading.RLock()
         self._started = False
-        self._kinds: dict[str, tuple[str, int]] = {}
+        self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._broken: Exception | None = None
         _servers.add(self)
 
@@ -134,27 +139,28 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                     f"the pipeline failed before ({self._broken}) and its executor cannot go on; build it with "
                     "@pipeline_def(exec_dynamic=True), which can"
                 )
-            for name, samples in zip(self._dali_input_names, inputs):
-                self._check(name, samples)
-            for name, samples in zip(self._dali_input_names, inputs):
-                self._pipe.feed_input(name, _dali.tensor_list(samples))
+            ticket = Ticket(len(inputs[0]), self._kinds_of(inputs))
+            batches = [_dali.tensor_list(samples) for samples in inputs]
+            for name, batch in zip(self._dali_input_names, batches):
+                self._pipe.feed_input(name, batch)
             _dali.run(self._pipe)
-            ticket = Ticket(len(inputs[0]))
             self._runs.append(ticket)
             return ticket
 
-    def _check(self, name: str, samples: Any) -> None:
-        # A refused batch would stay at the head of DALI's input queue and be refused again for ever.
-        if len(samples) > self._pipe.max_batch_size:
-            raise InputError(f"a batch of {len(samples)} for a pipeline of batch_size={self._pipe.max_batch_size}")
-        first = samples[0]
-        kind = first.dtype.str, first.ndim
-        if self._kinds.setdefault(name, kind) != kind:
-            (dtype, ndim), (known_dtype, known_ndim) = kind, self._kinds[name]
-            raise InputError(
-                f"input {name!r} of the pipeline was {np.dtype(known_dtype)} with {known_ndim} dimensions until now, "
-                f"and is {np.dtype(dtype)} with {ndim} in this batch. DALI takes one kind for each input"
-            )
+    def _kinds_of(self, inputs: Sequence[Any]) -> Kinds:
+        """Check a run's inputs. A batch that DALI refuses would stay at the head of its queue for ever."""
+        if len(inputs[0]) > self._pipe.max_batch_size:
+            raise InputError(f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipe.max_batch_size}")
+        kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
+        while self._runs and self._runs[-1].kinds != kinds:
+            self._collect_oldest()  # whether those kinds are right is known when such a run has succeeded
+        for name, kind, known in zip(self._dali_input_names, kinds, self._kinds or kinds):
+            if kind != known:
+                raise InputError(
+                    f"input {name!r} of the pipeline was {np.dtype(known[0])} with {known[1]} dimensions until now, "
+                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch. DALI takes one kind for each input"
+                )
+        return kinds
 
     def collect(self, ticket: Ticket) -> Outputs:
         """Wait for a run.
@@ -171,6 +177,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 if ticket not in self._runs:
                     raise PipelineError("this run was forgotten: the server was stopped, or the process was forked")
                 self._collect_oldest()
+        if ticket.abandoned:
+            raise PipelineError("this run was forgotten: the server was stopped")
         if ticket.error is not None:
             failure = f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}"
             raise PipelineError(failure) from ticket.error
@@ -191,6 +199,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             if not self._pipe.exec_dynamic:
                 self._broken = error
             return
+        self._kinds = self._kinds or ticket.kinds
         if stream is not None:
             ticket.stream, ticket.finished = stream, stream.record_event()
         ticket.outputs = [] if ticket.abandoned else outputs
@@ -221,35 +230,52 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             return ref
 
         _map_references(obj, note, set())
-        of_call = self._run_singles({id(ref.call): ref.call for ref in found if isinstance(ref, ProxySample)})
-        runs = {id(ref.run): ref.run for ref in found if isinstance(ref, ProxyBatch)}
-        of_run = {key: self._run_calls(run.calls) for key, run in runs.items()}
+        singles = {id(ref.call): ref.call for ref in found if isinstance(ref, ProxySample)}
+        of_call = dict(zip(singles, self._rows_of(list(singles.values()))))
+        of_run = {id(ref.run): self._run(ref.run) for ref in found if isinstance(ref, ProxyBatch)}
 
         def output_of(ref: ProxyBatch | ProxySample) -> Any:
             if not self._owns(ref):
                 return ref
-            if isinstance(ref, ProxyBatch):
-                return of_run[id(ref.run)][ref.output]
-            outputs, row = of_call[id(ref.call)]
-            return outputs[ref.output][row]
+            if isinstance(ref, ProxySample):
+                return of_call[id(ref.call)][ref.output]
+            outputs = of_run[id(ref.run)]
+            return ref if outputs is None else outputs[ref.output]
 
         return _map_references(obj, output_of, set())
 
     def _owns(self, ref: ProxyBatch | ProxySample) -> bool:
-        call = ref.call if isinstance(ref, ProxySample) else ref.run.calls[0]
-        return call.server == self.key
+        calls = [ref.call] if isinstance(ref, ProxySample) else ref.run.calls
+        return any(call.server == self.key for call in calls)
 
-    def _run_singles(self, calls: dict[int, ProxyCall]) -> dict[int, tuple[Outputs, int]]:
-        size, keys = self._pipe.max_batch_size, list(calls)
-        of_call: dict[int, tuple[Outputs, int]] = {}
-        for start in range(0, len(keys), size):
-            part = keys[start : start + size]
-            outputs = self._run_calls([calls[key] for key in part])
-            of_call.update({key: (outputs, row) for row, key in enumerate(part)})
-        return of_call
+    def _run(self, run: ProxyRun) -> Outputs | None:
+        """The outputs of a batch; None while it waits for another server, too."""
+        if len(run.calls) <= self._pipe.max_batch_size and all(call.server == self.key for call in run.calls):
+            return self._run_calls(run.calls)
+        own = [row for row, call in enumerate(run.calls) if call.server == self.key]
+        run.done.update(zip(own, self._rows_of([run.calls[row] for row in own])))
+        if len(run.done) < len(run.calls):
+            return None
+        rows = [run.done[row] for row in range(len(run.calls))]
+        return [_stacked_or_listed(list(output)) for output in zip(*rows)]
+
+    def _rows_of(self, calls: Sequence[ProxyCall]) -> list[list[torch.Tensor]]:
+        """The outputs of each call, from as many runs as they need."""
+        rows: list[list[torch.Tensor]] = []
+        for start in range(0, len(calls), self._pipe.max_batch_size):
+            outputs = self._run_calls(calls[start : start + self._pipe.max_batch_size])
+            rows += [[output[row] for output in outputs] for row in range(len(outputs[0]))]
+        return rows
 
     def _run_calls(self, calls: Sequence[ProxyCall]) -> Outputs:
-        return self.collect(self.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
+        inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
+        for name, arrays in zip(self._dali_input_names, inputs):
+            one_kind(f"input {name!r}", arrays)
+        return self.collect(self.submit(inputs))
+
+
+def _stacked_or_listed(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    return torch.stack(images) if len({image.shape for image in images}) == 1 else images
 
 
 def _hand_over(outputs: Outputs, finished: torch.cuda.Event, stream: torch.cuda.Stream | None) -> None:
@@ -274,13 +300,18 @@ def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], see
             return obj
         return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
     seen.add(id(obj))
-    if isinstance(obj, list):
-        obj[:] = [_map_references(item, of, seen) for item in obj]
-    elif isinstance(obj, MutableMapping):
-        for key in list(obj):
+    if isinstance(obj, (MutableSequence, MutableMapping)):
+        for key in list(obj) if isinstance(obj, MutableMapping) else range(len(obj)):
             obj[key] = _map_references(obj[key], of, seen)
+    elif isinstance(obj, MutableSet):
+        items = [_map_references(item, of, seen) for item in obj]
+        obj.clear()
+        for item in items:
+            obj.add(item)
     else:
-        for name, value in list(getattr(obj, "__dict__", {}).items()):
+        slots = itertools.chain(*(getattr(cls, "__slots__", ()) for cls in type(obj).__mro__))
+        for name in [*getattr(obj, "__dict__", ()), *(name for name in slots if hasattr(obj, name))]:
+            value = getattr(obj, name)
             new = _map_references(value, of, seen)
             if new is not value:
                 object.__setattr__(obj, name, new)  # frozen dataclasses too

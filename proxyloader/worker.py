@@ -10,37 +10,39 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
 from .arena import Arena
 from .errors import ImageError
 from .fetch import Fetcher
-from .packing import Failure, PackedBatch, Packer
+from .packing import Failure, PackedBatch, Packer, Parcel
 from .sampling import Request
 from .unreadable import UnreadableSample
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-class PackedDataset(Dataset[PackedBatch]):
+class PackedDataset(Dataset[Any]):
     """What torch's workers see in the place of the user's map-style dataset: takes requests, gives packed batches."""
 
     def __init__(self, fetcher: Fetcher, packer: Packer, arena: Arena | None) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
 
-    def __getitems__(self, request: Request) -> PackedBatch:
+    def __getitems__(self, request: Request) -> PackedBatch | Parcel:
+        info = get_worker_info()
         try:
             with self.fetcher.generators():
-                return self._packed(request)
+                packed = self._packed(request)
+            return packed if info is None else Parcel.of(packed, self._arena)
         except Exception as error:
-            info = get_worker_info()
             if info is None:
                 raise
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
             # As a value, so that the slot comes back with it.
             failure = Failure.caught(f"in DataLoader worker process {info.id}")
-            return PackedBatch(request, unreadable=unreadable, failure=failure)
+            return Parcel.of(PackedBatch(request, unreadable=unreadable, failure=failure), self._arena)
         finally:
             if self._arena is not None and request.slot is not None:
                 self._arena.mark_ready(request.slot)
@@ -55,6 +57,17 @@ class PackedDataset(Dataset[PackedBatch]):
             indices, unreadable = tuple(fetched.indices), tuple(fetched.unreadable)
             packed = dataclasses.replace(packed, indices=indices, unreadable=unreadable)
         return dataclasses.replace(packed, damaged=tuple(fetched.damaged)) if fetched.damaged else packed
+
+
+class PackStream:
+    """A stream's collate_fn."""
+
+    def __init__(self, packer: Packer) -> None:
+        self._packer = packer
+
+    def __call__(self, samples: Any) -> PackedBatch | Parcel:
+        packed = self._packer(samples)
+        return packed if get_worker_info() is None else Parcel.of(packed)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:

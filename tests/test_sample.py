@@ -1,4 +1,4 @@
-"""What stays encoded and what Pillow decodes; and what a file says of its size."""
+"""What stays encoded and what Pillow decodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from PIL import Image
 from proxyloader import EncodedImage, ImageError
 from proxyloader.odd_formats import ODD_FORMATS
 from proxyloader.photograph import photograph
-from proxyloader.sample import read_jpeg_header
 
 PHOTO = photograph(0, size=(90, 61))
 STAY_ENCODED = {
@@ -53,25 +52,6 @@ def plain_jpeg(image: Image.Image = PHOTO) -> bytes:
 def test_slivers_are_decoded_by_pillow(size: tuple[int, int], encoded: bool) -> None:
     image = EncodedImage.from_bytes(plain_jpeg(PHOTO.resize(size)))
     assert (image.width, image.height) == size and image.data.startswith(b"\xff\xd8") == encoded
-
-
-def test_a_header_is_read_whatever_segments_stand_before_the_frame() -> None:
-    data = plain_jpeg()
-    comment = b"\xff\xfe\x00\x08\xff\xc0xyzw"  # looks like a frame inside
-    fill = b"\xff\xff\xff"
-    for more in (b"", comment, fill, fill + comment * 3):
-        header = read_jpeg_header(data[:2] + more + data[2:])
-        assert header is not None and (header.height, header.width, header.as_pillow) == (61, 90, True)
-
-
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 10, 20, 150, 300])
-def test_a_header_that_is_cut_off_is_none(length: int) -> None:
-    assert read_jpeg_header(plain_jpeg()[:length]) is None
-
-
-def test_a_scan_without_an_end_is_left_to_pillow() -> None:
-    header = read_jpeg_header(plain_jpeg()[:-2])
-    assert header is not None and not header.as_pillow
 
 
 def test_random_damage_to_a_header_raises_nothing_but_an_image_error() -> None:

@@ -36,7 +36,7 @@ def indices(requests: RequestSampler, progress: Progress, at_most: int | None = 
     for request in requests:
         if at_most is not None and len(found) == at_most:
             break
-        requests.answered(request)
+        requests.answered(request.number)
         requests.handed_out(request)
         found.append(request.indices)
     return found
@@ -53,7 +53,7 @@ def test_unanswered_requests_of_an_epoch_give_their_slots_to_the_next() -> None:
     arena = Arena(2, 1)
     requests = requests_for([[1], [2], [3]], arena)
     first = next(iter(requests))
-    requests.answered(first)
+    requests.answered(first.number)
     arena.give_back(first.slot)
     assert [request.slot for request in requests] == [1, 0, None]
     assert [request.slot for request in requests] == [1, 0, None]
@@ -197,7 +197,7 @@ def test_a_sampler_with_a_state_is_put_back_into_that_of_the_epochs_start() -> N
 
 
 def test_an_epoch_that_has_ended_is_the_start_of_the_next() -> None:
-    progress = Progress(4, batches=7, samples=70, finished=True, random_state=torch.zeros(3))
+    progress = Progress(4, batches=7, samples=70, finished=True, random_states={"iter": torch.zeros(3)})
     resumed = through_a_checkpoint(progress, 5)
     assert resumed == Progress(5)
 

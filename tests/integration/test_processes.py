@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import multiprocessing
+import functools
+import gc
 import os
-import signal
-import subprocess
+import resource
+import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,180 +18,553 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
+from tests.faults import (
+    BATCH,
+    WORKER_LOST,
+    Misstep,
+    Spelled,
+    all_numbers,
+    assert_gone,
+    await_line,
+    await_true,
+    be_killed,
+    children_of,
+    hang,
+    in_thread,
+    loader_of,
+    numbers_of,
+    shared_batches,
+    training,
+)
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
-
-SCRIPT = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may inherit it ignored
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from proxyloader import DataLoader, ProxyServer
-
-def loader(workers=2, **arguments):
-    transform = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
-    return DataLoader(ImageFolder(sys.argv[1], transform), 4, num_workers=workers, device="cpu", **arguments)
-
-def server():
-    from nvidia.dali import fn, pipeline_def, types
-
-    @pipeline_def(batch_size=4, num_threads=1, device_id=None, exec_dynamic=True)
-    def graph():
-        return fn.decoders.image(fn.external_source(name="images", no_copy=True))
-
-    return ProxyServer(graph())
-
-if __name__ == "__main__":
-"""
+ERROR_S = 2.0
+METHODS = ["fork", "forkserver", "spawn"]
 
 
-def start(photos: Path, body: str) -> subprocess.Popen[str]:
-    code = SCRIPT + textwrap.indent(textwrap.dedent(body), "    ")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(photos)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
+def directly(run: Callable[[], Any]) -> Any:
+    return run()
+
+
+ANYWHERE = pytest.mark.parametrize("consumed", [directly, in_thread], ids=["main thread", "another thread"])
+PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
+
+
+# --- workers that die ------------------------------------------------------------------------------------------------
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def leave_at_once() -> None:
+    os._exit(3)
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def numbers_until_lost(batches: Any, consumed: Callable[[Callable[[], Any]], Any]) -> tuple[list[int], float]:
+    """What a loader gives before it says that a worker is lost, and when it says so."""
+
+    def consume() -> tuple[list[int], float]:
+        numbers: list[int] = []
+        with pytest.raises(RuntimeError, match=WORKER_LOST):
+            for batch in batches:
+                numbers += numbers_of(batch)
+        return numbers, time.monotonic()
+
+    numbers, lost_s = consumed(consume)
+    return numbers, lost_s
+
+
+@ANYWHERE
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_worker_is_an_error_at_once_and_the_next_epoch_is_right(
+    spelled_root: Path, tmp_path: Path, method: str, consumed: Any
+) -> None:
+    misstep = Misstep(13, be_killed, tmp_path)
+    workers = 2 if method == "fork" else 1  # the others take seconds to start one
+    loader = loader_of(spelled_root, misstep, workers, multiprocessing_context=method)
+    numbers, lost_s = numbers_until_lost(loader, consumed)
+    assert lost_s - misstep.await_s() < ERROR_S
+    assert numbers == list(range(len(numbers))) and len(numbers) <= 12
+    assert consumed(lambda: all_numbers(loader)) == list(range(48))
+
+
+@ANYWHERE
+@PERSISTENT
+@pytest.mark.parametrize("death", [leave, leave_at_once, crash], ids=["sys.exit", "os._exit", "a segmentation fault"])
+def test_a_worker_that_ends_is_an_error_at_once_and_the_next_epoch_is_right(
+    spelled_root: Path, tmp_path: Path, death: Callable[[], None], persistent: bool, consumed: Any
+) -> None:
+    misstep = Misstep(13, death, tmp_path)
+    loader = loader_of(spelled_root, misstep, persistent_workers=persistent)
+    numbers, lost_s = numbers_until_lost(loader, consumed)
+    assert lost_s - misstep.await_s() < ERROR_S
+    assert numbers == list(range(len(numbers))) and len(numbers) <= 12
+    assert consumed(lambda: all_numbers(loader)) == list(range(48))
+
+
+class SlowButOne:
+    """Every worker but the one that dies takes its time, and always has the next batch almost ready."""
+
+    def __init__(self, misstep: Misstep) -> None:
+        self.misstep = misstep
+
+    def __call__(self, index: int) -> None:
+        self.misstep(index)
+        if index // BATCH % 2 == 0:
+            time.sleep(0.15)
+
+
+@ANYWHERE
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "in any order"])
+def test_a_worker_that_goes_on_delivering_does_not_hide_one_that_died(
+    spelled_root: Path, tmp_path: Path, in_order: bool, consumed: Any
+) -> None:
+    misstep = Misstep(5, be_killed, tmp_path)
+    loader = loader_of(spelled_root, SlowButOne(misstep), prefetch_factor=6, in_order=in_order)
+    numbers, lost_s = numbers_until_lost(loader, consumed)
+    assert lost_s - misstep.await_s() < ERROR_S
+    assert not set(numbers) & {4, 5, 6, 7}
+
+
+@ANYWHERE
+def test_a_loss_while_the_loop_trains_is_told_at_the_next_batch_or_those_before_it(
+    spelled_root: Path, tmp_path: Path, consumed: Any
+) -> None:
+    misstep = Misstep(13, be_killed, tmp_path)
+    loader = loader_of(spelled_root, misstep)
+    batches = iter(loader)
+
+    def consume() -> float:
+        with pytest.raises(RuntimeError, match=WORKER_LOST):
+            for batch in batches:
+                numbers_of(batch)
+                misstep.await_s()
+        return time.monotonic()
+
+    assert consumed(consume) - misstep.await_s() < ERROR_S
+
+
+def kill(worker: psutil.Process) -> None:
+    with contextlib.suppress(RuntimeError):  # by which torch tells the main thread, wherever that is
+        worker.kill()
+        await_true(lambda: worker.status() == psutil.STATUS_ZOMBIE or not worker.is_running())
+
+
+@PERSISTENT
+def test_when_all_workers_are_killed_the_next_epoch_has_new_ones(spelled_root: Path, persistent: bool) -> None:
+    loader = loader_of(spelled_root, persistent_workers=persistent)
+    batches = iter(loader)
+    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    for worker in children_of():
+        kill(worker)
+    numbers, _ = numbers_until_lost(batches, directly)
+    del batches
+    assert numbers == list(range(4, 4 + len(numbers)))
+    assert all_numbers(loader) == list(range(48))
+
+
+@pytest.mark.parametrize("consumed", [directly, in_thread], ids=["main thread", "another thread"])
+def test_persistent_workers_killed_between_two_epochs_are_replaced(spelled_root: Path, consumed: Any) -> None:
+    loader = loader_of(spelled_root, persistent_workers=True)
+    assert consumed(lambda: all_numbers(loader)) == list(range(48))
+    workers = children_of()
+    for worker in workers:
+        kill(worker)
+
+    def epoch() -> list[int]:
+        try:
+            return all_numbers(loader)
+        except RuntimeError as error:  # allowed once, and the epoch after it must be whole
+            error.__traceback__ = None
+        return all_numbers(loader)
+
+    start_s = time.monotonic()
+    assert consumed(epoch) == list(range(48))
+    assert time.monotonic() - start_s < 4
+
+
+def test_a_worker_killed_in_one_loader_leaves_another_loader_right(spelled_root: Path, tmp_path: Path) -> None:
+    # torch tells the main thread of the loss wherever it is, so the loss is the first loader's to raise or the other's.
+    healthy, dying = loader_of(spelled_root), loader_of(spelled_root, Misstep(13, be_killed, tmp_path))
+
+    def both() -> None:
+        for a, b in zip(healthy, dying):
+            assert numbers_of(a) == numbers_of(b)
+
+    with pytest.raises(RuntimeError, match=WORKER_LOST):
+        both()
+    assert all_numbers(healthy) == all_numbers(dying) == list(range(48))
+
+
+# --- workers without memory ------------------------------------------------------------------------------------------
+
+
+def allow_little_memory(worker_id: int) -> None:
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + (256 << 20),) * 2)
+
+
+def take_a_gigabyte() -> None:
+    bytearray(1 << 30)
+
+
+@ANYWHERE
+@PERSISTENT
+def test_a_worker_out_of_memory_is_a_memory_error_of_its_batch_and_all_others_are_right(
+    spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
+) -> None:
+    loader = loader_of(
+        spelled_root,
+        Misstep(13, take_a_gigabyte, tmp_path),
+        worker_init_fn=allow_little_memory,
+        persistent_workers=persistent,
     )
 
+    def consume() -> list[int]:
+        batches, numbers = iter(loader), []
+        for _ in range(3):
+            numbers += numbers_of(next(batches))
+        with pytest.raises(MemoryError):
+            next(batches)
+        return numbers + all_numbers(batches)
+
+    assert consumed(consume) == [*range(12), *range(16, 48)]
+    gc.collect()
+    assert consumed(lambda: all_numbers(loader)) == list(range(48))
+
+
+class WithoutRoom(Spelled):
+    """The file itself is too large for the worker's memory."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        with open(self.samples[13][0], "ab") as file:
+            file.truncate(1 << 30)
+
+
+def test_a_file_larger_than_the_workers_memory_is_an_error_of_its_batch(spelled_root: Path, tmp_path: Path) -> None:
+    shutil.copytree(spelled_root, tmp_path / "set")
+    dataset = WithoutRoom(tmp_path / "set")
+    batches = iter(DataLoader(dataset, BATCH, num_workers=1, worker_init_fn=allow_little_memory, device="cpu"))
+    assert [numbers_of(next(batches)) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    with pytest.raises((MemoryError, OSError)):
+        next(batches)
+    assert all_numbers(batches) == list(range(16, 48))
+
+
+# --- datasets that fail ----------------------------------------------------------------------------------------------
+
+
+class GivesAt13(Spelled):
+    """Gives something else in the place of one sample."""
+
+    def __init__(self, root: Path, instead: Any) -> None:
+        super().__init__(root)
+        self.instead = instead
+
+    def __getitem__(self, index: int) -> Any:
+        return self.instead if index == 13 else super().__getitem__(index)
+
+
+WRONG = {
+    "None": None,
+    "a string": "a string",
+    "a number": 13,
+    "one part too few": (torch.zeros(3, 64, 64),),
+    "a plain tensor as the image": (torch.zeros(3, 64, 64), 13),
+    "None as the image": (None, 13),
+    "a string as the label": (torch.zeros(3, 64, 64), "label"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("instead", WRONG.values(), ids=WRONG.keys())
+def test_a_sample_of_the_wrong_kind_is_an_error_of_its_batch(spelled_root: Path, instead: Any, workers: int) -> None:
+    loader = DataLoader(GivesAt13(spelled_root, instead), BATCH, num_workers=workers, device="cpu")
+    for _ in range(2):
+        batches, numbers = iter(loader), []
+        for _ in range(3):
+            numbers += numbers_of(next(batches))
+        with pytest.raises((TypeError, ValueError, RuntimeError, AttributeError)):
+            next(batches)
+        assert numbers + all_numbers(batches) == [*range(12), *range(16, 48)]
+
+
+class Raises(Spelled):
+    def __init__(self, root: Path, error: Callable[[], BaseException]) -> None:
+        super().__init__(root)
+        self.error = error
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            raise self.error()
+        return super().__getitem__(index)
+
+
+class TwoPartError(Exception):
+    """Cannot be made from one message."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def local_error() -> BaseException:
+    class LocalError(Exception):
+        """Cannot be pickled."""
+
+    return LocalError("mine")
+
+
+ERRORS = {
+    "with a message": lambda: LookupError("mine"),
+    "of two arguments": lambda: TwoPartError("mine", "yours"),
+    "of a class that cannot be pickled": local_error,
+    "that holds what cannot be pickled": lambda: ValueError("mine", lambda: None),
+    "StopIteration": lambda: StopIteration("mine"),
+    "a file that is not there": lambda: FileNotFoundError(2, "mine", "/nowhere"),
+}
+
+
+@ANYWHERE
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS.keys())
+def test_whatever_a_dataset_raises_is_raised_at_its_batch(
+    spelled_root: Path, error: Callable[[], BaseException], consumed: Any
+) -> None:
+    loader = DataLoader(Raises(spelled_root, error), BATCH, num_workers=2, device="cpu")
+
+    def consume() -> list[int]:
+        batches, numbers = iter(loader), []
+        for _ in range(3):
+            numbers += numbers_of(next(batches))
+        with pytest.raises(Exception, match="mine"):
+            next(batches)
+        return numbers + all_numbers(batches)
+
+    assert in_thread(lambda: consumed(consume), 10) == [*range(12), *range(16, 48)]
+
+
+def collate_to_a_lambda(samples: Any) -> Any:
+    return default_collate(samples), lambda: None
+
+
+def collate_without_pictures(samples: Any) -> Any:
+    return lambda: samples
+
+
+def test_a_batch_that_cannot_be_pickled_does_not_hang(spelled_root: Path) -> None:
+    class Plain(Spelled):
+        def __getitem__(self, index: int) -> Any:
+            return index  # so that the collate_fn runs in the worker
+
+    loader = DataLoader(Plain(spelled_root), BATCH, num_workers=1, collate_fn=collate_without_pictures, device="cpu")
+
+    def first() -> Any:
+        try:
+            return next(iter(loader))()
+        except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+            return str(error)
+
+    found = in_thread(first, 10)
+    assert found == [0, 1, 2, 3] or "pickle" in found
+
+
+def test_a_collate_fn_may_make_what_cannot_be_pickled_where_there_are_pictures(spelled_root: Path) -> None:
+    loader = loader_of(spelled_root, workers=1, collate_fn=collate_to_a_lambda)
+    assert all_numbers(batch for batch, _ in loader) == list(range(48))
+
+
+# --- workers that hang -----------------------------------------------------------------------------------------------
+
+
+@ANYWHERE
+@PERSISTENT
+def test_timeout_is_an_error_in_time_and_the_next_epoch_is_right(
+    spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
+) -> None:
+    loader = loader_of(spelled_root, Misstep(13, hang, tmp_path), timeout=1, persistent_workers=persistent)
+
+    def consume() -> float:
+        start_s = time.monotonic()
+        with pytest.raises(RuntimeError, match="timed out after 1 second"):
+            for batch in loader:
+                numbers_of(batch)
+        return time.monotonic() - start_s
+
+    assert 1 <= consumed(consume) < 4
+    gc.collect()
+    assert consumed(lambda: all_numbers(loader)) == list(range(48))
+
+
+# --- trainers that end -----------------------------------------------------------------------------------------------
 
 FORGETFUL = {
-    "a break, and the iterator kept": "batches = iter(loader()); next(batches)",
-    "persistent workers, after an epoch": "kept = loader(persistent_workers=True); print(len(list(kept)))",
-    "persistent workers, in the middle": "kept = loader(persistent_workers=True); batches = iter(kept); next(batches)",
-    "in the calling thread": "kept = loader(0); batches = iter(kept); next(batches)",
-    "a server that was started": "kept = server(); kept.start_thread()",
-    "two loaders at once": "a, b = loader(), loader(); pairs = zip(a, b); next(pairs)",
+    "before the first batch": "batches = iter(loader_of(root))",
+    "a break, and the iterator kept": "batches = iter(loader_of(root)); next(batches)",
+    "persistent workers, after an epoch": "kept = loader_of(root, persistent_workers=True); all_numbers(kept)",
+    "persistent workers, in the middle": """
+        kept = loader_of(root, persistent_workers=True); batches = iter(kept); next(batches)
+    """,
+    "spawned workers, in the middle": """
+        kept = loader_of(root, multiprocessing_context="spawn"); batches = iter(kept); next(batches)
+    """,
+    "in the calling thread": "kept = loader_of(root, None, 0); batches = iter(kept); next(batches)",
+    "two loaders at once": "a, b = loader_of(root), loader_of(root); pairs = zip(a, b); next(pairs)",
+    "a worker that sleeps": """
+        misstep = Misstep(13, hang, notes)
+        batches = iter(loader_of(root, misstep)); next(batches); misstep.await_s()
+    """,
+    "in a thread that still runs": """
+        batches = iter(loader_of(root, Misstep(13, hang, notes)))
+        threading.Thread(target=all_numbers, args=(batches,), daemon=True).start()
+        all_numbers([next(iter(loader_of(root)))])
+    """,
+    "a server that was started": """
+        from tests.integration.test_stopping import server_of
+        kept = server_of("cpu"); kept.start_thread()
+    """,
+    "sys.exit in the loop": """
+        for batch in loader_of(root, persistent_workers=True): sys.exit(0)
+    """,
+    "os._exit in the loop": """
+        for batch in loader_of(root, persistent_workers=True): os._exit(0)
+    """,
+    "os._exit while a worker sleeps": """
+        misstep = Misstep(13, hang, notes)
+        for batch in loader_of(root, misstep): misstep.await_s(); os._exit(0)
+    """,
 }
 
 
 @pytest.mark.parametrize("body", FORGETFUL.values(), ids=FORGETFUL.keys())
-def test_a_script_that_closes_nothing_ends_by_itself(photos: Path, body: str) -> None:
-    process = start(photos, body)
-    _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (0, "")
+def test_a_script_that_closes_nothing_ends_by_itself(spelled_root: Path, tmp_path: Path, body: str) -> None:
+    script = f"notes = Path({str(tmp_path)!r})\n" + "\n".join(line.strip() for line in body.strip().splitlines())
+    with training(tmp_path, spelled_root, script) as process:
+        children = children_while(process)
+        assert process.stdout is not None and process.stderr is not None
+        assert (process.returncode, process.stdout.read(), process.stderr.read()) == (0, "", "")
+        assert_gone(children, 5)
 
 
-def test_an_exception_in_the_loop_ends_the_script_with_that_exception(photos: Path) -> None:
-    process = start(photos, "for batch in loader(persistent_workers=True): raise LookupError('mine')")
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 1 and "LookupError: mine" in errors
+def children_while(process: Any, timeout_s: float = 60) -> list[psutil.Process]:
+    """Every child that a script has until it ends."""
+    found: set[psutil.Process] = set()
+
+    def has_ended() -> bool:
+        if process.poll() is None:
+            try:
+                found.update(children_of(process.pid))
+            except psutil.Error:
+                return False
+        return process.poll() is not None
+
+    await_true(has_ended, timeout_s)
+    return list(found)
 
 
-def test_control_c_ends_the_script_and_its_workers(photos: Path) -> None:
-    process = start(photos, "for batch in loader(persistent_workers=True): print('ready'); time.sleep(60)")
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    children = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=20)
-    assert process.returncode != 0
-    assert not psutil.wait_procs(children, timeout=5)[1]
+def test_an_exception_in_the_loop_ends_the_script_with_that_exception(spelled_root: Path, tmp_path: Path) -> None:
+    body = "for batch in loader_of(root, persistent_workers=True): raise LookupError('mine')"
+    with training(tmp_path, spelled_root, body) as process:
+        children = children_while(process)
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        assert process.returncode == 1 and errors.endswith("LookupError: mine\n") and errors.count("Traceback") == 1
+        assert_gone(children, 5)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_killed_trainer_leaves_no_worker_behind(photos: Path, method: str) -> None:
-    # The messages are made large, so that workers stand blocked in a full pipe when their trainer dies.
-    body = f"""
-        def collate(samples):
-            return samples
-        kept = loader(prefetch_factor=4, multiprocessing_context="{method}")
-        kept.dataset.target_transform = Large()
-        for batch in kept:
-            print("ready")
-            time.sleep(60)
-    """
-    code = SCRIPT.replace(
-        "def server", "class Large:\n    def __call__(self, target): return 'x' * 100_000\n\ndef server"
-    )
-    code += textwrap.indent(textwrap.dedent(body), "    ")
-    process = start_file(photos, code)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", process.communicate()
-    time.sleep(0.5)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 2
-    process.kill()
-    process.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
-    process.stdout.close()
-    assert process.stderr is not None
-    process.stderr.close()
+KILLED = {
+    "fork": "kept = loader_of(root)",
+    "fork, persistent": "kept = loader_of(root, persistent_workers=True)",
+    "forkserver": "kept = loader_of(root, multiprocessing_context='forkserver', workers=1)",
+    "spawn": "kept = loader_of(root, multiprocessing_context='spawn', workers=1)",
+    "spawn, persistent": "kept = loader_of(root, multiprocessing_context='spawn', persistent_workers=True, workers=1)",
+    "slow workers": "kept = loader_of(root, lambda index: time.sleep(0.2))",
+    "a worker that sleeps": "kept = loader_of(root, Misstep(9, hang, notes))",
+    "workers blocked in a full pipe": """
+        from tests.integration.test_stopping import WithLabels
+        kept = DataLoader(WithLabels(root), 4, num_workers=2, prefetch_factor=6, device="cpu")
+    """,
+}
 
 
-def start_file(photos: Path, code: str) -> subprocess.Popen[str]:
-    """As ``start``, from a file, which forkserver and spawn can import."""
-    path = photos.parent / "script.py"
-    path.write_text(code)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, str(path), str(photos)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+@pytest.mark.parametrize("body", KILLED.values(), ids=KILLED.keys())
+def test_a_killed_trainer_leaves_no_worker_and_no_memory_behind(spelled_root: Path, tmp_path: Path, body: str) -> None:
+    lines = [line.strip() for line in body.strip().splitlines()]
+    lines += ["batches = iter(kept)", "next(batches)", "say_ready()", "hang()"]
+    shared_before = set(os.listdir("/dev/shm"))
+    script = f"notes = Path({str(tmp_path)!r})\n" + "\n".join(lines)
+    with training(tmp_path, spelled_root, script) as process:
+        await_line(process, "ready")
+        trainer = psutil.Process(process.pid)
+        children = children_of(process.pid)
+        assert children
+        memory = shared_batches(trainer)
+        assert memory  # which the workers have, too
+        assert any(shared_batches(child) & memory for child in children)
+        shared = {name for name in os.listdir("/dev/shm") if name not in shared_before}
+        process.kill()
+        process.wait()
+        killed_s = time.monotonic()
+        assert_gone(children, 10)
+        assert not [each for each in psutil.process_iter() if shared_batches(each) & memory]
+        pids = {str(child.pid) for child in [trainer, *children]}
+        await_true(
+            lambda: not [n for n in shared & set(os.listdir("/dev/shm")) if pids & set(n.split("_"))],
+            max(0.1, killed_s + 10 - time.monotonic()),
+        )
 
 
-class SlowFolder(ImageFolder):
-    """Takes its time from the sixth batch of four on."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 24:
-            time.sleep(60)
-        return super().__getitem__(index)
+# --- memory and the rest of what must not stay -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
-def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(folder: ImageFolder, persistent: bool) -> None:
-    folder.transform = TRANSFORM
-    whole = [labels for _, labels in StockLoader(folder, 4)]
-    loader = DataLoader(folder, 4, num_workers=2, persistent_workers=persistent, device="cpu")
-    batches = iter(loader)
-    next(batches)
-    for child in multiprocessing.active_children():
-        child.kill()
-    with pytest.raises(RuntimeError, match="DataLoader worker .* exited unexpectedly|killed by signal"):
-        for _ in batches:
-            time.sleep(0.05)
-    del batches
-    labels = [labels for _, labels in loader]
-    assert len(labels) == len(whole) and all(map(torch.equal, labels, whole))
-
-
-def test_timeout_means_what_it_means_to_torch(folder: ImageFolder) -> None:
-    dataset = SlowFolder(folder.root, TRANSFORM)
-    batches = iter(DataLoader(dataset, 4, num_workers=1, timeout=1, device="cpu"))
-    start_s = time.perf_counter()
-    with pytest.raises(RuntimeError, match="timed out after 1 second"):
-        for _ in batches:
-            pass
-    assert time.perf_counter() - start_s < 10
-
-
-def test_dropping_a_loader_lets_its_workers_go_without_the_garbage_collector(folder: ImageFolder) -> None:
-    import gc
-
-    folder.transform = TRANSFORM
+def test_dropping_a_loader_lets_its_workers_go_without_the_garbage_collector(
+    spelled_root: Path, tmp_path: Path
+) -> None:
     gc.disable()
     try:
-        loader = DataLoader(folder, 4, num_workers=2, persistent_workers=True, device="cpu")
+        loader = loader_of(spelled_root, persistent_workers=True)
         batches = iter(loader)
         next(batches)
-        children = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
-        assert len(children) == 2
-        start_s = time.perf_counter()
+        workers = children_of()
+        assert len(workers) == 2
         del batches, loader
-        assert time.perf_counter() - start_s < 2
-        assert not psutil.wait_procs(children, timeout=2)[1]
+        assert_gone(workers, 1)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("error", [LookupError, OSError], ids=lambda error: error.__name__)
+def test_dropping_a_loader_after_an_error_needs_no_garbage_collector(
+    spelled_root: Path, tmp_path: Path, error: type[Exception]
+) -> None:
+    shutil.copytree(spelled_root, tmp_path / "set")
+    dataset = Raises(tmp_path / "set", functools.partial(error, "mine")) if error is LookupError else None
+    loader: Any = DataLoader(dataset or Spelled(tmp_path / "set"), BATCH, num_workers=2, device="cpu")
+    if error is OSError:
+        Path(loader.dataset.samples[13][0]).unlink()
+    gc.disable()
+    try:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        try:
+            next(batches)
+            raise AssertionError("this batch must fail")
+        except error:
+            pass
+        workers = children_of()
+        assert len(workers) == 2
+        del batches, loader
+        assert_gone(workers, 1)
     finally:
         gc.enable()
 
@@ -229,40 +603,3 @@ def gpu_bytes(device: str) -> int:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return total - free
-
-
-def test_a_pipeline_inherited_by_a_fork_does_no_harm(folder: ImageFolder) -> None:
-    import gc
-
-    folder.transform = TRANSFORM
-    loader = DataLoader(folder, 4, num_workers=0, device="cpu")
-    batches = iter(loader)
-    next(batches)
-
-    def child() -> None:
-        nonlocal loader, batches
-        del loader, batches
-        gc.collect()
-
-    assert in_fork(child) == 0
-    assert len(list(batches)) == 11
-
-
-def in_fork(run: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            run()
-            code = 0
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -1

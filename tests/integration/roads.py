@@ -1,0 +1,212 @@
+"""The roads from a dataset to the training loop, over pictures that spell their number.
+
+``compiled``   an ordinary ``ImageFolder`` with a ``Compose``, under ``proxyloader.DataLoader``
+``server``     a dataset that calls ``server.proxy``, under ``proxyloader.DataLoader(server=server)``
+``produced``   the same dataset under torch's own ``DataLoader``, each batch through ``server.produce_data``
+
+On each of them a batch is ``(images, numbers)``: images (N, 3, 32, 32) float32, white being 1, and the numbers that
+they must spell. ``tests/integration/conftest.py`` makes the fixtures below known to the tests. Nothing here imports
+DALI before a pipeline is built, so workers that are not forked need not load it to find these classes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+
+from proxyloader import DataLoader
+from proxyloader.spelled import numbers_in, spell_dataset
+
+if TYPE_CHECKING:
+    from proxyloader import ProxyServer
+
+PICTURES = 48
+BATCH = 4
+TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
+
+
+def read_bytes(path: str) -> NDArray[np.uint8]:
+    """A loader for datasets that give their files to a server's proxy."""
+    return np.fromfile(path, np.uint8)
+
+
+def picture_folder(
+    root: Path,
+    transform: Callable[[Any], Any] = TRANSFORM,
+    loader: Callable[[str], Any] = default_loader,
+    kind: type[ImageFolder] = ImageFolder,
+) -> Any:
+    """The pictures of ``root`` as an ``ImageFolder`` whose labels are their numbers: 0, 1, 2, ..."""
+    dataset = kind(str(root), transform=transform, loader=loader)
+    dataset.samples = dataset.imgs = [(path, number) for number, (path, _) in enumerate(dataset.samples)]
+    dataset.targets = [number for _, number in dataset.samples]
+    return dataset
+
+
+def picture_pipeline(device: str, batch_size: int = BATCH, exec_dynamic: bool = True, **arguments: Any) -> Any:
+    """A hand-written DALI pipeline that does to encoded pictures what ``TRANSFORM`` does."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    on_gpu = device == "cuda"
+    arguments = {"num_threads": 2, "device_id": 0 if on_gpu else None, "exec_dynamic": exec_dynamic} | arguments
+
+    @pipeline_def(batch_size=batch_size, **arguments)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        images = fn.decoders.image(encoded, device="mixed" if on_gpu else "cpu", output_type=types.RGB)
+        images = fn.resize(images, size=[32, 32])
+        return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[255.0])
+
+    return graph()
+
+
+class Produced:
+    """A stock loader, each of whose batches goes through ``server.produce_data``."""
+
+    def __init__(self, loader: StockLoader[Any], server: ProxyServer) -> None:
+        self.loader, self.server = loader, server
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.server.produce_data, self.loader)
+
+
+class Road:
+    """One of the roads, with a server of its own where the road needs one.
+
+    Attributes:
+        name: ``compiled``, ``server`` or ``produced``.
+        root: of the pictures.
+        device: that decodes them.
+        server: opened; None on the compiled road.
+    """
+
+    def __init__(
+        self, name: str, root: Path, device: str = "cpu", deterministic: bool = False, **pipeline: Any
+    ) -> None:
+        self.name, self.root, self.device = name, root, device
+        self.server: ProxyServer | None = None
+        if name != "compiled":
+            from proxyloader import ProxyServer
+
+            self.server = ProxyServer(picture_pipeline(device, **pipeline), deterministic)
+            self.server.start_thread()
+
+    def __enter__(self) -> Road:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.server is not None:
+            self.server.stop_thread()
+
+    def dataset(self, kind: type[ImageFolder] = ImageFolder, root: Path | None = None) -> Any:
+        """The pictures as this road wants them; ``kind`` may misbehave, ``root`` may hold others."""
+        if self.server is None:
+            return picture_folder(root or self.root, kind=kind)
+        return picture_folder(root or self.root, self.server.proxy, read_bytes, kind)
+
+    def loader(self, dataset: Any = None, batch_size: int = BATCH, **arguments: Any) -> Any:
+        """A loader of this road; ``arguments`` are torch's."""
+        dataset = self.dataset() if dataset is None else dataset
+        if self.name == "compiled":
+            return DataLoader(dataset, batch_size, device=self.device, **arguments)
+        if self.name == "server":
+            return DataLoader(dataset, batch_size, server=self.server, **arguments)
+        assert self.server is not None
+        return Produced(StockLoader(dataset, batch_size, **arguments), self.server)
+
+
+ROADS = ("compiled", "server", "produced")
+START_METHODS = ("fork", "forkserver", "spawn")
+
+
+@pytest.fixture(scope="session")
+def spelled_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 JPEG files that spell 0 to 47."""
+    return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", PICTURES)
+
+
+@pytest.fixture(params=ROADS)
+def road(request: pytest.FixtureRequest, spelled_root: Path, device: str) -> Iterator[Road]:
+    """Runs the test on each road, on the CPU and, where there is one, on a GPU."""
+    with Road(request.param, spelled_root, device) as road:
+        yield road
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_forkserver() -> None:
+    """Children of the forkserver begin with what it has imported, and so they start as fast as forked ones."""
+    multiprocessing.set_forkserver_preload(["torch", "torchvision.datasets", "proxyloader.worker", __name__])
+
+
+@pytest.fixture(params=START_METHODS)
+def start_method(request: pytest.FixtureRequest) -> str:
+    """Runs the test with each way to start worker processes; for ``multiprocessing_context=``.
+
+    A spawned worker takes two seconds of CPU time to start: one worker and one epoch, or persistent ones, if it can be.
+    """
+    return str(request.param)
+
+
+def assert_pictures_match(images: torch.Tensor, numbers: torch.Tensor | Sequence[int]) -> None:
+    """Every single picture of a batch is the one that its number says."""
+    expected = numbers.tolist() if isinstance(numbers, torch.Tensor) else list(numbers)
+    found = numbers_in(images, white=1.0)
+    wrong = {place: pair for place, pair in enumerate(zip(found, expected)) if pair[0] != pair[1]}
+    assert len(found) == len(expected), f"{len(found)} pictures for {len(expected)} numbers"
+    assert not wrong, f"{len(wrong)} of {len(found)} pictures are others; place: (found, expected) {wrong}"
+
+
+def assert_batches_match(batches: Iterable[Any], numbers: Iterable[int] = range(PICTURES)) -> None:
+    """The batches hold these numbers, in this order, and for each of them its own picture."""
+    seen: list[int] = []
+    for images, labels in batches:
+        assert_pictures_match(images, labels)
+        seen += labels.tolist()
+    assert seen == list(numbers), f"the batches hold the numbers {seen}"
+
+
+def outcomes(batches: Iterable[Any]) -> list[Any]:
+    """Every batch, and in the place of one that failed its exception, without the frames that it came through."""
+    found: list[Any] = []
+    iterator = iter(batches)
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(without_frames(error))
+
+
+def next_error(batches: Iterator[Any]) -> BaseException:
+    """The exception that the next batch is, without the frames that it came through."""
+    try:
+        next(batches)
+    except StopIteration:
+        raise AssertionError("the epoch is over, and no batch failed") from None
+    except Exception as error:
+        return without_frames(error)
+    raise AssertionError("the next batch did not fail")
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """A kept exception keeps the frames it came through, and with them the loader and its workers."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error

@@ -1,0 +1,487 @@
+"""Pictures are found wherever a sample or a batch holds them, whoever made it, and whatever was left out of it.
+
+One loader gives batches of many structures, one after the other: so a structure that goes wrong must also leave the
+batches around it alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, default_collate, get_worker_info
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, EncodedImage, InputError, ProxyServer
+
+from .roads import (
+    BATCH,
+    PICTURES,
+    TRANSFORM,
+    Road,
+    assert_batches_match,
+    assert_pictures_match,
+    outcomes,
+    picture_folder,
+    picture_pipeline,
+    read_bytes,
+)
+
+
+class Named(NamedTuple):
+    image: Any
+    number: Any
+
+
+@dataclass(frozen=True)
+class Frozen:
+    image: Any
+    number: Any
+
+
+class Slotted:
+    __slots__ = ("image", "number")
+
+    def __init__(self, image: Any, number: Any) -> None:
+        self.image, self.number = image, number
+
+
+class Plain:
+    def __init__(self, image: Any, number: Any) -> None:
+        self.image, self.number = image, number
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a sample is made of: its picture and the next one, and more of them on request."""
+
+    image: Any
+    number: int
+    other: Any
+    transformed: Callable[[int], Any]
+
+    def after_a_failure(self) -> Any:
+        try:
+            self.transformed((self.number + 5) % PICTURES)
+            raise OSError("this picture will not do")
+        except OSError:
+            return self.image
+
+    def with_one_unused(self) -> Any:
+        self.transformed((self.number + 7) % PICTURES)
+        return self.image
+
+
+def following(numbers: torch.Tensor) -> torch.Tensor:
+    return (numbers + 1) % PICTURES
+
+
+# How a sample is put together, and which (images, numbers) its batch must then hold.
+SAMPLES: dict[str, tuple[Callable[[Sample], Any], Callable[[Any], list[tuple[Any, Any]]]]] = {
+    "tuple": (lambda s: (s.image, s.number), lambda b: [(b[0], b[1])]),
+    "dict": (lambda s: {"image": s.image, "number": s.number}, lambda b: [(b["image"], b["number"])]),
+    "nested": (
+        lambda s: {"pair": [(s.image,), {"number": s.number}]},
+        lambda b: [(b["pair"][0][0], b["pair"][1]["number"])],
+    ),
+    "named tuple": (lambda s: Named(s.image, s.number), lambda b: [(b.image, b.number)]),
+    "strings": (lambda s: (s.image, str(s.number)), lambda b: [(b[0], list(map(int, b[1])))]),
+    "list": (lambda s: [s.number, s.image], lambda b: [(b[1], b[0])]),
+    "two views": (
+        lambda s: (s.image, s.number, s.other),
+        lambda b: [(b[0], b[1]), (b[2], following(b[1]))],
+    ),
+    "one view twice": (lambda s: (s.image, s.number, s.image), lambda b: [(b[0], b[1]), (b[2], b[1])]),
+    "an unused result": (lambda s: (s.with_one_unused(), s.number), lambda b: [(b[0], b[1])]),
+    "another attempt": (lambda s: (s.after_a_failure(), s.number), lambda b: [(b[0], b[1])]),
+    "views in another order": (
+        lambda s: {"second": s.other, "first": s.image, "number": s.number},
+        lambda b: [(b["first"], b["number"]), (b["second"], following(b["number"]))],
+    ),
+    "a tuple again": (lambda s: (s.image, s.number), lambda b: [(b[0], b[1])]),
+}
+
+
+class Shaped(ImageFolder):
+    """Each batch of four in the next way of ``SAMPLES``."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, number = super().__getitem__(index)
+        sample = Sample(image, number, self.transformed((number + 1) % PICTURES), self.transformed)
+        return list(SAMPLES.values())[index // BATCH][0](sample)
+
+    def transformed(self, index: int) -> Any:
+        return self.transform(self.loader(self.samples[index][0]))
+
+
+def stacked(pairs: Any) -> tuple[Any, Any]:
+    pairs = list(pairs)
+    return torch.stack([image for image, _ in pairs]), [number for _, number in pairs]
+
+
+# What a collate_fn may make of samples, and which (images, numbers) the batch must then hold.
+COLLATES: dict[str, tuple[Callable[[list[Any]], Any], Callable[[Any], list[tuple[Any, Any]]]]] = {
+    "list": (list, lambda b: [stacked(b)]),
+    "zip": (lambda samples: list(zip(*samples)), lambda b: [stacked(zip(*b))]),
+    "last sample dropped": (lambda samples: default_collate(samples[:-1]), lambda b: [(b[0], b[1])]),
+    "first sample dropped": (lambda samples: default_collate(samples[1:]), lambda b: [(b[0], b[1])]),
+    "samples reversed": (lambda samples: default_collate(samples[::-1]), lambda b: [(b[0], b[1])]),
+    "torch.stack": (stacked, lambda b: [b]),
+    "object": (lambda samples: Plain(*default_collate(samples)), lambda b: [(b.image, b.number)]),
+    "slots": (lambda samples: Slotted(*default_collate(samples)), lambda b: [(b.image, b.number)]),
+    "deque": (deque, lambda b: [stacked(b)]),
+    "frozen dataclasses": (
+        lambda samples: [Frozen(*sample) for sample in samples],
+        lambda b: [stacked((each.image, each.number) for each in b)],
+    ),
+    "many lists": (
+        lambda samples: [[list(range(1000)) for _ in range(256)], default_collate(samples)],
+        lambda b: [(b[1][0], b[1][1])],
+    ),
+    "one sample": (lambda samples: samples[0], lambda b: [(b[0][None], [b[1]])]),
+}
+
+
+def collate_in_turn(samples: list[Any]) -> Any:
+    return list(COLLATES.values())[samples[0][1] // BATCH][0](samples)
+
+
+@functools.cache
+def batches_of(name: str, root: Path, device: str, start_method: str, what: str) -> dict[str, Any]:
+    """A batch, or the exception in its place, of each way to put samples or batches together."""
+    arguments: dict[str, Any] = dict(num_workers=1, multiprocessing_context=start_method, timeout=30)
+    with Road(name, root, device) as road:
+        if what == "samples":
+            return dict(zip(SAMPLES, outcomes(road.loader(road.dataset(Shaped), **arguments))))
+        return dict(zip(COLLATES, outcomes(road.loader(collate_fn=collate_in_turn, **arguments))))
+
+
+def check_sample(road: Road, start_method: str, way: str) -> None:
+    batch = batches_of(road.name, road.root, road.device, start_method, "samples")[way]
+    assert not isinstance(batch, Exception), batch
+    start = BATCH * list(SAMPLES).index(way)
+    pairs = SAMPLES[way][1](batch)
+    assert list(pairs[0][1]) == list(range(start, start + BATCH))
+    for images, numbers in pairs:
+        assert_pictures_match(images, numbers)
+
+
+def check_collate(road: Road, start_method: str, way: str, kept: slice = slice(None)) -> None:
+    batch = batches_of(road.name, road.root, road.device, start_method, "collates")[way]
+    assert not isinstance(batch, Exception), batch
+    start = BATCH * list(COLLATES).index(way)
+    for images, numbers in COLLATES[way][1](batch):
+        assert list(numbers) == list(range(start, start + BATCH))[kept]
+        assert_pictures_match(images, numbers)
+
+
+@pytest.mark.parametrize(
+    "way", ["tuple", "dict", "nested", "named tuple", "strings", "list", "one view twice", "a tuple again"]
+)
+def test_pictures_are_found_in_samples_of_any_structure(road: Road, start_method: str, way: str) -> None:
+    check_sample(road, start_method, way)
+
+
+@pytest.mark.parametrize("way", ["two views", "views in another order", "an unused result", "another attempt"])
+def test_a_sample_may_be_transformed_any_number_of_times(road: Road, start_method: str, way: str) -> None:
+    check_sample(road, start_method, way)
+
+
+@pytest.mark.parametrize("way", ["list", "zip", "one sample"])
+def test_a_collate_fn_may_leave_samples_as_they_are(road: Road, start_method: str, way: str) -> None:
+    check_collate(road, start_method, way, slice(0, 1) if way == "one sample" else slice(None))
+
+
+@pytest.mark.parametrize(
+    ("way", "kept"),
+    [
+        ("last sample dropped", slice(None, -1)),
+        ("first sample dropped", slice(1, None)),
+        ("samples reversed", slice(None, None, -1)),
+    ],
+    ids=["last dropped", "first dropped", "reversed"],
+)
+def test_a_collate_fn_may_drop_and_reorder_samples(road: Road, start_method: str, way: str, kept: slice) -> None:
+    check_collate(road, start_method, way, kept)
+
+
+def test_a_collate_fn_may_stack_tensors(road: Road, start_method: str) -> None:
+    if road.name == "produced":
+        # A stock loader collates in its workers, where no picture is decoded yet: an error of that batch.
+        batch = batches_of(road.name, road.root, road.device, start_method, "collates")["torch.stack"]
+        assert isinstance(batch, TypeError) and "ProxySample" in str(batch)
+    else:
+        check_collate(road, start_method, "torch.stack")
+
+
+@pytest.mark.parametrize("way", ["object", "slots", "deque", "frozen dataclasses", "many lists"])
+def test_pictures_are_found_in_batches_of_any_structure(road: Road, start_method: str, way: str) -> None:
+    check_collate(road, start_method, way)
+
+
+def test_without_batches_every_picture_comes_by_itself(road: Road, start_method: str) -> None:
+    loader = road.loader(batch_size=None, num_workers=1, multiprocessing_context=start_method, timeout=30)
+    assert_batches_match((image[None], torch.tensor([number])) for image, number in loader)
+
+
+class Chain:
+    def __init__(self, rest: Any) -> None:
+        self.rest = rest
+
+
+def chained(samples: list[Any]) -> Any:
+    batch = default_collate(samples)
+    if samples[0][1] // BATCH == 3:
+        for _ in range(3000):
+            batch = Chain(batch)
+    return batch
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_chain_of_three_thousand_objects_disturbs_no_other_batch(road: Road, workers: int) -> None:
+    if road.name == "produced" and workers:
+        road.name = "server"  # torch's own queue loses what it cannot pickle, whatever it is
+    found = outcomes(road.loader(collate_fn=chained, num_workers=workers))
+    chain = found.pop(3)
+    if not isinstance(chain, RecursionError):
+        while isinstance(chain, Chain):
+            chain = chain.rest
+        assert_batches_match([chain], range(12, 16))
+    assert_batches_match(found, [*range(12), *range(16, PICTURES)])
+
+
+class Batches:
+    """A batch sampler."""
+
+    batch_size = BATCH
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+def test_subsets_concatenations_and_repeated_indices_are_right(road: Road, start_method: str) -> None:
+    whole = road.dataset()
+    dataset = ConcatDataset([Subset(whole, range(0, 20, 2)), Subset(Subset(whole, range(20, 48)), range(0, 28, 3))])
+    numbers = [*range(0, 20, 2), *range(20, 48, 3)]
+    batches = [[0, 0, 0, 0], [3, 12, 3, 12], [19, 5], [7], [9, 10, 11, 8]]
+    loader = road.loader(
+        dataset, 1, batch_sampler=Batches(batches), num_workers=1, multiprocessing_context=start_method
+    )
+    assert_batches_match(loader, [numbers[index] for batch in batches for index in batch])
+
+
+class Pooled(ImageFolder):
+    """Reads a batch in several threads."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(self.__getitem__, indices))
+
+
+def test_a_thread_pool_in_getitems_and_batches_out_of_order_give_every_picture_once(
+    road: Road, start_method: str
+) -> None:
+    workers = 1 if start_method == "spawn" else 2
+    batches = list(
+        road.loader(road.dataset(Pooled), num_workers=workers, in_order=False, multiprocessing_context=start_method)
+    )
+    assert_batches_match(sorted(batches, key=lambda batch: int(batch[1][0])))
+
+
+class Stream(IterableDataset[Any]):
+    """The pictures of a folder, each worker reading every so many of them; with two workers one has more."""
+
+    def __init__(self, paths: list[str], transform: Any, read: Callable[[str], Any]) -> None:
+        self.paths, self.transform, self.read = paths, transform, read
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(first, len(self.paths), step):
+            yield self.transform(self.read(self.paths[number])), number
+
+
+def test_an_iterable_dataset_gives_every_picture_once_in_each_epoch(road: Road, start_method: str) -> None:
+    paths = [path for path, _ in road.dataset().samples][:27]
+    stream = (
+        Stream(paths, TRANSFORM, EncodedImage.open)
+        if road.server is None
+        else Stream(paths, road.server.proxy, read_bytes)
+    )
+    loader = road.loader(stream, num_workers=2, persistent_workers=True, multiprocessing_context=start_method)
+    for _ in range(2):
+        seen: list[int] = []
+        for images, numbers in loader:
+            assert_pictures_match(images, numbers)
+            seen += numbers.tolist()
+        assert sorted(seen) == list(range(27))
+
+
+class Doubled(ImageFolder):
+    """Two pictures go into each sample, this one and the next."""
+
+    def __getitem__(self, index: int) -> Any:
+        a, b = (self.loader(self.samples[place % len(self)][0]) for place in (index, index + 1))
+        return {"outputs": self.transform(a=a, b=b), "number": index}
+
+
+@pytest.mark.parametrize("name", ["server", "produced"])
+def test_two_inputs_and_two_outputs_of_a_sample_stay_together(
+    name: str, start_method: str, spelled_root: Path, device: str
+) -> None:
+    from nvidia.dali import fn, pipeline_def, types
+
+    on_gpu = device == "cuda"
+
+    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if on_gpu else None, exec_dynamic=True)
+    def graph() -> Any:
+        decoded = [
+            fn.decoders.image(
+                fn.external_source(name=each, no_copy=True),
+                device="mixed" if on_gpu else "cpu",
+                output_type=types.RGB,
+            )
+            for each in ("a", "b")
+        ]
+        chosen: dict[str, Any] = dict(dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[255.0])
+        return tuple(fn.crop_mirror_normalize(images, **chosen) for images in decoded)
+
+    with Road(name, spelled_root, device) as road:
+        road.server = ProxyServer(graph())
+        for batch in road.loader(road.dataset(Doubled), num_workers=1, multiprocessing_context=start_method):
+            first, second = batch["outputs"]
+            assert_pictures_match(first, batch["number"])
+            assert_pictures_match(second, following(batch["number"]))
+
+
+def upside_down_pipeline(device: str) -> Any:
+    from nvidia.dali import fn, pipeline_def, types
+
+    on_gpu = device == "cuda"
+
+    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if on_gpu else None, exec_dynamic=True)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        images = fn.decoders.image(encoded, device="mixed" if on_gpu else "cpu", output_type=types.RGB)
+        images = fn.flip(fn.resize(images, size=[32, 32]), horizontal=0, vertical=1)
+        return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[255.0])
+
+    return graph()
+
+
+UPSIDE_DOWN = transforms.Compose(
+    [transforms.Resize((32, 32)), transforms.RandomVerticalFlip(1.0), transforms.ToTensor()]
+)
+
+
+class Both(ImageFolder):
+    """Each picture twice, through the proxies of two servers."""
+
+    upside_down: Any
+
+    def __getitem__(self, index: int) -> Any:
+        image, number = super().__getitem__(index)
+        return image, number, self.upside_down(self.loader(self.samples[index][0]))
+
+
+def test_a_sample_may_use_two_servers(start_method: str, spelled_root: Path, device: str) -> None:
+    with ProxyServer(picture_pipeline(device)) as a, ProxyServer(upside_down_pipeline(device)) as b:
+        dataset = picture_folder(spelled_root, a.proxy, read_bytes, Both)
+        dataset.upside_down = b.proxy
+        loader = StockLoader(dataset, BATCH, num_workers=1, multiprocessing_context=start_method)
+        batches = [b.produce_data(a.produce_data(batch)) for batch in loader]
+        assert_batches_match((upright, numbers) for upright, numbers, _ in batches)
+        assert_batches_match((reversed_.flip(2), numbers) for _, numbers, reversed_ in batches)
+
+
+MIXED = [[0, 50, 3, 60], [49, 1, 95, 47], [10, 11, 12, 13], [58, 59], [48, 0]]
+"""Batches of a concatenation of 48 pictures and the same 48 upside down: most hold both kinds."""
+
+
+def check_mixed(batches: list[Any]) -> None:
+    assert len(batches) == len(MIXED)
+    for (images, numbers), indices in zip(batches, MIXED):
+        assert numbers.tolist() == [index % PICTURES for index in indices]
+        upright = [image.flip(1) if index >= PICTURES else image for image, index in zip(images, indices)]
+        assert_pictures_match(torch.stack(upright), numbers)
+
+
+def test_two_transforms_may_meet_in_one_batch(start_method: str, spelled_root: Path, device: str) -> None:
+    dataset = ConcatDataset([picture_folder(spelled_root), picture_folder(spelled_root, UPSIDE_DOWN)])
+    loader = DataLoader(
+        dataset,
+        batch_sampler=Batches(MIXED),
+        num_workers=1,
+        multiprocessing_context=start_method,
+        device=device,
+    )
+    check_mixed(list(loader))
+
+
+def test_a_transform_and_a_server_may_meet_in_one_batch(start_method: str, spelled_root: Path, device: str) -> None:
+    with ProxyServer(upside_down_pipeline(device)) as server:
+        by_hand = picture_folder(spelled_root, server.proxy, read_bytes)
+        loader = DataLoader(
+            ConcatDataset([picture_folder(spelled_root), by_hand]),
+            batch_sampler=Batches(MIXED),
+            num_workers=1,
+            multiprocessing_context=start_method,
+            device=device,
+            server=server,
+        )
+        check_mixed(list(loader))
+
+
+def test_two_servers_may_meet_in_one_batch(start_method: str, spelled_root: Path, device: str) -> None:
+    with ProxyServer(picture_pipeline(device)) as a, ProxyServer(upside_down_pipeline(device)) as b:
+        dataset = ConcatDataset([picture_folder(spelled_root, server.proxy, read_bytes) for server in (a, b)])
+        loader = StockLoader(dataset, batch_sampler=Batches(MIXED), num_workers=1, multiprocessing_context=start_method)
+        check_mixed([b.produce_data(a.produce_data(batch)) for batch in loader])
+
+
+def test_a_picture_of_another_server_than_the_loaders_is_named_as_such(spelled_root: Path, device: str) -> None:
+    with ProxyServer(picture_pipeline(device)) as a, ProxyServer(upside_down_pipeline(device)) as b:
+        dataset = ConcatDataset([picture_folder(spelled_root, s.proxy, read_bytes) for s in (a, b)])
+        found = outcomes(DataLoader(dataset, BATCH, num_workers=1, server=a))
+        assert_batches_match(found[:12])
+        assert len(found) == 24
+        assert all(isinstance(error, InputError) and "server=server" in str(error) for error in found[12:])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_produce_data_may_be_asked_twice_for_the_same_pictures(workers: int, spelled_root: Path, device: str) -> None:
+    with Road("produced", spelled_root, device) as road:
+        assert road.server is not None
+        for batch in road.loader(num_workers=workers).loader:
+            references = tuple(batch)
+            for _ in range(2):
+                images, numbers = road.server.produce_data(references)
+                assert_pictures_match(images, numbers)
+            again = road.server.produce_data([images, numbers])
+            assert again[0] is images
+
+
+def test_with_pin_memory_every_picture_is_right(road: Road, start_method: str) -> None:
+    loader = road.loader(num_workers=1, pin_memory=True, multiprocessing_context=start_method)
+    batches = list(loader)
+    assert_batches_match(batches)
+    for images, numbers in batches:
+        assert images.device.type == road.device
+        assert numbers.is_pinned() == torch.cuda.is_available()
+    with_lists = list(road.loader(num_workers=0, pin_memory=True, collate_fn=list))
+    assert_batches_match((images, torch.tensor(numbers)) for images, numbers in map(stacked, with_lists))

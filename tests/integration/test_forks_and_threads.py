@@ -1,0 +1,367 @@
+"""Loaders in threads, in forked and spawned processes, several at once, and a hundred in turn."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxyloader import DataLoader
+from tests.faults import (
+    BATCH,
+    Misstep,
+    Spelled,
+    all_numbers,
+    assert_gone,
+    await_true,
+    children_of,
+    in_fork,
+    in_thread,
+    loader_of,
+    numbers_of,
+)
+
+ALL = list(range(48))
+WORKERS = pytest.mark.parametrize(
+    "arguments",
+    [dict(workers=0), dict(workers=2), dict(workers=2, persistent_workers=True)],
+    ids=["no workers", "workers", "persistent workers"],
+)
+
+
+# --- a fork in mid epoch ---------------------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_a_child_that_drops_what_it_inherited_does_no_harm(spelled_root: Path, arguments: Any, device: str) -> None:
+    held: list[Any] = [loader_of(spelled_root, device=device, **arguments)]
+    held.append(iter(held[0]))
+    numbers = all_numbers(next(held[1]) for _ in range(3))
+
+    def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    assert in_fork(drop) == 0
+    assert in_thread(lambda: numbers + all_numbers(held[1])) == ALL
+    assert all_numbers(held[0]) == ALL
+
+
+@WORKERS
+def test_a_child_that_goes_on_with_an_inherited_iterator_does_no_harm(
+    spelled_root: Path, arguments: Any, device: str
+) -> None:
+    loader = loader_of(spelled_root, device=device, **arguments)
+    batches = iter(loader)
+    numbers = all_numbers(next(batches) for _ in range(3))
+
+    def go_on() -> None:
+        rest = []
+        try:
+            rest = all_numbers(batches)
+        except AssertionError:
+            raise
+        except Exception as error:
+            assert str(error)
+        assert rest in ([], ALL[12:])
+
+    assert in_fork(go_on) == 0
+    assert in_thread(lambda: numbers + all_numbers(batches)) == ALL
+    assert all_numbers(loader) == ALL
+
+
+@WORKERS
+def test_a_child_may_iterate_over_an_inherited_loader_while_its_parent_goes_on(
+    spelled_root: Path, tmp_path: Path, arguments: Any
+) -> None:
+    loader = loader_of(spelled_root, **arguments)
+    batches = iter(loader)
+    numbers = all_numbers(next(batches) for _ in range(3))
+    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+
+    def child() -> None:
+        own = iter(loader)
+        found = numbers_of(next(own))
+        begun.touch()
+        await_true(go_on.exists)
+        assert found + all_numbers(own) == ALL
+
+    ended: list[int] = []
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            child()
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        await_true(begun.exists)
+        numbers += all_numbers(next(batches) for _ in range(3))
+        go_on.touch()
+        numbers += all_numbers(batches)
+        await_true(lambda: ended.extend(status for done, status in [os.waitpid(pid, os.WNOHANG)] if done) or ended)
+    finally:
+        if not ended:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(ended[0]) == 0
+    assert numbers == ALL
+
+
+def consume_in_child(loader: Any, results: Any) -> None:
+    try:
+        results.put(all_numbers(loader))
+    except Exception as error:
+        results.put(f"{type(error).__name__}: {error}")
+
+
+def in_process(target: Callable[..., None], *args: Any, method: str = "fork", daemon: bool = False) -> Any:
+    """What a function puts into its last argument in a process of its own."""
+    context = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    process = context.Process(target=target, args=(*args, results), daemon=daemon)  # type: ignore[attr-defined]
+    process.start()
+    try:
+        await_true(lambda: not results.empty() or not process.is_alive(), 30)  # which spawn may take on busy cores
+        assert not results.empty(), f"the process ended with {process.exitcode}"
+        found = results.get()
+        process.join(5)
+        assert process.exitcode == 0
+        return found
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        results.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
+def test_a_loader_goes_to_another_process_in_mid_epoch(spelled_root: Path, method: str, workers: int) -> None:
+    loader = loader_of(spelled_root, workers=workers)
+    batches = iter(loader)
+    numbers = numbers_of(next(batches))
+    assert in_process(consume_in_child, loader, method=method) == ALL
+    assert numbers + all_numbers(batches) == ALL
+
+
+def test_a_loader_in_a_daemon_process(spelled_root: Path) -> None:
+    assert in_process(consume_in_child, loader_of(spelled_root, workers=0), daemon=True) == ALL
+
+
+def test_workers_in_a_daemon_process_are_refused_as_by_torch(spelled_root: Path) -> None:
+    found = in_process(consume_in_child, loader_of(spelled_root), daemon=True)
+    assert found == "AssertionError: daemonic processes are not allowed to have children"
+
+
+def test_a_fork_while_a_thread_waits_for_a_batch(spelled_root: Path, tmp_path: Path) -> None:
+    misstep = Misstep(13, functools.partial(await_true, (tmp_path / "go_on").exists), tmp_path)
+    loader, found = loader_of(spelled_root, misstep), []
+    thread = threading.Thread(target=lambda: found.extend(all_numbers(loader)), daemon=True)
+    thread.start()
+    misstep.await_s()
+    assert in_fork(lambda: numbers_of(next(iter(loader_of(spelled_root))))) == 0
+    assert in_fork(lambda: numbers_of(next(iter(loader_of(spelled_root, workers=0))))) == 0
+    (tmp_path / "go_on").touch()
+    thread.join(10)
+    assert found == ALL
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
+def test_garbage_collected_in_a_forked_worker_is_harmless(spelled_root: Path, tmp_path: Path, workers: int) -> None:
+    gc.disable()  # until the workers collect what is left here
+    try:
+        cycle: list[Any] = [iter(loader_of(spelled_root, workers=workers))]
+        numbers_of(next(cycle[0]))
+        cycle.append(cycle)
+        del cycle
+        loader = loader_of(spelled_root, Misstep(5, gc.collect, tmp_path))
+        assert in_thread(lambda: all_numbers(loader)) == ALL
+        assert in_thread(lambda: all_numbers(loader)) == ALL
+    finally:
+        gc.enable()
+
+
+def test_workers_may_be_forked_after_the_device_was_used(spelled_root: Path, device: str) -> None:
+    used = torch.ones(8, device=device)
+    first = loader_of(spelled_root, device=device)
+    assert all_numbers(first) == ALL
+    batches = iter(first)
+    numbers = numbers_of(next(batches))
+    assert all_numbers(loader_of(spelled_root, device=device, workers=3)) == ALL
+    assert in_fork(gc.collect) == 0
+    assert numbers + all_numbers(batches) == ALL
+    assert used.sum() == 8
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_a_thread_may_have_a_loader(spelled_root: Path, arguments: Any, device: str) -> None:
+    loader = loader_of(spelled_root, device=device, **arguments)
+    for _ in range(2):
+        assert in_thread(lambda: all_numbers(loader)) == ALL
+
+
+@WORKERS
+def test_four_threads_may_have_a_loader_each(spelled_root: Path, arguments: Any, device: str) -> None:
+    dataset, found = Spelled(spelled_root), {}
+    persistent = arguments.get("persistent_workers", False)
+
+    def epochs(name: int) -> None:
+        loader = DataLoader(
+            dataset, BATCH + name, num_workers=arguments["workers"], persistent_workers=persistent, device=device
+        )
+        found[name] = [all_numbers(loader) for _ in range(2)]
+
+    threads = [threading.Thread(target=epochs, args=(name,), daemon=True) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(15)
+    assert found == {name: [ALL, ALL] for name in range(4)}
+
+
+@WORKERS
+def test_an_iterator_may_go_from_thread_to_thread(spelled_root: Path, arguments: Any, device: str) -> None:
+    batches = iter(loader_of(spelled_root, device=device, **arguments))
+    numbers = []
+    for _ in range(len(ALL) // BATCH):
+        numbers += in_thread(lambda: numbers_of(next(batches)))
+    assert numbers == ALL
+    assert in_thread(lambda: next(batches, None)) is None
+
+
+def test_an_iterator_may_be_shared_by_threads_that_take_turns(spelled_root: Path, device: str) -> None:
+    batches, lock, numbers = iter(loader_of(spelled_root, device=device)), threading.Lock(), []
+
+    def take() -> None:
+        while True:
+            with lock:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            numbers.append(numbers_of(batch))
+
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(numbers) == [ALL[k : k + BATCH] for k in range(0, 48, BATCH)]
+
+
+# --- several loaders -------------------------------------------------------------------------------------------------
+
+
+def test_three_loaders_in_step_over_one_dataset(spelled_root: Path, device: str) -> None:
+    dataset = Spelled(spelled_root)
+    loaders = [DataLoader(dataset, BATCH, num_workers=workers, device=device) for workers in (0, 1, 2)]
+    rows = list(zip(*loaders))
+    assert [all_numbers(column) for column in zip(*rows)] == [ALL] * 3
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
+def test_a_loader_inside_the_loop_of_another(spelled_root: Path, persistent: bool, device: str) -> None:
+    train = loader_of(spelled_root, workers=1, persistent_workers=persistent, device=device)
+    validation = loader_of(spelled_root, workers=1, persistent_workers=persistent, device=device)
+    numbers = []
+    for k, batch in enumerate(train):
+        numbers += numbers_of(batch)
+        if k % 4 == 1:
+            assert all_numbers(validation) == ALL
+        if k % 4 == 3:
+            for other in validation:
+                assert numbers_of(other) == ALL[:BATCH]
+                break
+    assert numbers == ALL
+
+
+def test_a_loader_inside_its_own_loop(spelled_root: Path, device: str) -> None:
+    loader, numbers = loader_of(spelled_root, device=device), []
+    for k, batch in enumerate(loader):
+        numbers += numbers_of(batch)
+        if k % 5 == 1:
+            assert all_numbers(loader) == ALL
+    assert numbers == ALL
+
+
+def test_a_loader_with_persistent_workers_inside_its_own_loop_is_refused_clearly(spelled_root: Path) -> None:
+    loader = loader_of(spelled_root, persistent_workers=True)
+    outer = iter(loader)
+    assert numbers_of(next(outer)) == ALL[:BATCH]
+    inner = iter(loader)
+    with pytest.raises(RuntimeError, match="a newer iterator .* has taken its persistent workers"):
+        for batch in outer:
+            numbers_of(batch)
+    assert all_numbers(inner) == ALL
+    assert all_numbers(loader) == ALL
+
+
+def leave_untouched(loader: Any) -> None:
+    pass
+
+
+def leave_at_once(loader: Any) -> None:
+    iter(loader)
+
+
+def leave_in_mid_epoch(loader: Any) -> None:
+    for _ in loader:
+        break
+
+
+def leave_with_an_error(loader: Any) -> None:
+    try:
+        for _ in loader:
+            raise LookupError("mine")
+    except LookupError:
+        pass
+
+
+def leave_at_the_end(loader: Any) -> None:
+    assert all_numbers(loader) == ALL
+
+
+WAYS = [leave_untouched, leave_at_once, leave_in_mid_epoch, leave_with_an_error, leave_at_the_end]
+
+
+def kept_by_this_process() -> dict[str, int]:
+    return {name: len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd")} | {"children": len(children_of())}
+
+
+def test_a_hundred_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spelled_root: Path, device: str) -> None:
+    def use(loaders: int) -> None:
+        for k in range(loaders):
+            loader = loader_of(
+                spelled_root, workers=k % 3, persistent_workers=k % 3 > 0 and k % 2 > 0, device=device, num_threads=1
+            )
+            WAYS[k % len(WAYS)](loader)
+
+    use(15)  # all ways with all numbers of workers
+    before = kept_by_this_process()
+    use(100)
+    # What is ending has ended soon; what leaks stays.
+    deadline = time.monotonic() + 3
+    while any(kept_by_this_process()[name] > before[name] for name in before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    after = kept_by_this_process()
+    assert all(after[name] <= before[name] for name in before), (before, after)
+
+
+def test_workers_of_dropped_loaders_are_gone_when_the_next_loader_starts(spelled_root: Path) -> None:
+    for _ in range(5):
+        before = children_of()
+        leave_in_mid_epoch(loader_of(spelled_root))
+        assert_gone([child for child in children_of() if child not in before], 1)

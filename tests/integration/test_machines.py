@@ -1,0 +1,551 @@
+"""Machines that are short of something: a clear message or a slower road, never a wrong batch, never a hang."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from proxyloader import DataLoader, ImageError
+from proxyloader.spelled import spell_dataset
+from tests.faults import (
+    BATCH,
+    Misstep,
+    Spelled,
+    all_numbers,
+    assert_gone,
+    await_line,
+    children_of,
+    in_thread,
+    loader_of,
+    numbers_of,
+    output_of,
+    training,
+)
+
+ALL = list(range(48))
+WHOLE = "assert all_numbers(loader) == list(range(48))"
+
+
+def in_own_namespace(*commands: str) -> list[str]:
+    """A command line that runs another one where the mounts made by ``commands`` are its own."""
+    return ["unshare", "-rm", "sh", "-c", " && ".join([*commands, 'exec "$0" "$@"'])]
+
+
+@pytest.fixture(scope="module")
+def may_mount() -> None:
+    found = shutil.which("unshare")
+    command = in_own_namespace("mount -t tmpfs -o size=1m tmpfs /dev/shm")
+    if found is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount; the tests beside this one need no mount")
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def grown(data: bytes, size_bytes: int) -> bytes:
+    """The same JPEG with comments in it, as long as asked for: large to move, quick to decode."""
+    comment = b"\xff\xfe\xff\xff" + bytes(65533)
+    return data[:2] + comment * (size_bytes // len(comment)) + data[2:]
+
+
+@pytest.fixture(scope="module")
+def large_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """48 spelled pictures of 6 MB each, so that a batch of four is 24 MB."""
+    root = spell_dataset(tmp_path_factory.mktemp("large") / "set", 48)
+    for path in root.glob("*/*.jpg"):
+        path.write_bytes(grown(path.read_bytes(), 6_000_000))
+    yield root
+    shutil.rmtree(root)
+
+
+LARGE_BATCHES = """
+    # 12 batches of 24 MB are under way in the workers alone.
+    for in_order in (True, False):
+        assert sorted(all_numbers(loader_of(root, prefetch_factor=6, in_order=in_order))) == list(range(48))
+"""
+
+
+def test_a_dev_shm_of_64_mb_is_enough_for_hundreds_of_megabytes_under_way(
+    large_root: Path, tmp_path: Path, may_mount: None
+) -> None:
+    body = "assert os.statvfs('/dev/shm').f_blocks * os.statvfs('/dev/shm').f_frsize == 64 << 20\n"
+    body += textwrap.dedent(LARGE_BATCHES)
+    output_of(tmp_path, large_root, body, under=in_own_namespace("mount -t tmpfs -o size=64m tmpfs /dev/shm"))
+
+
+def test_a_dev_shm_of_one_mb_is_enough_for_large_batches(large_root: Path, tmp_path: Path, may_mount: None) -> None:
+    # Which torch's queues need for their semaphores.
+    output_of(
+        tmp_path,
+        large_root,
+        textwrap.dedent(LARGE_BATCHES),
+        under=in_own_namespace("mount -t tmpfs -o size=1m tmpfs /dev/shm"),
+    )
+
+
+def mapped_in_dev_shm(process: psutil.Process) -> list[str]:
+    """What torch keeps there, which has no name any more."""
+    lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    return [line for line in lines if "/torch_" in line]
+
+
+def test_pictures_never_go_through_dev_shm(large_root: Path) -> None:
+    loader, numbers = loader_of(large_root, prefetch_factor=6), []
+    trainer = psutil.Process()
+    for batch in loader:
+        numbers += numbers_of(batch)
+        for process in [trainer, *children_of()]:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                assert not mapped_in_dev_shm(process)
+    assert numbers == ALL
+
+
+LIMITS = {
+    "64 KB of locked memory": "resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))",
+    "2 GB of address space beyond what imports took": """
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 30),) * 2)
+    """,
+    "files of at most 1 MB": "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))",
+    "a stack of 1 MB": "resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))",
+    "one core": "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])",
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS.keys())
+def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, limit: str, device: str) -> None:
+    body = textwrap.dedent(limit) + textwrap.dedent(f"""
+        for workers in (0, 1):
+            for batch_size in (4, 256):
+                loader = DataLoader(Spelled(root), batch_size, num_workers=workers, pin_memory=True, device={device!r})
+                {WHOLE}
+    """)
+    if device == "cuda" and "RLIMIT_AS" in limit:
+        pytest.skip("CUDA itself addresses more than there is")
+    output_of(tmp_path, spelled_root, body)
+
+
+def test_where_the_address_space_ends_the_error_says_so(spelled_root: Path, tmp_path: Path) -> None:
+    # Whatever is the first to find no room. Right batches are as good; a hang or a wrong batch is not.
+    body = """
+        import nvidia.dali
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        right = 0
+        for room in (2, 16, 64, 256):
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (room << 20), -1))
+            try:
+                assert all_numbers(loader_of(root, timeout=5)) == list(range(48))
+                right += 1
+            except AssertionError:
+                raise
+            except (MemoryError, OSError, RuntimeError) as error:
+                assert any(word in str(error).lower() for word in ("memory", "alloc", "thread", "worker", "resource",
+                    "timed out")) or isinstance(error, MemoryError), repr(error)
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        assert all_numbers(loader_of(root)) == list(range(48))
+        print("right", right)
+        os._exit(0)
+    """
+    with training(tmp_path, spelled_root, body) as process:
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and output.startswith("right"), errors
+
+
+# --- descriptors -----------------------------------------------------------------------------------------------------
+
+
+DESCRIPTORS = """
+    from torch.utils.data import DataLoader as StockLoader
+
+    def most_while(loader):
+        return max(len(os.listdir("/proc/self/fd")) for _ in loader)
+
+    needed = most_while(StockLoader(Spelled(root), 4, num_workers=2))
+    import nvidia.dali  # a library is opened once, and takes a descriptor for as long as that
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed + 2, needed + 2))
+    for arguments in (dict(), dict(persistent_workers=True), dict(prefetch_factor=8), dict(workers=0)):
+        loader = loader_of(root, **arguments)
+        for _ in range(2):
+            assert all_numbers(loader) == list(range(48))
+"""
+
+
+def test_two_descriptors_more_than_the_stock_loader_takes_are_enough(spelled_root: Path, tmp_path: Path) -> None:
+    output_of(tmp_path, spelled_root, DESCRIPTORS)
+
+
+def test_large_batches_take_no_more_descriptors(large_root: Path, tmp_path: Path) -> None:
+    output_of(tmp_path, large_root, DESCRIPTORS)
+
+
+def descriptors(process: psutil.Process) -> int:
+    return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
+def test_no_descriptor_is_added_in_two_hundred_batches(spelled_root: Path, persistent: bool, device: str) -> None:
+    dataset, sampler = Spelled(spelled_root), [k % 48 for k in range(400)]
+    loader = DataLoader(
+        dataset, 2, sampler=sampler, num_workers=2, prefetch_factor=4, persistent_workers=persistent, device=device
+    )
+    batches, numbers = iter(loader), []
+    processes = [psutil.Process(), *children_of()]
+    for _ in range(20):
+        numbers += numbers_of(next(batches))
+    before = [descriptors(process) for process in processes]
+    for _ in range(170):
+        numbers += numbers_of(next(batches))
+    assert [descriptors(process) for process in processes] == before
+    assert numbers + all_numbers(batches) == sampler
+
+
+_taken: list[int] = []
+
+
+def take_all_descriptors() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        while True:
+            _taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+
+
+def give_them_back() -> None:
+    while _taken:
+        os.close(_taken.pop())
+
+
+class Between:
+    """Two missteps."""
+
+    def __init__(self, *missteps: Misstep) -> None:
+        self.missteps = missteps
+
+    def __call__(self, index: int) -> None:
+        for misstep in self.missteps:
+            misstep(index)
+
+
+def two(folder: Path, first: tuple[int, Callable[[], Any]], second: tuple[int, Callable[[], Any]]) -> Between:
+    missteps = []
+    for name, (at, do) in zip("ab", (first, second)):
+        (folder / name).mkdir()
+        missteps.append(Misstep(at, do, folder / name))
+    return Between(*missteps)
+
+
+def test_a_worker_without_descriptors_says_so_and_does_not_blame_the_file(spelled_root: Path, tmp_path: Path) -> None:
+    loader = loader_of(spelled_root, two(tmp_path, (13, take_all_descriptors), (20, give_them_back)), workers=1)
+    batches = iter(loader)
+    numbers = all_numbers(next(batches) for _ in range(3))
+    for _ in range(2):
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            next(batches)
+        assert "Replace the file" not in str(caught.value)
+    del caught
+    assert numbers + all_numbers(batches) == [*range(12), *range(20, 48)]
+
+
+def test_a_trainer_without_descriptors_says_so_and_recovers(spelled_root: Path, tmp_path: Path) -> None:
+    body = """
+        from tests.integration.test_machines import give_them_back, take_all_descriptors
+        assert all_numbers(loader_of(root)) == list(range(48))
+        take_all_descriptors()
+        for arguments in (dict(), dict(persistent_workers=True)):
+            try:
+                all_numbers(loader_of(root, **arguments))
+                raise AssertionError("there is no descriptor for a queue")
+            except OSError as error:
+                assert "Too many open files" in str(error), error
+        give_them_back()
+        assert all_numbers(loader_of(root)) == list(range(48))
+    """
+    output_of(tmp_path, spelled_root, body)
+
+
+# --- places that cannot be written to --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_no_writable_folder_is_needed(spelled_root: Path, tmp_path: Path, method: str) -> None:
+    output_of(
+        tmp_path,
+        spelled_root,
+        f"loader = loader_of(root, multiprocessing_context={method!r})\n{WHOLE}",
+        cwd="/proc",
+        environment={"TMPDIR": "/proc", "HOME": "/proc", "XDG_CACHE_HOME": "/proc", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+def test_a_read_only_root_is_enough(spelled_root: Path, tmp_path: Path, may_mount: None) -> None:
+    read_only = in_own_namespace("mount --rbind / /mnt", "mount -o remount,bind,ro /mnt", "cd /mnt")
+    script = "for folder in ('.', 'tmp', 'var/tmp'): assert not os.access(folder, os.W_OK), folder\n"
+    script += f"loader = loader_of(root)\n{WHOLE}"
+    under = [*read_only[:-1], 'exec chroot /mnt "$0" "$@"'.join(read_only[-1].split('exec "$0" "$@"'))]
+    output_of(tmp_path, spelled_root, script, under=under)
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+def run_command(*arguments: str, under: list[str] | None = None, **environment: str) -> Done:
+    return subprocess.run(
+        [*(under or []), sys.executable, "-m", "proxyloader", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"} | environment,
+        timeout=60,
+    )
+
+
+def assert_one_line(done: Done, words: str) -> None:
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("proxyloader: error: ") and words in lines[0], done.stderr
+
+
+FILE_LIMIT = ["sh", "-c", 'ulimit -f 8 && exec "$0" "$@"']  # in blocks of 512 bytes, or of 1024
+MAKE = {
+    "one process": ["make-dataset", "--images", "64", "--processes", "1"],
+    "two processes": ["make-dataset", "--images", "64", "--processes", "2"],
+}
+
+
+@pytest.mark.parametrize("arguments", MAKE.values(), ids=MAKE.keys())
+def test_make_dataset_on_a_full_disk_says_so_in_one_line(tmp_path: Path, may_mount: None, arguments: list[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = run_command(*arguments, str(disk / "set"), under=in_own_namespace(f"mount -t tmpfs -o size=1m tmpfs {disk}"))
+    assert_one_line(done, "No space left on device")
+
+
+def test_make_dataset_where_files_may_not_grow_says_so_in_one_line(tmp_path: Path) -> None:
+    done = run_command(*MAKE["one process"], str(tmp_path / "set"), under=FILE_LIMIT)
+    assert_one_line(done, "File too large")
+    # What is there under its name is whole; the set is completed when there is room.
+    assert not list((tmp_path / "set").glob("class_*/*.jpg"))
+
+
+def test_make_dataset_goes_on_where_a_full_disk_ended_it(tmp_path: Path) -> None:
+    arguments = ["make-dataset", "--images", "8", "--size", "160x120", "--processes", "1", str(tmp_path / "set")]
+    assert_one_line(run_command(*arguments, under=FILE_LIMIT), "File too large")
+    done = run_command(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "set").glob("class_*/*"))) == 8
+    assert not list((tmp_path / "set").rglob("*.part"))
+
+
+def test_make_dataset_into_a_place_that_cannot_be_written_says_so_in_one_line() -> None:
+    assert_one_line(run_command(*MAKE["one process"], "/proc/set"), "/proc/set")
+
+
+def test_demo_on_a_full_disk_says_so_in_one_line(tmp_path: Path, may_mount: None) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = run_command(
+        *("demo", "--images", "64", "--workers", "0", "--steps", "0"),
+        under=in_own_namespace(f"mount -t tmpfs -o size=1m tmpfs {disk}"),
+        XDG_CACHE_HOME=str(disk),
+    )
+    assert_one_line(done, "No space left on device")
+
+
+def test_demo_without_room_for_its_picture_says_so_in_one_line(spelled_root: Path, tmp_path: Path) -> None:
+    done = run_command(
+        *("demo", "--data", str(spelled_root), "--images", "16", "--batch-size", "8", "--workers", "0"),
+        *("--steps", "0", "--device", "cpu", "--out", str(tmp_path / "sheet.png")),
+        under=FILE_LIMIT,
+        XDG_CACHE_HOME=str(tmp_path),
+    )
+    assert_one_line(done, "File too large")
+
+
+def test_demo_where_shared_memory_is_full_says_so_in_one_line(
+    spelled_root: Path, tmp_path: Path, may_mount: None
+) -> None:
+    # The stock loader's batches go through it, and do not fit; a container's usual 64 MB is as small for large batches.
+    done = run_command(
+        *("demo", "--data", str(spelled_root), "--images", "48", "--batch-size", "24", "--workers", "1"),
+        *("--steps", "0", "--device", "cpu", "--out", str(tmp_path / "sheet.png")),
+        under=in_own_namespace("mount -t tmpfs -o size=1m tmpfs /dev/shm"),
+        XDG_CACHE_HOME=str(tmp_path),
+    )
+    assert_one_line(done, "")
+
+
+# --- disks that are slow, vanish, or change --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_root(spelled_root: Path, tmp_path: Path) -> Path:
+    """A copy of the pictures that a test may change."""
+    shutil.copytree(spelled_root, tmp_path / "set")
+    return tmp_path / "set"
+
+
+def path_of(root: Path, number: int) -> Path:
+    (path,) = root.glob(f"*/{number:05d}.jpg")
+    return path
+
+
+def block(root: Path, number: int) -> Path:
+    """Put a pipe without a writer in the place of a file: opening it waits, as on a mount that does not answer."""
+    path = path_of(root, number)
+    path.unlink()
+    os.mkfifo(path)
+    return path
+
+
+def test_timeout_names_itself_where_a_file_cannot_be_opened_in_time(own_root: Path) -> None:
+    loader = loader_of(own_root, timeout=1)
+    block(own_root, 13)
+    batches, numbers = iter(loader), []
+    with pytest.raises(RuntimeError, match="timed out after 1 second"):
+        for batch in batches:
+            numbers += numbers_of(batch)
+    assert numbers == ALL[:12]
+    workers, start_s = children_of(), time.monotonic()
+    del batches
+    assert time.monotonic() - start_s < 1
+    assert_gone(workers, 1)
+
+
+def test_a_file_that_answers_late_is_right(spelled_root: Path, own_root: Path) -> None:
+    loader = loader_of(own_root)
+    path = block(own_root, 13)
+    batches = iter(loader)
+    numbers = all_numbers(next(batches) for _ in range(3))
+    answer = functools.partial(path.write_bytes, path_of(spelled_root, 13).read_bytes())
+    threading.Thread(target=answer, daemon=True).start()
+    assert in_thread(lambda: numbers + all_numbers(batches)) == ALL
+
+
+def test_control_c_while_a_file_does_not_answer(own_root: Path, tmp_path: Path) -> None:
+    block(own_root, 13)
+    body = """
+        try:
+            for batch in loader_of(root):
+                if 11 in numbers_of(batch):
+                    say_ready()
+        except KeyboardInterrupt:
+            print("stopped", time.monotonic())
+    """
+    with training(tmp_path, own_root, body) as process:
+        await_line(process, "ready")
+        workers, start_s = children_of(process.pid), time.monotonic()
+        process.send_signal(2)
+        output, errors = process.communicate(timeout=60)
+        assert errors == "" and float(output.split()[-1]) - start_s < 1
+        assert_gone(workers, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["no workers", "a worker"])
+def test_a_folder_that_vanishes_and_comes_back_costs_the_batches_in_between(
+    own_root: Path, tmp_path: Path, workers: int, device: str
+) -> None:
+    away = tmp_path / "away"
+    vanishes = two(
+        tmp_path,
+        (16, functools.partial(os.rename, own_root, away)),
+        (32, functools.partial(os.rename, away, own_root)),
+    )
+    loader = loader_of(own_root, vanishes, workers=workers, device=device)
+    batches, numbers = iter(loader), []
+    for k in range(12):
+        if 4 <= k < 8:
+            with pytest.raises(ImageError, match=rf"dataset\[{4 * k}\].*{own_root}.*No such file") as caught:
+                next(batches)
+            del caught
+        else:
+            numbers += numbers_of(next(batches))
+    assert numbers == [*range(16), *range(32, 48)]
+    assert all_numbers(loader) == ALL
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
+def test_a_file_cut_during_the_epoch_is_named_and_the_rest_is_right(
+    own_root: Path, tmp_path: Path, workers: int, device: str
+) -> None:
+    path = path_of(own_root, 13)
+    loader = loader_of(own_root, Misstep(12, functools.partial(cut, path), tmp_path), workers=workers, device=device)
+    batches = iter(loader)
+    numbers = all_numbers(next(batches) for _ in range(3))
+    with pytest.raises(ImageError, match=rf"dataset\[13\].*{path}"):
+        next(batches)
+    assert numbers + all_numbers(batches) == [*range(12), *range(16, 48)]
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
+def test_a_file_replaced_during_the_epoch_is_the_new_one_from_then_on(
+    spelled_root: Path, own_root: Path, tmp_path: Path, workers: int, device: str
+) -> None:
+    shutil.copy(path_of(spelled_root, 40), tmp_path / "new")
+    replace = functools.partial(os.replace, tmp_path / "new", path_of(own_root, 13))
+    loader = DataLoader(Spelled(own_root, Misstep(20, replace, tmp_path)), BATCH, num_workers=workers, device=device)
+    assert all_numbers(loader) == ALL  # its turn was before
+    batches = iter(loader)
+    numbers = all_numbers(next(batches) for _ in range(3))
+    images, indices = next(batches)
+    assert indices.tolist() == [12, 13, 14, 15]
+    indices[1] = 40
+    assert numbers_of((images, indices)) == [12, 40, 14, 15]
+    assert numbers + all_numbers(batches) == [*range(12), *range(16, 48)]
+
+
+def test_files_that_change_all_the_time_are_whole_or_named(spelled_root: Path, own_root: Path, tmp_path: Path) -> None:
+    whole = {number: path_of(spelled_root, number).read_bytes() for number in range(0, 48, 3)}
+    paths = {number: path_of(own_root, number) for number in whole}
+    done = threading.Event()
+
+    def spoil() -> None:
+        draw = random.Random(0)
+        while not done.is_set():
+            number = draw.choice(list(whole))
+            kept = draw.randrange(len(whole[number]))
+            with open(paths[number], "r+b") as file:  # in place, under the eyes of whoever reads
+                file.truncate(kept)
+                file.seek(kept)
+                file.write(whole[number][kept:])
+
+    writer = threading.Thread(target=spoil, daemon=True)
+    loader, right, named = loader_of(own_root, persistent_workers=True), 0, 0
+    batches = iter(loader)  # the workers are forked before there is another thread
+    writer.start()
+    try:
+        for _ in range(15):
+            while True:
+                try:
+                    numbers_of(next(batches))
+                    right += 1
+                except StopIteration:
+                    break
+                except ImageError as error:
+                    assert str(own_root) in str(error)
+                    error.__traceback__ = None
+                    named += 1
+            batches = iter(loader)
+    finally:
+        done.set()
+        writer.join()
+    assert right + named == 15 * 12 and right > 15
+    assert all_numbers(batches) == ALL

@@ -1,0 +1,468 @@
+"""Stopping takes under a second from any state, and leaves no worker behind."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvidia.dali import fn, pipeline_def, types
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, ImageError, ProxyServer
+from tests.faults import (
+    BATCH,
+    Misstep,
+    Spelled,
+    all_numbers,
+    assert_gone,
+    await_line,
+    await_true,
+    children_of,
+    hang,
+    in_fork,
+    in_thread,
+    loader_of,
+    numbers_of,
+    training,
+)
+
+STOP_S = 1.0
+PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
+
+
+class Gate:
+    """A loader's misstep that counts: the number of samples that its workers have been asked for, of any process."""
+
+    def __init__(self, path: Path, pause_s: float = 0) -> None:
+        self._path, self._pause_s = path, pause_s
+        path.touch()
+
+    def __call__(self, index: int) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        os.write(fd, b".")
+        os.close(fd)
+        time.sleep(self._pause_s)
+
+    def count(self) -> int:
+        return self._path.stat().st_size
+
+
+class WithLabels(Spelled):
+    """Each batch comes with enough beside its images to fill a pipe."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, index = super().__getitem__(index)
+        return image, index, "x" * 100_000
+
+
+def before_the_first_batch(root: Path, notes: Path, **arguments: Any) -> Any:
+    return iter(loader_of(root, **arguments))
+
+
+def after_the_first_batch(root: Path, notes: Path, **arguments: Any) -> Any:
+    batches = iter(loader_of(root, **arguments))
+    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    return batches
+
+
+def in_mid_epoch(root: Path, notes: Path, **arguments: Any) -> Any:
+    batches = iter(loader_of(root, **arguments))
+    assert all_numbers(next(batches) for _ in range(6)) == list(range(24))
+    return batches
+
+
+def at_the_end(root: Path, notes: Path, **arguments: Any) -> Any:
+    batches = iter(loader_of(root, **arguments))
+    assert all_numbers(batches) == list(range(48))
+    return batches
+
+
+def after_an_error(root: Path, notes: Path, **arguments: Any) -> Any:
+    shutil.copytree(root, notes / "set")
+    loader = loader_of(notes / "set", **arguments)
+    Path(loader.dataset.samples[5][0]).unlink()
+    batches = iter(loader)
+    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    try:
+        next(batches)
+        raise AssertionError("a missing file is an error")
+    except ImageError:
+        return batches
+
+
+def after_a_timeout(root: Path, notes: Path, **arguments: Any) -> Any:
+    batches = iter(loader_of(root, Misstep(5, hang, notes), timeout=0.3, **arguments))
+    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    try:
+        next(batches)
+        raise AssertionError("a hanging worker is a timeout")
+    except RuntimeError as error:
+        assert "timed out" in str(error)
+        return batches
+
+
+def with_slow_workers(root: Path, notes: Path, **arguments: Any) -> Any:
+    gate = Gate(notes / "gate", pause_s=0.2)
+    batches = iter(loader_of(root, gate, prefetch_factor=8, **arguments))
+    await_true(lambda: gate.count() >= 2)
+    return batches
+
+
+def with_a_worker_that_sleeps(root: Path, notes: Path, **arguments: Any) -> Any:
+    misstep = Misstep(13, hang, notes)
+    batches = iter(loader_of(root, misstep, **arguments))
+    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    misstep.await_s()
+    return batches
+
+
+def deaf(worker_id: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def with_a_worker_that_ignores_sigterm(root: Path, notes: Path, **arguments: Any) -> Any:
+    return with_a_worker_that_sleeps(root, notes, worker_init_fn=deaf, **arguments)
+
+
+def with_a_worker_that_is_stopped(root: Path, notes: Path, **arguments: Any) -> Any:
+    before = set(children_of())
+    batches = in_mid_epoch(root, notes, **arguments)
+    for child in set(children_of()) - before:
+        child.send_signal(signal.SIGSTOP)
+    return batches
+
+
+def open_pipe(path: str) -> None:
+    open(path, "rb").close()
+
+
+def with_a_worker_blocked_in_open(root: Path, notes: Path, **arguments: Any) -> Any:
+    os.mkfifo(notes / "fifo")
+    misstep = Misstep(5, functools.partial(open_pipe, str(notes / "fifo")), notes)
+    batches = iter(loader_of(root, misstep, **arguments))
+    misstep.await_s()
+    return batches
+
+
+def with_full_queues(root: Path, notes: Path, **arguments: Any) -> Any:
+    gate = Gate(notes / "gate")
+    arguments = {"batch_size": BATCH, "num_workers": 2, "prefetch_factor": 4, "device": "cpu"} | arguments
+    batches = iter(DataLoader(WithLabels(root, gate), **arguments))
+    next(batches)
+    # Each worker was asked for four batches of 400 KB, and one was taken; but one that cannot send stays at its own.
+    await_true(lambda: gate.count() >= 2 * 4 * BATCH)
+    return batches
+
+
+STATES = [
+    before_the_first_batch,
+    after_the_first_batch,
+    in_mid_epoch,
+    at_the_end,
+    after_an_error,
+    after_a_timeout,
+    with_slow_workers,
+    with_a_worker_that_sleeps,
+    with_a_worker_that_ignores_sigterm,
+    with_a_worker_that_is_stopped,
+    with_a_worker_blocked_in_open,
+    with_full_queues,
+]
+ANY_STATE = pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__.replace("_", " "))
+
+
+@ANY_STATE
+@PERSISTENT
+def test_dropping_a_loader_takes_under_a_second(
+    spelled_root: Path, tmp_path: Path, state: Callable[..., Any], persistent: bool, device: str
+) -> None:
+    before = set(children_of())
+    batches = state(spelled_root, tmp_path, persistent_workers=persistent, device=device)
+    workers = list(set(children_of()) - before)
+    start_s = time.monotonic()
+    del batches
+    assert time.monotonic() - start_s < STOP_S
+    assert_gone(workers, start_s + STOP_S - time.monotonic())
+
+
+@pytest.mark.parametrize("state", [in_mid_epoch, with_a_worker_that_sleeps], ids=["in mid epoch", "a worker sleeps"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_that_are_not_forked_stop_as_fast(
+    spelled_root: Path, tmp_path: Path, state: Callable[..., Any], method: str
+) -> None:
+    before = set(children_of())
+    batches = state(spelled_root, tmp_path, multiprocessing_context=method)
+    workers = list(set(children_of()) - before)
+    assert len(workers) == 2
+    start_s = time.monotonic()
+    del batches
+    assert time.monotonic() - start_s < STOP_S
+    assert_gone(workers, start_s + STOP_S - time.monotonic())
+
+
+@PERSISTENT
+def test_an_iterator_dropped_in_another_thread_stops_as_fast(
+    spelled_root: Path, tmp_path: Path, persistent: bool
+) -> None:
+    held = [with_a_worker_that_sleeps(spelled_root, tmp_path, persistent_workers=persistent)]
+    workers = children_of()
+    start_s = time.monotonic()
+    in_thread(held.clear)
+    assert time.monotonic() - start_s < STOP_S
+    assert_gone(workers, start_s + STOP_S - time.monotonic())
+
+
+@PERSISTENT
+@pytest.mark.parametrize("how", ["break", "return", "raise"])
+def test_leaving_the_loop_while_a_worker_hangs_takes_under_a_second(
+    spelled_root: Path, tmp_path: Path, persistent: bool, how: str
+) -> None:
+    misstep, left_s = Misstep(13, hang, tmp_path), 0.0
+
+    def train() -> None:
+        nonlocal left_s
+        for batch in loader_of(spelled_root, misstep, persistent_workers=persistent):
+            assert numbers_of(batch) == [0, 1, 2, 3]
+            misstep.await_s()
+            left_s = time.monotonic()
+            if how == "break":
+                break
+            if how == "return":
+                return
+            raise LookupError("mine")
+
+    try:
+        train()
+    except LookupError as error:
+        assert how == "raise"
+        error.__traceback__ = None
+    assert 0 < time.monotonic() - left_s < STOP_S
+    assert_gone(children_of(), STOP_S)
+
+
+def test_a_new_epoch_begins_under_two_seconds_after_one_that_was_left_with_a_hanging_worker(
+    spelled_root: Path, tmp_path: Path
+) -> None:
+    misstep = Misstep(13, hang, tmp_path)
+    loader = loader_of(spelled_root, misstep)
+    for _ in loader:
+        misstep.await_s()
+        break
+    start_s = time.monotonic()
+    batches = iter(loader)
+    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    assert time.monotonic() - start_s < 2
+    assert all_numbers(batches) == list(range(4, 48))
+
+
+def test_timeout_also_ends_the_wait_for_a_persistent_worker_that_hangs_from_the_epoch_before(
+    spelled_root: Path, tmp_path: Path
+) -> None:
+    misstep = Misstep(13, hang, tmp_path)
+    loader = loader_of(spelled_root, misstep, persistent_workers=True, timeout=0.5)
+    for _ in loader:
+        misstep.await_s()
+        break
+    start_s = time.monotonic()
+    try:
+        numbers = all_numbers(loader)
+    except RuntimeError as error:
+        assert "timed out" in str(error)
+        error.__traceback__ = None
+        numbers = all_numbers(loader)
+    assert numbers == list(range(48))
+    assert time.monotonic() - start_s < 5
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+CONTROL_C = {
+    "waiting for the first batch": "for batch in loader_of(root, lambda index: say_ready_and_hang()): pass",
+    "waiting for a batch in mid epoch": "for batch in loader_of(root, Misstep(13, say_ready_and_hang, notes)): pass",
+    "in the body of the loop": "for batch in loader_of(root): say_ready(); hang()",
+    "in the body, with a worker that sleeps": """
+        for batch in loader_of(root, Misstep(6, say_ready_and_hang, notes), persistent_workers=True): hang()
+    """,
+    "in the body, with full queues": "for batch in loader_of(root, Misstep(19, say_ready, notes)): hang()",
+    "between two epochs of persistent workers": """
+        kept = loader_of(root, persistent_workers=True)
+        all_numbers(kept); say_ready(); hang()
+    """,
+    "while workers begin": "for batch in loader_of(root, worker_init_fn=say_ready_and_hang): pass",
+    "while a spawned worker is given the dataset": """
+        Spelled.__getstate__ = say_ready_and_hang
+        for batch in loader_of(root, multiprocessing_context="spawn"): pass
+    """,
+    "waiting in the calling thread": "for batch in loader_of(root, lambda index: say_ready_and_hang(), 0): pass",
+}
+
+
+def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, int], None]) -> None:
+    # The interpreter takes a while to end, with torch in it; so the script says when it begins to.
+    steps = ("\n" + " " * 12).join(line.strip() for line in body.strip().splitlines())
+    # Python loses an interrupt that comes in the middle of a fork; then the end of the workers ends the training.
+    in_a_fork = "worker_init_fn" in body
+    stop, stop_s = ("(KeyboardInterrupt, RuntimeError)", 2.0) if in_a_fork else ("KeyboardInterrupt", STOP_S)
+    script = f"""
+        notes = Path({str(folder)!r})
+        def train():
+            {steps}
+        try:
+            train()
+        except {stop} as error:
+            error.__traceback__ = None
+            print("stopped", time.monotonic(), flush=True)
+            sys.exit(130)
+    """
+    with training(folder, root, script) as process:
+        await_line(process, "ready")
+        children = children_of(process.pid)
+        start_s = time.monotonic()
+        interrupt(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        word, stopped_s = output.replace("ready\n", "").split()
+        assert word == "stopped" and float(stopped_s) - start_s < stop_s
+        assert_gone(children, 2)
+        if "spawn" not in body and not in_a_fork:  # where a worker says that its dataset never came
+            assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("body", CONTROL_C.values(), ids=CONTROL_C.keys())
+def test_control_c_stops_the_training_and_its_workers_in_under_a_second(
+    spelled_root: Path, tmp_path: Path, body: str
+) -> None:
+    interrupted(tmp_path, spelled_root, body, os.killpg)
+
+
+@pytest.mark.parametrize("state", ["waiting for a batch in mid epoch", "in the body, with a worker that sleeps"])
+def test_an_interrupt_of_the_trainer_alone_stops_it_and_its_workers(
+    spelled_root: Path, tmp_path: Path, state: str
+) -> None:
+    interrupted(tmp_path, spelled_root, CONTROL_C[state], os.kill)
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+def server_of(device: str) -> ProxyServer:
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=0 if device == "cuda" else None, exec_dynamic=True)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
+        return fn.transpose(images, perm=[2, 0, 1])
+
+    return ProxyServer(graph())
+
+
+class Read(ImageFolder):
+    """Bytes for a server, with the number that they spell."""
+
+    def __init__(self, root: Path, server: ProxyServer, misstep: Callable[[int], Any] | None = None) -> None:
+        super().__init__(str(root), server.proxy, loader=read)
+        self.misstep = misstep
+
+    def __getitem__(self, index: int) -> Any:
+        if self.misstep is not None:
+            self.misstep(index)
+        image, _ = super().__getitem__(index)
+        return image, index
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def numbers_of_bytes(batch: Any) -> list[int]:
+    images, indices = batch
+    return numbers_of((images.float() / 255, indices))
+
+
+@pytest.mark.parametrize("hanging", [False, True], ids=["", "a worker sleeps"])
+def test_leaving_a_server_in_mid_epoch_takes_under_a_second(
+    spelled_root: Path, tmp_path: Path, hanging: bool, device: str
+) -> None:
+    misstep = Misstep(13, hang, tmp_path) if hanging else None
+    before = set(children_of())
+    with server_of(device) as server:
+        loader = DataLoader(Read(spelled_root, server, misstep), BATCH, num_workers=2, server=server)
+        batches = iter(loader)
+        assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
+        if misstep is not None:
+            misstep.await_s()
+        start_s = time.monotonic()
+    assert time.monotonic() - start_s < STOP_S
+    workers = list(set(children_of()) - before)
+    start_s = time.monotonic()
+    del batches, loader, server
+    assert time.monotonic() - start_s < STOP_S
+    assert_gone(workers, start_s + STOP_S - time.monotonic())
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["never started", "started"])
+def test_dropping_a_server_that_was_not_closed_takes_under_a_second(
+    spelled_root: Path, started: bool, device: str
+) -> None:
+    server = server_of(device)
+    if started:
+        server.start_thread()
+    loader = DataLoader(Read(spelled_root, server), BATCH, num_workers=1, server=server)
+    batches = iter(loader)
+    assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
+    start_s = time.monotonic()
+    del server, loader, batches
+    assert time.monotonic() - start_s < STOP_S
+
+
+def test_a_server_that_was_left_with_runs_under_way_starts_again_with_right_pictures(
+    spelled_root: Path, device: str
+) -> None:
+    server = server_of(device)
+    loader = DataLoader(Read(spelled_root, server), BATCH, num_workers=2, server=server)
+    for _ in range(3):
+        with server:
+            batches = iter(loader)
+            assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
+    with server:
+        assert [number for batch in loader for number in numbers_of_bytes(batch)] == list(range(48))
+
+
+def test_an_error_in_a_with_block_leaves_it_under_a_second_and_is_that_error(spelled_root: Path, device: str) -> None:
+    start_s = 0.0
+    with pytest.raises(LookupError, match="mine"), server_of(device) as server:
+        for _ in DataLoader(Read(spelled_root, server), BATCH, num_workers=1, server=server):
+            start_s = time.monotonic()
+            raise LookupError("mine")
+    assert 0 < time.monotonic() - start_s < STOP_S
+
+
+def test_stopping_starts_no_thread(spelled_root: Path, tmp_path: Path) -> None:
+    before = threading.active_count()
+    with_a_worker_that_sleeps(spelled_root, tmp_path)
+    assert threading.active_count() == before
+
+
+def test_what_was_taken_before_a_stop_stays_right(spelled_root: Path, device: str) -> None:
+    batches = iter(loader_of(spelled_root, prefetch_factor=4, device=device))
+    taken = [next(batches) for _ in range(5)]
+    del batches
+    copies = [torch.clone(images) for images, _ in taken]
+    assert all_numbers(taken) == list(range(20))
+    assert all_numbers(loader_of(spelled_root, device=device)) == list(range(48))  # which uses memory that was free
+    assert all(torch.equal(images, copy) for (images, _), copy in zip(taken, copies))
+
+
+def test_a_stop_in_a_forked_child_is_harmless_there_too(spelled_root: Path, tmp_path: Path) -> None:
+    held = [with_a_worker_that_sleeps(spelled_root, tmp_path)]
+    start_s = time.monotonic()
+    assert in_fork(held.clear) == 0
+    assert time.monotonic() - start_s < 2

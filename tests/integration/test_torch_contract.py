@@ -1,0 +1,339 @@
+"""torch's contract, arguments and ways of use: the same checks on torch's DataLoader and on ours, for a dataset whose
+images DALI decodes, and for one without images.
+
+Beside it: ways of use, what samples may hold and how they may fail, and streams, each in a file of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import proxyloader
+from proxyloader.spelled import numbers_in, spell_dataset
+from tests.side_by_side import Failed, assert_as_torch, epochs, tried, walked
+
+SAMPLES = 13
+TRANSFORM = transforms.Compose([transforms.RandomCrop(28), transforms.ToTensor()])
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", SAMPLES, classes=3, side_px=32)
+
+
+class Numbers(Dataset[Any]):
+    """Samples without images, of which each draws random numbers."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(2), range(SAMPLES)[index], random.random()
+
+
+@pytest.fixture(params=["pictures", "numbers"])
+def make(request: pytest.FixtureRequest, root: Path) -> Make:
+    """Makes a dataset, with images or without."""
+    return Numbers if request.param == "numbers" else lambda: ImageFolder(str(root), TRANSFORM)
+
+
+def seeded(seed: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Backwards:
+    """A user's own sampler, of no class of torch's."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(SAMPLES - 1, -1, -1)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Permutation(Sampler[Any]):
+    """Draws when ``iter()`` is called, not at the first ``next()``; indices, or batches of them."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn = torch.randperm(SAMPLES).tolist()
+        return iter(drawn if self.size is None else [drawn[k : k + self.size] for k in range(0, SAMPLES, self.size)])
+
+    def __len__(self) -> int:
+        return SAMPLES if self.size is None else -(-SAMPLES // self.size)
+
+
+class Endless:
+    """A sampler that does not know its length."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (3, 1, 4, 1, 5)
+
+
+class RandomSizes(Sampler[Any]):
+    """Batches of random sizes, drawn one at a time from torch's global generator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(9):
+            yield torch.randint(SAMPLES, (int(torch.randint(1, 5, ())),)).tolist()
+
+    def __len__(self) -> int:
+        return 9
+
+
+class Failing:
+    """A sampler that raises after two batches of two."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+        raise LookupError("no more")
+
+
+def distributed(dataset: Any, **arguments: Any) -> DistributedSampler[Any]:
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=1, **arguments)
+    sampler.set_epoch(5)
+    return sampler
+
+
+ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "torch's defaults": lambda d: {},
+    "batches of 5": lambda d: dict(batch_size=5),
+    "a batch larger than the dataset": lambda d: dict(batch_size=50),
+    "no batches": lambda d: dict(batch_size=None),
+    "no batches, shuffled": lambda d: dict(batch_size=None, shuffle=True),
+    "drop_last": lambda d: dict(batch_size=5, drop_last=True),
+    "drop_last of the only batch": lambda d: dict(batch_size=50, drop_last=True),
+    "shuffle": lambda d: dict(batch_size=4, shuffle=True),
+    "shuffle by a generator": lambda d: dict(batch_size=4, shuffle=True, generator=seeded()),
+    "a generator without shuffle": lambda d: dict(batch_size=4, generator=seeded()),
+    "sequential sampler": lambda d: dict(batch_size=4, sampler=SequentialSampler(d)),
+    "random sampler": lambda d: dict(batch_size=4, sampler=RandomSampler(d)),
+    "random sampler with replacement": lambda d: dict(sampler=RandomSampler(d, True, 20), batch_size=6),
+    "random sampler of a part": lambda d: dict(
+        sampler=RandomSampler(d, num_samples=5, generator=seeded()), batch_size=2
+    ),
+    "subset random sampler": lambda d: dict(sampler=SubsetRandomSampler([7, 2, 9, 4]), batch_size=3),
+    "weighted sampler": lambda d: dict(sampler=WeightedRandomSampler(list(range(1, 14)), 17), batch_size=4),
+    "distributed sampler": lambda d: dict(sampler=distributed(d), batch_size=3),
+    "distributed sampler that drops": lambda d: dict(sampler=distributed(d, drop_last=True), batch_size=3),
+    "a list as sampler": lambda d: dict(sampler=[5, 5, 0, 12, 5], batch_size=2),
+    "a sampler of one's own": lambda d: dict(sampler=Backwards(), batch_size=4, drop_last=True),
+    "a sampler that draws at once": lambda d: dict(sampler=Permutation(), batch_size=4),
+    "a sampler that draws at once, no batches": lambda d: dict(sampler=Permutation(), batch_size=None),
+    "a sampler without length": lambda d: dict(sampler=Endless(), batch_size=2),
+    "a sampler that raises": lambda d: dict(sampler=Failing(), batch_size=2),
+    "an index out of range": lambda d: dict(sampler=[1, 2, 99, 3], batch_size=2),
+    "batch sampler": lambda d: dict(batch_sampler=BatchSampler(RandomSampler(d), 5, True)),
+    "batch sampler of random sizes": lambda d: dict(batch_sampler=RandomSizes()),
+    "batch sampler that draws at once": lambda d: dict(batch_sampler=Permutation(3)),
+    "a list of lists": lambda d: dict(batch_sampler=[[1], [2, 3, 4], list(range(SAMPLES)), [0]]),
+    "repeated indices": lambda d: dict(batch_sampler=[[6, 6, 6], [6, 1, 6], [6]]),
+    "batches as tuples, arrays, ranges": lambda d: dict(batch_sampler=[(1, 2), np.array([3, 4]), range(7, 9)]),
+    "an empty batch": lambda d: dict(batch_sampler=[[1], [], [2]]),
+    "no batch at all": lambda d: dict(batch_sampler=[]),
+    "pinned memory": lambda d: dict(batch_size=4, pin_memory=True),
+    "prefetch_factor 1": lambda d: dict(batch_size=2, prefetch_factor=1),
+    "prefetch_factor 5": lambda d: dict(batch_size=2, prefetch_factor=5, shuffle=True),
+    "persistent workers": lambda d: dict(batch_size=3, persistent_workers=True, shuffle=True),
+    "persistent workers, a generator": lambda d: dict(batch_size=3, persistent_workers=True, generator=seeded()),
+    "a context by name": lambda d: dict(batch_size=5, multiprocessing_context="fork"),
+    "a context": lambda d: dict(batch_size=5, multiprocessing_context=multiprocessing.get_context("fork")),
+    "a timeout that does not pass": lambda d: dict(batch_size=5, timeout=60),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments_mean_what_they_mean_to_torch(make: Make, arguments: Any, workers: int, device: str) -> None:
+    def build(loader_class: Any) -> Any:
+        dataset = make()
+        return loader_class(dataset, num_workers=workers, **arguments(dataset))
+
+    assert_as_torch(build, device=device)
+
+
+@pytest.mark.parametrize("arguments", [dict(sampler=torch.arange(9)), dict(batch_sampler=torch.arange(8).view(4, 2))])
+def test_tensors_are_indices_as_for_torch(make: Make, arguments: Any) -> None:
+    # Without workers: on its way to one a tensor is shared memory, and torch keeps a thread for that.
+    assert_as_torch(lambda loader: loader(make(), **arguments))
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+def test_out_of_order_the_same_batches_come(make: Make, persistent: bool) -> None:
+    def numbers(loader: Any) -> Any:
+        return [sorted(batch[1].tolist() for batch in loader) for _ in range(2)]
+
+    arguments: dict[str, Any] = dict(num_workers=2, in_order=False, persistent_workers=persistent)
+    assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, **arguments), numbers)
+
+
+def test_the_pictures_compared_here_are_those_that_were_asked_for(root: Path, device: str) -> None:
+    folder = ImageFolder(str(root), transforms.ToTensor())
+    order = [7, 7, 0, 12, 3, 8, 1]
+    loader = proxyloader.DataLoader(folder, 3, sampler=order, num_workers=2, device=device)
+    assert [number for images, _ in loader for number in numbers_in(images, 1.0)] == order
+
+
+def test_a_sampler_that_draws_batch_by_batch_shares_the_generator_with_the_loop_as_under_torch(make: Make) -> None:
+    def use(loader: Any) -> Any:
+        return [(batch, torch.rand(1)) for batch in loader]
+
+    assert_as_torch(lambda loader: loader(make(), batch_sampler=RandomSizes(), num_workers=2), use)
+
+
+# --- construction, attributes ----------------------------------------------------------------------------------------
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "workers below 0": dict(num_workers=-1),
+    "timeout below 0": dict(timeout=-1),
+    "prefetch_factor without workers": dict(prefetch_factor=2),
+    "prefetch_factor below 0": dict(prefetch_factor=-2, num_workers=2),
+    "persistent without workers": dict(persistent_workers=True),
+    "sampler and shuffle": dict(sampler=[1], shuffle=True),
+    "batch_sampler and batch_size": dict(batch_sampler=[[1]], batch_size=2),
+    "batch_sampler and shuffle": dict(batch_sampler=[[1]], shuffle=True),
+    "batch_sampler and sampler": dict(batch_sampler=[[1]], sampler=[1]),
+    "batch_sampler and drop_last": dict(batch_sampler=[[1]], drop_last=True),
+    "drop_last without batches": dict(batch_size=None, drop_last=True),
+    "batch_size 0": dict(batch_size=0),
+    "batch_size below 0": dict(batch_size=-3),
+    "batch_size True": dict(batch_size=True),
+    "batch_size a float": dict(batch_size=2.5),
+    "batch_size a str": dict(batch_size="4"),
+    "drop_last no bool": dict(drop_last=1),
+    "workers a str": dict(num_workers="2"),
+    "workers None": dict(num_workers=None),
+    "timeout None": dict(timeout=None),
+    "a context without workers": dict(multiprocessing_context="fork"),
+    "no such context": dict(multiprocessing_context="thread", num_workers=1),
+    "a context that is none": dict(multiprocessing_context=3, num_workers=1),
+    "an argument that does not exist": dict(batchsize=3),
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED.values(), ids=REFUSED)
+def test_what_torch_refuses_is_refused_with_torchs_words(make: Make, arguments: Any) -> None:
+    refused = assert_as_torch(lambda loader: loader(make(), **arguments), lambda loader: None)
+    assert isinstance(refused, Failed)
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "arguments",
+    [dict(timeout=1), dict(prefetch_factor=0, num_workers=1), dict(sampler=5), dict(sampler=5, num_workers=1)],
+    ids=["timeout without workers", "prefetch_factor 0", "sampler 5", "sampler 5 with a worker"],
+)
+def test_what_torch_refuses_when_iteration_begins_is_refused_then(make: Make, arguments: Any) -> None:
+    seen = assert_as_torch(lambda loader: loader(make(), None, **arguments), walked)
+    assert isinstance(seen[0], Failed)
+
+
+ATTRIBUTES = [
+    "batch_size",
+    "num_workers",
+    "pin_memory",
+    "drop_last",
+    "timeout",
+    "generator",
+    "collate_fn",
+    "worker_init_fn",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+    "pin_memory_device",
+    "multiprocessing_context",
+]
+
+
+def attributes(loader: Any) -> Any:
+    kinds = [type(loader.sampler), type(loader.batch_sampler), type(loader.dataset), isinstance(loader, StockLoader)]
+    context = type(loader.multiprocessing_context)
+    return kinds, [context if name == ATTRIBUTES[-1] else getattr(loader, name) for name in ATTRIBUTES]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        dict(batch_size=None),
+        dict(batch_sampler=[[1]]),
+        dict(num_workers=2, persistent_workers=True, timeout=3, in_order=False, worker_init_fn=print),
+        dict(num_workers=1, multiprocessing_context="spawn", prefetch_factor=7, collate_fn=list, shuffle=True),
+    ],
+    ids=["torch's defaults", "no batches", "batch sampler", "persistent", "spawn"],
+)
+def test_attributes_have_torchs_values(make: Make, arguments: Any) -> None:
+    assert_as_torch(lambda loader: loader(make(), **arguments), attributes)
+
+
+SETTINGS = {
+    "batch_size": 3,
+    "batch_sampler": [[1]],
+    "sampler": [1],
+    "drop_last": True,
+    "dataset": [1],
+    "persistent_workers": True,
+    "multiprocessing_context": "fork",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS.items(), ids=SETTINGS)
+def test_an_attribute_that_torch_fixes_is_fixed_here(make: Make, name: str, value: Any) -> None:
+    def use(loader: Any) -> Any:
+        return tried(setattr, loader, name, value), walked(loader)
+
+    refused, _ = assert_as_torch(lambda loader: loader(make(), 5), use)
+    assert refused.kind is ValueError
+
+
+def sum_of(samples: list[Any]) -> Any:
+    return len(samples), sum(float(sample[0].sum()) > 0 for sample in samples)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "fewer workers": dict(num_workers=0),
+    "more workers": dict(num_workers=3),
+    "a collate_fn": dict(collate_fn=sum_of),
+    "a generator": dict(generator=seeded(8)),
+    "a prefetch_factor": dict(prefetch_factor=4),
+    "a context": dict(multiprocessing_context="fork"),
+    "no such context": dict(multiprocessing_context="thread"),
+    "a timeout": dict(timeout=30),
+    "pin_memory": dict(pin_memory=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_attribute_that_torch_lets_change_counts_from_the_next_epoch(make: Make, change: dict[str, Any]) -> None:
+    def use(loader: Any) -> Any:
+        first = epochs(loader, 1)
+        set_so = [tried(setattr, loader, name, value) for name, value in copy.deepcopy(change).items()]
+        return first, set_so, epochs(loader, 1)
+
+    assert_as_torch(lambda loader: loader(make(), 4, shuffle=True, num_workers=1), use)

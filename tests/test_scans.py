@@ -1,0 +1,131 @@
+"""Damaged scans are noticed when a sample is opened for the first time, and remembered."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, EncodedImage, wrap
+from proxyloader.fetch import Fetcher
+from proxyloader.packing import Packer
+from proxyloader.photograph import photograph
+from proxyloader.sampling import RequestSampler
+from proxyloader.scans import KnownScans, Scan, is_whole, opening
+
+TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
+
+
+def jpeg(**options: Any) -> bytes:
+    buffer = io.BytesIO()
+    photograph(0, size=(90, 61)).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def cut(data: bytes) -> bytes:
+    """The scan ends in the middle of the picture, and the file as it should."""
+    return data[: len(data) // 2] + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("options", [{}, {"subsampling": "4:4:4"}, {"restart_marker_blocks": 3}], ids=str)
+def test_a_whole_scan_is_told_from_a_damaged_one(options: dict[str, Any]) -> None:
+    data = jpeg(**options)
+    assert is_whole(data) and not is_whole(cut(data))
+
+
+def test_a_damaged_image_is_decoded_by_pillow_where_it_is_looked_at_or_known() -> None:
+    data, damaged = jpeg(), cut(jpeg())
+    pixels = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
+    for known, found in ((Scan.UNKNOWN, True), (Scan.DAMAGED, False)):
+        with opening(known) as watch:
+            image = EncodedImage.from_bytes(damaged)
+        assert watch.found_damage is found
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(image.data))), pixels)
+    for known in (Scan.UNKNOWN, Scan.SOUND):
+        with opening(known) as watch:
+            assert EncodedImage.from_bytes(data).data is data
+        assert not watch.found_damage
+    assert EncodedImage.from_bytes(damaged).data is damaged  # nobody asked
+
+
+def test_what_is_known_is_kept_by_index() -> None:
+    known = KnownScans(10)
+    assert known.of([3, 4]) == bytes([Scan.UNKNOWN, Scan.UNKNOWN])
+    known.note([3, 4, 5], damaged=[4])
+    assert known.of([3, 5]) is None
+    assert known.of([3, np.int64(4), torch.tensor(6)]) == bytes([Scan.SOUND, Scan.DAMAGED, Scan.UNKNOWN])
+    assert known.of([]) is None
+    for indices in (["a", "b"], [(1, 2), (3, 4)], [10, 11], [1.5, 2.5], [True, False]):
+        known.note(indices, damaged=[])
+        assert known.of(indices) == bytes([Scan.UNKNOWN, Scan.UNKNOWN])
+
+
+@pytest.fixture
+def damaged_folder(photos: Path, tmp_path: Path) -> ImageFolder:
+    """48 photographs, of which number 5 and 20 end too early."""
+    for path in photos.rglob("*.jpg"):
+        copy = tmp_path / path.relative_to(photos)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    dataset = ImageFolder(str(tmp_path), TRANSFORM)
+    for index in (5, 20):
+        path = Path(dataset.samples[index][0])
+        path.write_bytes(cut(path.read_bytes()))
+    return dataset
+
+
+def test_each_sample_is_looked_at_in_its_first_epoch_and_damaged_ones_are_known_then(
+    damaged_folder: ImageFolder,
+) -> None:
+    fetcher, known = Fetcher(wrap(damaged_folder)), KnownScans(48)
+    for epoch in range(3):
+        requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
+        for request in requests:
+            assert (request.scans is None) == (epoch > 0 and request.indices[0] not in (0, 16))
+            fetched = fetcher(request)
+            assert fetched.damaged == ([i for i in request.indices if i in (5, 20)] if epoch == 0 else [])
+            by_pillow = [
+                index
+                for index, (image, _) in zip(fetched.indices, fetched.samples)
+                if bytes(image.call.inputs[0][:2]) == b"P6"
+            ]
+            assert by_pillow == [i for i in request.indices if i in (5, 20)]
+            requests.answered(request.number)
+            requests.note_damaged(request, fetched.damaged)
+
+
+def test_damaged_scans_show_what_pillow_makes_of_them_in_every_epoch(
+    damaged_folder: ImageFolder, device: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stock = torch.stack([image for image, _ in damaged_folder])
+    for workers in (0, 2):
+        loader = DataLoader(damaged_folder, 8, num_workers=workers, device=device)
+        for _ in range(2):
+            ours = torch.cat([images.cpu() for images, _ in loader])
+            assert (ours - stock).abs().mean() <= 0.5 / 255 and (ours - stock).abs().max() <= 16 / 255
+
+
+class Opens(Dataset[Any]):
+    def __init__(self, folder: ImageFolder) -> None:
+        self.paths, self.transform = [path for path, _ in folder.samples], TRANSFORM
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(EncodedImage.open(self.paths[index]))
+
+
+def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -> None:
+    dataset = wrap(Opens(damaged_folder))
+    batch = Packer(default_collate, None, 8, check_scans=True)([dataset[k] for k in range(4, 8)])
+    images = batch.runs[0].inputs[0].views(batch.memory(None))
+    assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, False, False]
