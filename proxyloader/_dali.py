@@ -38,6 +38,15 @@ def upright(operator: str) -> dict[str, bool]:
     return {"adjust_orientation": False} if known else {}
 
 
+def declared_kind(pipeline: Any, name: str) -> tuple[str | None, int | None]:
+    """(numpy's dtype, number of dimensions) that an external source says it takes; None where it says nothing."""
+    for node in pipeline._ops:
+        if node.name == name:
+            dtype, ndim = getattr(node._op, "_dtype", None), getattr(node._op, "_ndim", None)
+            return (None if dtype is None else np.dtype(types.to_numpy_type(dtype)).str), ndim
+    return None, None
+
+
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
     """A DALI batch that refers to numpy memory, without a copy. The memory must stay until the run has finished."""
     if isinstance(samples, np.ndarray):

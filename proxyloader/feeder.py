@@ -223,8 +223,6 @@ class Feeder:
             self._errors.add(fed.batch.unreadable, self._on_error)
         if fed.error is not None:
             error, fed.error = fed.error, None
-            if fed.batch is None and isinstance(error, ImageError):
-                self._errors.add([UnreadableSample.of(error.index, error)], self._on_error)
             try:
                 raise error
             finally:

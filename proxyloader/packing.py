@@ -86,11 +86,12 @@ class Failure:
 
     Attributes:
         wrapper: torch's, for exceptions of the user's code: re-raised with its type, as a stock loader does.
-        error: one of ours; its message says all there is to say, and the worker's traceback is its cause.
+        error: one of ours; its message says all there is to say, and the worker's traceback is its cause. Or, where
+            there are no workers, the exception itself, which has come from nowhere else.
     """
 
-    wrapper: ExceptionWrapper
-    error: ProxyLoaderError | None
+    wrapper: ExceptionWrapper | None
+    error: Exception | None
 
     @classmethod
     def caught(cls, where: str) -> Failure:
@@ -100,11 +101,20 @@ class Failure:
         try:
             ForkingPickler.dumps(failure)
         except Exception:  # of a class that only the worker can see
-            failure.wrapper.exc_type = RuntimeError
-            failure = cls(failure.wrapper, None)
+            wrapper: Any = failure.wrapper
+            wrapper.exc_type = RuntimeError
+            failure = cls(wrapper, None)
         return failure
 
     def reraise(self) -> None:
+        if self.wrapper is None:
+            error = self.error
+            object.__setattr__(self, "error", None)
+            try:
+                assert error is not None
+                raise error
+            finally:
+                del error  # it would hold this frame, and the frame it
         # Tracebacks that begin here: the frames behind would hold the exception itself, and the loader, for ever.
         if self.error is not None:
             cause = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
@@ -176,7 +186,8 @@ class Parcel:
     Attributes:
         number: of the request that it answers; None for a stream.
         data: the pickle; None: it lies in the slot, from ``start`` to ``end``.
-        opened: the batch, where torch's thread for page-locked memory has had it.
+        opened: what the pickle holds, from its arrival on. It may refer to memory that its worker has to hand over, and
+            a stream's worker may be gone when the batch's turn comes.
     """
 
     number: int | None
@@ -202,22 +213,26 @@ class Parcel:
         arena.memory(request.slot, start + len(data))[start : start + len(data)] = np.frombuffer(data, np.uint8)
         return cls(number, None, start, start + len(data))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self.number, self.data, self.start, self.end)
+
     def open(self, request: Request | None, arena: Arena | None) -> PackedBatch:
         """In the main process."""
-        if self.opened is not None:
-            return dataclasses.replace(self.opened, request=request)
-        data: Any = self.data
-        if data is None:
+        batch = self.opened
+        if batch is None:
             assert arena is not None and request is not None and request.slot is not None
-            data = arena.memory(request.slot, self.end)[self.start : self.end]
-        batch: PackedBatch = pickle.loads(data)
+            batch = pickle.loads(arena.memory(request.slot, self.end)[self.start : self.end].data)
         return dataclasses.replace(batch, request=request)
 
     def pin_memory(self, device: Any = None) -> Parcel:
         """What torch's thread for page-locked memory does to batches without images."""
         batch = self.open(None, None)
         content = pin_memory(batch.content, device)  # type: ignore[no-untyped-call]
-        return Parcel(self.number, opened=dataclasses.replace(batch, content=content))
+        return dataclasses.replace(self, opened=dataclasses.replace(batch, content=content))
+
+
+def _arrived(number: int | None, data: bytes | None, start: int, end: int) -> Parcel:
+    return Parcel(number, None, start, end, None if data is None else pickle.loads(data))
 
 
 def _aligned(size_bytes: int) -> int:

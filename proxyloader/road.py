@@ -159,12 +159,17 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
             raise
 
     def _try_get_data(self, timeout: float = LOOK_FOR_DEAD_WORKERS_S) -> Any:
-        # Outside the main thread this poll is all that tells of a dead worker; torch's takes five seconds, and none at
-        # all as long as another worker has something to give.
-        found = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
-        dead = [w for w, in_use in zip(self._workers, self._workers_status) if in_use and not w.is_alive()]
-        if dead:
-            raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(str(w.pid) for w in dead)}) exited unexpectedly")
+        # Outside the main thread this poll is all that tells of a dead worker; torch's takes five seconds, or the
+        # user's timeout, and sees nothing as long as another worker has something to give.
+        deadline_s = time.monotonic() + timeout
+        found = False, None
+        while not found[0] and time.monotonic() < deadline_s:
+            wait_s = min(LOOK_FOR_DEAD_WORKERS_S, max(0.01, deadline_s - time.monotonic()))
+            found = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
+            dead = [w for w, in_use in zip(self._workers, self._workers_status) if in_use and not w.is_alive()]
+            if dead:
+                pids = ", ".join(str(worker.pid) for worker in dead)
+                raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
         return found
 
     def _shutdown_workers(self) -> None:

@@ -126,13 +126,14 @@ class RequestSampler:
         scans: KnownScans | None = None,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed, self._scans = sampler, batched, arena, seed, scans
-        self._progress = Progress()
+        self.begin(Progress())
         self._unanswered: dict[int, Request] = {}
         self._numbers = itertools.count()
 
     def begin(self, progress: Progress) -> None:
         """Let the next iteration start there, and note in it what is needed to do so again."""
         self._progress = progress
+        self._resumes = bool(progress.batches)
 
     def __iter__(self) -> Iterator[Request]:
         # torch begins an epoch when the workers have let go of the one before.
@@ -211,12 +212,12 @@ class RequestSampler:
         """Put a sampler that keeps a state into that of the epoch's start, or note it."""
         sampler = self._of_samples
         if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
-            if progress.sampler_state is not None:
+            if self._resumes:
                 sampler.load_state_dict(progress.sampler_state)
             else:
                 progress.sampler_state = sampler.state_dict()
         elif hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
-            if progress.sampler_state is not None:
+            if self._resumes:
                 sampler.set_epoch(progress.sampler_state["epoch"])
             else:
                 progress.sampler_state = {"epoch": sampler.epoch}
@@ -225,7 +226,7 @@ class RequestSampler:
     def _known_generators(self, progress: Progress, moment: str) -> Iterator[None]:
         generator = getattr(self._of_samples, "generator", None)
         if isinstance(generator, torch.Generator):
-            if moment in progress.generator_states:
+            if self._resumes and moment in progress.generator_states:
                 generator.set_state(progress.generator_states[moment])
             else:
                 progress.generator_states[moment] = generator.get_state()
@@ -234,7 +235,7 @@ class RequestSampler:
             with kept_generators():
                 seed_generators(self._seed, progress.epoch, "order", moment)
                 yield
-        elif moment in progress.random_states:
+        elif self._resumes and moment in progress.random_states:
             with kept_generators():
                 torch.set_rng_state(progress.random_states[moment])
                 yield

@@ -10,9 +10,11 @@ threads; the thread that trains waits only where it needs an output that is not 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import threading
+import time
 import uuid
 import weakref
 from collections import deque
@@ -85,6 +87,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._runs: deque[Ticket] = deque()
         self._lock = threading.RLock()
         self._started = False
+        self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._broken: Exception | None = None
         _servers.add(self)
@@ -152,6 +155,14 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         if len(inputs[0]) > self._pipe.max_batch_size:
             raise InputError(f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipe.max_batch_size}")
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
+        for name, kind, declared in zip(self._dali_input_names, kinds, self._declared):
+            if any(said not in (None, found) for said, found in zip(declared, kind)):
+                dtype = "any dtype" if declared[0] is None else np.dtype(declared[0])
+                ndim = "any number of" if declared[1] is None else declared[1]
+                raise InputError(
+                    f"input {name!r} of the pipeline is declared as {dtype} with {ndim} dimensions, "
+                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch"
+                )
         while self._runs and self._runs[-1].kinds != kinds:
             self._collect_oldest()  # whether those kinds are right is known when such a run has succeeded
         for name, kind, known in zip(self._dali_input_names, kinds, self._kinds or kinds):
@@ -203,6 +214,14 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         if stream is not None:
             ticket.stream, ticket.finished = stream, stream.record_event()
         ticket.outputs = [] if ticket.abandoned else outputs
+
+    def _settle(self) -> bool:
+        """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""
+        with self._lock:
+            under_way = bool(self._runs)
+            while self._runs:
+                self._collect_oldest()
+            return under_way
 
     def _stream(self) -> torch.cuda.Stream | None:
         device_id = self._pipe.device_id
@@ -319,13 +338,43 @@ def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], see
 
 
 _servers: weakref.WeakSet[ProxyServer] = weakref.WeakSet()
+_collecting_garbage = False
+
+
+def _settle_before_fork() -> None:
+    """NOTE [ Forks ]
+
+    A child has one thread, and of all others what they held at the moment of the fork. So DALI's threads are given
+    nothing to do then: all runs are waited for, and a moment more, in which DALI lets go of the memory it was lent,
+    for which it needs the interpreter. And no child may destroy a pipeline, which would wait for threads that it does
+    not have: neither one in use, which is taken from its server, nor one that waits for the garbage collector. That is
+    held from before the fork on, and in the child whatever was there before is never collected.
+    """
+    global _collecting_garbage
+    _collecting_garbage = gc.isenabled()
+    gc.disable()
+    under_way = [server._settle() for server in list(_servers)]
+    if any(under_way):
+        time.sleep(0.002)
+
+
+def _after_fork_in_parent() -> None:
+    if _collecting_garbage:
+        gc.enable()
 
 
 def _forget_servers_in_child() -> None:
+    if _servers:
+        gc.freeze()
     for server in list(_servers):
         _dali.forget_in_child(server._pipe)
         server._runs.clear()
         server._lock = threading.RLock()
+    _after_fork_in_parent()
 
 
-os.register_at_fork(after_in_child=_forget_servers_in_child)
+os.register_at_fork(
+    before=_settle_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_forget_servers_in_child,
+)

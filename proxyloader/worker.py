@@ -37,10 +37,10 @@ class PackedDataset(Dataset[Any]):
                 packed = self._packed(request)
             return packed if info is None else Parcel.of(packed, self._arena)
         except Exception as error:
-            if info is None:
-                raise
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
             # As a value, so that the slot comes back with it.
+            if info is None:
+                return PackedBatch(request, unreadable=unreadable, failure=Failure(None, error))
             failure = Failure.caught(f"in DataLoader worker process {info.id}")
             return Parcel.of(PackedBatch(request, unreadable=unreadable, failure=failure), self._arena)
         finally:

@@ -96,12 +96,13 @@ def test_every_number_has_its_record() -> None:
             "0.1",
         ],
         ["parts.py", "--images", "16"],
+        ["soak.py", "--minutes", "0.05", "--pictures", "720"],
     ],
-    ids=["swap_speed", "parts"],
+    ids=["swap_speed", "parts", "soak"],
 )
 def test_every_benchmark_runs(arguments: list[str], tmp_path: Path) -> None:
     script, *options = arguments
-    options += ["--out", str(tmp_path / "record.jsonl")] + (["--device", "cpu"] if script == "swap_speed.py" else [])
+    options += ["--out", str(tmp_path / "record.jsonl")] + (["--device", "cpu"] if script != "parts.py" else [])
     command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)

@@ -99,8 +99,8 @@ def test_no_more_decoded_batches_are_held_than_asked_for(
     made: list[Ticket] = []
     original = Ticket.__init__
 
-    def counted(self: Ticket, size: int) -> None:
-        original(self, size)
+    def counted(self: Ticket, *arguments: Any) -> None:
+        original(self, *arguments)
         made.append(self)
 
     monkeypatch.setattr(Ticket, "__init__", counted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from typing import Any
 
@@ -28,7 +29,7 @@ def unpacked(packer: Packer, samples: Any, arena: Arena | None = None) -> tuple[
     """The packed batch after its way, and its content with (run, row, output) in the images' places."""
     slot = arena.lend() if arena is not None else None
     batch = pickle.loads(pickle.dumps(packer(samples, Request(0, 0, [0], True, slot))))
-    return batch, ContentUnpickler(batch.content, lambda output, place: (place, output), False).load()
+    return batch, ContentUnpickler(batch.content, lambda output, place: (place, output), kept=batch.kept).load()
 
 
 def inputs_of(batch: Any, arena: Arena | None) -> list[list[Any]]:
@@ -73,7 +74,7 @@ def test_without_a_slot_a_batch_travels_in_memory_of_its_own() -> None:
 def test_each_sample_can_be_kept_by_itself_for_a_batch_that_loses_some() -> None:
     samples = [(sample(k), k, f"n{k}") for k in range(3)]
     batch, _ = unpacked(Packer(default_collate, None, 2, keep_samples=True), samples)
-    found = [ContentUnpickler(data, lambda output, place: place).load() for data in batch.samples]
+    found = [ContentUnpickler(data, lambda _, place: place, kept=batch.kept).load() for data in batch.samples]
     assert found == [((0, 0), 0, "n0"), ((0, 1), 1, "n1"), ((1, 0), 2, "n2")]
     assert Packer(default_collate, None, 2)(samples).samples == ()
 
@@ -122,6 +123,33 @@ def test_a_batch_of_more_than_a_run_takes_is_split_and_a_repeated_sample_sent_on
     assert [len(run) for run in batch.runs] == [1] and content == ([(0, 0), (0, 0)], 0)
 
 
+def in_a_worker() -> None:
+    torch.utils.data._utils.worker._worker_info = object()
+
+
+to_echo: list[torch.Tensor] = []
+
+
+def echo() -> Any:
+    batch = Packer(list, None, 4)([(sample(1), to_echo[0])])
+    assert not batch.kept
+    return Contents(batch.content)
+
+
+class Contents:
+    """Is unpickled as the tensor beside the image."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        return tensor_in, (self.data,)
+
+
+def tensor_in(data: bytes) -> Any:
+    return ContentUnpickler(data, lambda output, place: None).load()[0][1]
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -139,8 +167,13 @@ def test_a_batch_of_more_than_a_run_takes_is_split_and_a_repeated_sample_sent_on
 )
 def test_tensors_beside_the_images_arrive_as_they_left(tensor: torch.Tensor) -> None:
     packer = Packer(list, None, 4)
-    data = packer([(sample(1), tensor)]).content
-    found = ContentUnpickler(data, lambda output, place: None, False).load()[0][1]
+    batch = packer([(sample(1), tensor)])
+    found = ContentUnpickler(batch.content, lambda output, place: None, kept=batch.kept).load()[0][1]
+    assert found is tensor  # in the process of the loader, as with torch's
+
+    to_echo[:] = [tensor]
+    with multiprocessing.get_context("fork").Pool(1, in_a_worker) as pool:
+        found = pool.apply(echo)
     assert found.dtype == tensor.dtype and found.requires_grad == tensor.requires_grad
     assert torch.equal(found, tensor)
 

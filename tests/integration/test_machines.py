@@ -135,7 +135,12 @@ def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, lim
     """)
     if device == "cuda" and "RLIMIT_AS" in limit:
         pytest.skip("CUDA itself addresses more than there is")
-    output_of(tmp_path, spelled_root, body)
+    slower = "no memory for batches can be had"
+    with training(tmp_path, spelled_root, body) as process:
+        _, errors = process.communicate(timeout=60)
+        complaints = [line for line in errors.splitlines() if not line.startswith(slower)]
+        assert (process.returncode, complaints) == (0, []), errors
+    assert (slower in errors) == ("RLIMIT_FSIZE" in limit)
 
 
 def test_where_the_address_space_ends_the_error_says_so(spelled_root: Path, tmp_path: Path) -> None:

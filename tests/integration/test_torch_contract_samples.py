@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import transforms, tv_tensors
 from torchvision.datasets import ImageFolder
@@ -242,7 +243,6 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "UnicodeDecodeError": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
     "NotImplementedError": lambda: NotImplementedError(),
     "AssertionError": lambda: AssertionError("not so"),
-    "StopIteration": lambda: StopIteration("early"),
     "an odd constructor": lambda: OddError(3, reason="odd"),
     "an error with .message": lambda: MessageError(),
 }
@@ -261,11 +261,19 @@ def raising_at(number: int, error: Callable[[], BaseException]) -> Hold:
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 def test_a_datasets_error_is_torchs_error_and_the_next_batches_come(make_of: MakeOf, error: Any, workers: int) -> None:
     seen = assert_as_torch(lambda loader: loader(make_of(raising_at(4, error)), 2, num_workers=workers), one_epoch)
-    batches = seen["epochs"][0]["batches"]
-    assert len(batches) == (2 if isinstance(error(), StopIteration) else 4)
+    assert len(seen["epochs"][0]["batches"]) == 4
 
 
-@pytest.mark.parametrize("error", ["KeyError", "StopIteration", "an odd constructor"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_stops_is_an_error_where_torch_would_lose_the_rest_of_it(make_of: MakeOf, workers: int) -> None:
+    dataset = make_of(raising_at(4, lambda: StopIteration("early")))
+    assert len(walked(StockLoader(dataset, 2, num_workers=workers))) == 2
+    batches = walked(proxyloader.DataLoader(dataset, 2, num_workers=workers, device="cpu"))
+    assert [isinstance(batch, Failed) for batch in batches] == [False, False, True, False]
+    assert batches[2].kind is RuntimeError and "raised StopIteration" in str(batches[2].message)
+
+
+@pytest.mark.parametrize("error", ["KeyError", "an odd constructor"])
 def test_persistent_workers_outlive_a_datasets_errors_as_torchs_do(make_of: MakeOf, error: str) -> None:
     hold = raising_at(4, ERRORS[error])
 
