@@ -62,15 +62,23 @@ class Rescue:
         saved = Saved()
         for number, (run, outputs) in enumerate(zip(batch.runs, found)):
             if isinstance(outputs, PipelineError):
-                if run.server in self._road.plans:
-                    outputs, lost = self._by_pillow(batch, run)
-                elif self._on_error != "raise":
-                    outputs, lost = self._one_by_one(batch, run)
-                else:
-                    raise PipelineError(f"{_place_of(batch)}: {outputs}") from outputs
+                outputs, lost = self._run_again(batch, run, outputs)
                 saved.lost.update({(number, row): error for row, error in lost.items()})
             saved.outputs.append(outputs)
         return saved
+
+    def _run_again(
+        self, batch: PackedBatch, run: PackedRun, error: PipelineError
+    ) -> tuple[Outputs, dict[int, ImageError]]:
+        if not self._servers[run.server].pipeline.exec_dynamic:
+            outputs = self._run(batch, run)  # the old executor fails sound batches behind a bad one, too
+            if not isinstance(outputs, PipelineError):
+                return outputs, {}
+        if run.server in self._road.plans:
+            return self._by_pillow(batch, run)
+        if self._on_error != "raise":
+            return self._one_by_one(batch, run)
+        raise PipelineError(f"{_place_of(batch)}: {error}") from error
 
     def errors(self, batch: PackedBatch, saved: Saved) -> list[ImageError]:
         """One for each image that is lost, with the index of its sample."""
@@ -143,7 +151,7 @@ class Rescue:
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
         try:
-            return server.collect(server.submit([part.views(batch.memory(None)) for part in run.inputs]))
+            return server.collect(server.submit([part.views(batch.memory(self._road.arena)) for part in run.inputs]))
         except PipelineError as error:
             return error.with_traceback(None)
 

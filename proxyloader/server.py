@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import threading
 import time
@@ -28,6 +29,8 @@ from . import _dali
 from .errors import InputError, PipelineError
 from .packing import one_kind
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
+
+log = logging.getLogger("proxyloader")
 
 Outputs = list["torch.Tensor | list[torch.Tensor]"]
 
@@ -89,7 +92,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._started = False
         self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
-        self._broken: Exception | None = None
+        self._broken = False  # a run has failed since the pipeline was built, or since one succeeded
         _servers.add(self)
 
     def __repr__(self) -> str:
@@ -133,15 +136,13 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 must stay as it is until ``Ticket.was_read()``.
 
         Raises:
-            InputError: an input has another dtype or number of dimensions than before, or N is too large.
-            PipelineError: the pipeline has failed for good.
+            InputError: an input has another dtype or number of dimensions than before, or than the pipeline declares,
+                or N is too large.
         """
         with self._lock:
-            if self._broken is not None:
-                raise PipelineError(
-                    f"the pipeline failed before ({self._broken}) and its executor cannot go on; build it with "
-                    "@pipeline_def(exec_dynamic=True), which can"
-                )
+            if self._broken and not self._pipe.exec_dynamic:
+                self._settle()  # they have failed, too
+                self._rebuild()
             ticket = Ticket(len(inputs[0]), self._kinds_of(inputs))
             batches = [_dali.tensor_list(samples) for samples in inputs]
             for name, batch in zip(self._dali_input_names, batches):
@@ -163,8 +164,10 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                     f"input {name!r} of the pipeline is declared as {dtype} with {ndim} dimensions, "
                     f"and is {np.dtype(kind[0])} with {kind[1]} in this batch"
                 )
-        while self._runs and self._runs[-1].kinds != kinds:
-            self._collect_oldest()  # whether those kinds are right is known when such a run has succeeded
+        if self._runs and self._runs[-1].kinds != kinds:
+            self._settle()  # whether those kinds are right is known when such a run has succeeded
+        if self._kinds is None and self._broken and not self._runs:
+            self._rebuild()  # DALI holds on to the kinds of the first batch, which was not the right one
         for name, kind, known in zip(self._dali_input_names, kinds, self._kinds or kinds):
             if kind != known:
                 raise InputError(
@@ -182,6 +185,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
 
         Raises:
             PipelineError: DALI failed on this run.
+            torch.OutOfMemoryError, MemoryError: there was no memory for it, on the GPU or on the CPU.
         """
         with self._lock:
             while not ticket.ended:
@@ -190,6 +194,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 self._collect_oldest()
         if ticket.abandoned:
             raise PipelineError("this run was forgotten: the server was stopped")
+        if isinstance(ticket.error, (torch.OutOfMemoryError, MemoryError)):
+            raise ticket.error
         if ticket.error is not None:
             failure = f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}"
             raise PipelineError(failure) from ticket.error
@@ -205,15 +211,25 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         stream = self._stream()
         try:
             outputs = _dali.take_outputs(self._pipe, stream)
-        except RuntimeError as error:
+        except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
-            if not self._pipe.exec_dynamic:
-                self._broken = error
+            return
+        except RuntimeError as error:
+            ticket.error = error.with_traceback(None)
+            if _dali.is_out_of_memory(error):
+                kind = MemoryError if self._pipe.device_id is None else torch.OutOfMemoryError
+                ticket.error = kind(f"DALI found no memory for a batch of {ticket.size}: {error}")
+            self._broken = True
             return
         self._kinds = self._kinds or ticket.kinds
         if stream is not None:
             ticket.stream, ticket.finished = stream, stream.record_event()
         ticket.outputs = [] if ticket.abandoned else outputs
+
+    def _rebuild(self) -> None:
+        log.info("building the pipeline anew after a failure")
+        _dali.rebuild(self._pipe)
+        self._broken = False
 
     def _settle(self) -> bool:
         """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 import torch.utils.data
-from nvidia.dali import Pipeline, backend, fn, pipeline_def
+from nvidia.dali import Pipeline, backend, fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy
 from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray, to_torch_type
 from torch._utils import ExceptionWrapper
+from torch.utils.data import dataloader
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from proxyloader import _dali
 from proxyloader.proxy import ProxySample
 
 
@@ -42,6 +45,24 @@ def test_the_pipeline_has_the_private_names_we_use() -> None:
     assert "cuda_stream" in inspect.signature(Pipeline.outputs).parameters
 
 
+def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew() -> None:
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None, exec_dynamic=True)
+    def graph() -> object:
+        return fn.external_source(name="b", dtype=types.FLOAT, ndim=1), fn.external_source(name="a")
+
+    pipeline = graph()
+    pipeline.build()
+    assert _dali.declared_kind(pipeline, "b") == ("<f4", 1) and _dali.declared_kind(pipeline, "a") == (None, None)
+    for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter"):
+        assert name in vars(pipeline), name
+    for dtype in (np.float32, np.int16):  # DALI would hold on to the first
+        for name in "ab":
+            pipeline.feed_input(name, [np.zeros(2, np.float32 if name == "b" else dtype)] * 2)
+        _dali.run(pipeline)
+        assert pipeline.outputs()[1].dtype == (types.FLOAT if dtype is np.float32 else types.INT16)
+        _dali.rebuild(pipeline)
+
+
 def test_the_backend_takes_views_of_memory() -> None:
     for name in ("TensorCPU", "TensorListCPU"):
         assert hasattr(backend, name)
@@ -51,7 +72,21 @@ def test_the_backend_takes_views_of_memory() -> None:
 def test_torch_has_the_private_names_we_use() -> None:
     assert default_collate_fn_map[ProxySample] is not None
     assert callable(pin_memory) and {"where"} <= set(inspect.signature(ExceptionWrapper.__init__).parameters)
-    assert hasattr(ExceptionWrapper, "reraise")
+    assert hasattr(ExceptionWrapper, "reraise") and "exc_type" in inspect.getsource(ExceptionWrapper)
+
+
+def test_torchs_iterator_has_the_private_names_we_use() -> None:
+    parent = dataloader._MultiProcessingDataLoaderIter
+    assert list(inspect.signature(parent._try_get_data).parameters) == ["self", "timeout"]
+    assert list(inspect.signature(parent._get_data).parameters) == ["self"]
+    assert list(inspect.signature(parent._shutdown_workers).parameters) == ["self"]
+    assert callable(dataloader.DataLoader._get_iterator)
+    assert callable(dataloader.DataLoader.check_worker_number_rationality)
+    batches = iter(dataloader.DataLoader([1, 2], num_workers=1))
+    assert batches._shutdown is False and batches._workers_status == [True]  # type: ignore[attr-defined]
+    assert [worker.is_alive() for worker in batches._workers] == [True]  # type: ignore[attr-defined]
+    assert len(batches._index_sampler) == 2  # type: ignore[attr-defined]
+    assert dataloader.DataLoader([1])._IterableDataset_len_called is None
 
 
 @pytest.mark.parametrize("name", ["dataset", "id", "num_workers", "seed"])

@@ -78,6 +78,17 @@ def test_every_number_has_its_record() -> None:
         assert script.name in (ROOT / "benchmarks" / "README.md").read_text()
 
 
+def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
+    folder = ROOT / "tests" / "integration"
+    rows = re.findall(r"^\| (\d+[a-h]?) \|(.*)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert len({row for row, _ in rows}) == 54
+    for row, cells in rows:
+        tests = re.findall(r"`(test_\w+\.py)::(test_\w+)`", cells)
+        assert tests, row
+        for file, name in tests:
+            assert re.search(rf"^def {name}\(", (folder / file).read_text(), re.MULTILINE), (row, name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",

@@ -296,14 +296,21 @@ def test_a_whole_batch_of_another_kind_is_refused_before_dali_sees_it(exec_dynam
         assert next(batches).tolist() == [[0, 2], [2, 4]]
 
 
-def test_a_pipeline_of_the_old_executor_that_failed_says_what_would_not_have() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pipeline_of_the_old_executor_is_built_anew_after_a_failure(
+    folder: ImageFolder, images_in: Any, workers: int
+) -> None:
     with ProxyServer(resized("cpu", exec_dynamic=False)) as server:
-        dataset = Inputs(server.proxy, [np.zeros(100, np.uint8)] * 16)
-        batches = iter(DataLoader(dataset, 8, server=server))
-        with pytest.raises(PipelineError):
-            next(batches)
-        with pytest.raises(PipelineError, match="exec_dynamic=True"):
-            next(batches)
+        dataset = images_in(server)
+        dataset.loader = SometimesBad([path for path, _ in dataset.samples[21:23]])
+        for _ in range(2):
+            batches, failed = iter(DataLoader(dataset, 4, num_workers=workers, server=server)), []
+            for at in range(12):
+                try:
+                    assert_right(next(batches)[0], range(4 * at, 4 * at + 4), folder)
+                except PipelineError:
+                    failed.append(at)
+            assert failed == [5]
 
 
 @pytest.mark.parametrize("exec_dynamic", [True, False])

@@ -1,0 +1,176 @@
+"""A GPU without memory, graphs that are captured beside the loader, processes that fork: right batches, or errors."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+from torchvision import transforms
+
+from proxyloader import DataLoader
+from proxyloader.spelled import numbers_in, spell_dataset
+from tests.faults import Spelled
+
+pytestmark = pytest.mark.gpu
+
+IMAGES, BATCH = 512, 32
+LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()])
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    if not torch.cuda.is_available():
+        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
+            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Spelled:
+    """512 pictures that spell their index; a batch of 32 is 100 MB on the GPU."""
+    spelled = Spelled(str(spell_dataset(tmp_path_factory.mktemp("spelled") / "set", IMAGES)))
+    spelled.transform = LARGE
+    return spelled
+
+
+def right(batch: Any) -> int:
+    """How many pictures of a batch are those that travel with their index."""
+    images, indices = batch[0], batch[-1]
+    assert numbers_in(images, white=1.0) == indices.tolist()
+    return len(indices)
+
+
+def take_all_memory(leave_bytes: int) -> list[torch.Tensor]:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    hogs, size = [], 1 << 36
+    while size > 1 << 20:
+        free = torch.cuda.mem_get_info()[0]
+        if free - size < leave_bytes:
+            size //= 2
+            continue
+        try:
+            hogs.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            size //= 2
+    return hogs
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first batch", "in the middle"])
+@pytest.mark.parametrize("leave_bytes", [0, 64 << 20], ids=["nothing left", "64 MB left"])
+def test_without_memory_the_error_is_torchs_and_with_memory_the_loop_goes_on(
+    dataset: Spelled, begun: bool, leave_bytes: int
+) -> None:
+    loader = DataLoader(dataset, BATCH, num_workers=2)
+    batches = iter(loader)
+    seen = right(next(batches)) if begun else 0
+    hogs = take_all_memory(leave_bytes)
+    errors = 0
+    for _ in range(4):
+        try:
+            seen += right(next(batches))
+        except torch.OutOfMemoryError:
+            errors += 1
+    hogs.clear()
+    torch.cuda.empty_cache()
+    left = sum(map(right, batches))
+    assert seen + left + BATCH * errors == IMAGES
+    assert errors or leave_bytes
+    assert sum(map(right, loader)) == IMAGES
+
+
+def test_a_model_without_memory_takes_nothing_from_the_loader(dataset: Spelled) -> None:
+    loader, errors, seen = DataLoader(dataset, BATCH, num_workers=2), 0, 0
+    for at, batch in enumerate(loader):
+        if at % 4 == 1:
+            try:
+                torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError:
+                errors += 1
+        seen += right(batch)
+    assert (errors, seen) == (4, IMAGES)
+
+
+def test_memory_is_returned_with_the_loader(dataset: Spelled) -> None:
+    def used() -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def epoch() -> None:
+        loader = DataLoader(dataset, BATCH, num_workers=2)
+        assert sum(map(right, loader)) == IMAGES
+
+    for _ in range(3):
+        epoch()
+    before = used()
+    for _ in range(6):
+        epoch()
+    assert used() - before < 200 << 20  # DALI keeps a pool; two batches
+
+
+def test_graphs_are_captured_beside_the_loader_where_each_thread_answers_for_itself(dataset: Spelled) -> None:
+    model = torch.nn.Conv2d(3, 4, 3, stride=4).cuda().requires_grad_(False)
+    static = torch.empty(BATCH, 3, 512, 512, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model(static)
+    torch.cuda.current_stream().wait_stream(side)
+    seen = 0
+    for batch in DataLoader(dataset, BATCH, num_workers=2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            output = model(static)
+            time.sleep(0.01)  # DALI works on the next batches meanwhile
+        static.copy_(batch[0])
+        graph.replay()
+        torch.testing.assert_close(output, model(batch[0]), rtol=1e-3, atol=1e-3)
+        seen += right(batch)
+    assert seen == IMAGES
+
+
+def test_a_graph_captured_before_the_loop_is_replayed_on_every_batch(dataset: Spelled) -> None:
+    static, graph = torch.zeros(BATCH, 3, 512, 512, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = static.sum((1, 2, 3))
+    for batch in DataLoader(dataset, BATCH, num_workers=2):
+        static.copy_(batch[0])
+        graph.replay()
+        torch.testing.assert_close(output, batch[0].sum((1, 2, 3)))
+        right(batch)
+
+
+def test_a_checksum_of_batches_used_late_on_several_streams_is_that_of_batches_used_at_once(dataset: Spelled) -> None:
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    held: list[tuple[Any, torch.Tensor, torch.cuda.Stream]] = []
+    for at, batch in enumerate(DataLoader(dataset, BATCH, num_workers=3, prefetch=4)):
+        stream = streams[at % 3]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10_000_000)
+            held.append((batch, batch[0].sum(), stream))
+        batch[0].record_stream(stream)
+    for batch, total, stream in held:
+        stream.synchronize()
+        assert torch.equal(total, batch[0].sum())
+        right(batch)
+
+
+def test_workers_and_children_are_forked_after_cuda_was_started(dataset: Spelled) -> None:
+    torch.ones(1, device="cuda")
+    loader = DataLoader(dataset, BATCH, num_workers=2, multiprocessing_context="fork")
+    batches = iter(loader)
+    seen = right(next(batches))
+    child = multiprocessing.get_context("fork").Process(target=gc.collect)
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    assert seen + sum(map(right, batches)) == IMAGES
