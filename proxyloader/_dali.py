@@ -78,9 +78,11 @@ def run(pipeline: Any) -> None:
     pipeline._run_once()
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """DALI raises RuntimeError for everything; the text tells."""
-    return re.search(r"out of memory|bad_alloc|allocat(e|ion|or) ", str(error), re.IGNORECASE) is not None
+def is_out_of_memory(error: Exception) -> bool:
+    """DALI raises RuntimeError for nearly everything; the text tells."""
+    return isinstance(error, MemoryError) or bool(
+        re.search(r"out of memory|bad_alloc|allocat(e|ion|or) ", str(error), re.IGNORECASE)
+    )
 
 
 def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:

@@ -15,6 +15,7 @@ JPEG_START = b"\xff\xd8\xff"
 _DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _RGB_COMPONENT_IDS = b"RGB"
+_NO_SAMPLING = 0x11
 _BETWEEN_SCANS = frozenset({0xC4, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _ALL_COEFFICIENTS = (1 << 64) - 1
 _SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
@@ -59,6 +60,8 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
                 return None
             ids = bytes(data[at + 10 : at + 10 + 3 * components : 3])
             alike = marker in _DECODED_ALIKE and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
+            if components == 1 and data[at + 11] != _NO_SAMPLING:
+                alike = False  # it means nothing in a grey image; the GPU's decoders take it at its word
             frame = height, width, alike, ids, marker == 0xC2
         elif marker == 0xEE and length >= 14 and bytes(data[at + 4 : at + 9]) == b"Adobe":
             adobe_transform = data[at + 15]

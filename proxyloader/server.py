@@ -214,7 +214,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
             return
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             ticket.error = error.with_traceback(None)
             if _dali.is_out_of_memory(error):
                 kind = MemoryError if self._pipe.device_id is None else torch.OutOfMemoryError

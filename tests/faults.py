@@ -65,6 +65,11 @@ class Misstep:
         return time.monotonic() - (time.time() - self._taken.stat().st_mtime)
 
 
+_PATHS = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+WITH_THE_PROJECT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _PATHS))}
+"""The environment of scripts that import the project and its tests from wherever they run."""
+
+
 class Spelled(ImageFolder):
     """Gives each picture with the number that it spells, which is its index."""
 
@@ -247,7 +252,7 @@ def training(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | dict(environment or {}),
+        env=WITH_THE_PROJECT | dict(environment or {}),
         cwd=cwd,
         start_new_session=True,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,8 @@ import psutil
 import pytest
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
+
+from tests.faults import WITH_THE_PROJECT
 
 from .roads import (
     BATCH,
@@ -215,7 +216,7 @@ def test_a_killed_trainer_takes_its_workers_along(spelled_root: Path, tmp_path: 
         [sys.executable, str(script), str(spelled_root), start_method, *ours],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=WITH_THE_PROJECT,
     )
     assert process.stdout is not None
     with process.stdout:

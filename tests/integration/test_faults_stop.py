@@ -18,6 +18,7 @@ import pytest
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer, UnsupportedTransformError
+from tests.faults import WITH_THE_PROJECT
 
 from .observed import Heavy, wait_until_read
 from .roads import (
@@ -100,7 +101,7 @@ def test_a_script_that_closes_nothing_ends_by_itself_on_every_road(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=WITH_THE_PROJECT,
         start_new_session=True,
     )
     try:

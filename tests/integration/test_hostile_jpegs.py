@@ -49,6 +49,8 @@ PILLOW_DECODES = {
     "a JPEG in a TIFF",
     "a PNG",
     "an Adobe marker behind the frame",
+    "grey with factors 2x2",
+    "grey with factors 4x1",
     "RGB named components behind JFIF",
 }
 """Of the sound ones; all others stay encoded."""
@@ -206,9 +208,10 @@ def compare_one_by_one(dataset: ImageFolder, theirs: list[Pixels | None], device
             wrong.append(f"{index}: Pillow decodes it, and here it is {ours}")
         elif ours[0][0].shape != their.shape:
             wrong.append(f"{index}: of shape {tuple(ours[0][0].shape)} and not {tuple(their.shape)}")
-        elif device == "cpu":
-            levels = (ours[0][0].int() - their.int()).abs().float()
-            if levels.mean() > (MEAN_LEVELS if isinstance(dataset, CroppedByIndex) else 0):
+        else:
+            levels = (ours[0][0].cpu().int() - their.int()).abs().float()
+            allowed = (MEAN_LEVELS if isinstance(dataset, CroppedByIndex) else 0) + (0.5 if device == "cuda" else 0)
+            if levels.mean() > allowed:
                 wrong.append(f"{index}: {levels.mean():.1f} levels off in the mean, {levels.max():.0f} at most")
     return wrong, refused
 
@@ -275,7 +278,7 @@ def test_a_file_of_any_format_that_is_damaged_at_random_is_an_image_or_an_image_
 
 # --- bombs ------------------------------------------------------------------------------------------------------------
 
-BOUND_S = 10
+BOUND_S = 15.0
 
 
 def arithmetic(data: bytes) -> bytes:
