@@ -49,6 +49,7 @@ class Ticket:
         self.stream: torch.cuda.Stream | None = None
         self.abandoned = False
         self.ended = False
+        _tickets.add(self)
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "ended" if self.ended else "running"
@@ -354,6 +355,8 @@ def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], see
 
 
 _servers: weakref.WeakSet[ProxyServer] = weakref.WeakSet()
+_tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()
+_inherited: list[Ticket] = []
 _collecting_garbage = False
 
 
@@ -364,7 +367,8 @@ def _settle_before_fork() -> None:
     nothing to do then: all runs are waited for, and a moment more, in which DALI lets go of the memory it was lent,
     for which it needs the interpreter. And no child may destroy a pipeline, which would wait for threads that it does
     not have: neither one in use, which is taken from its server, nor one that waits for the garbage collector. That is
-    held from before the fork on, and in the child whatever was there before is never collected.
+    held from before the fork on, and in the child whatever was there before is never collected. The same holds for the
+    CUDA events of runs, which cannot be destroyed in a child either.
     """
     global _collecting_garbage
     _collecting_garbage = gc.isenabled()
@@ -382,6 +386,7 @@ def _after_fork_in_parent() -> None:
 def _forget_servers_in_child() -> None:
     if _servers:
         gc.freeze()
+    _inherited.extend(_tickets)
     for server in list(_servers):
         _dali.forget_in_child(server._pipe)
         server._runs.clear()
