@@ -137,6 +137,12 @@ def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
     assert done.stdout.count("torch.Size([64, 3, 224, 224]) torch.float32") == 4
 
 
+def test_the_oldest_packages_that_are_tried_are_the_oldest_that_are_allowed() -> None:
+    tried = dict(line.split("==") for line in (ROOT / ".ci" / "oldest.txt").read_text().splitlines()[1:])
+    allowed = re.findall(r"^    ([\w-]+)>=([\d.]+)", (ROOT / "setup.cfg").read_text().split("[options.extras")[0], re.M)
+    assert {name: version.removesuffix(".0") for name, version in tried.items()} == dict(allowed)
+
+
 def test_the_readme_has_the_two_commands() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert "pip install -e . && proxyloader demo" in lines and 'pip install -e ".[test]" && pytest' in lines

@@ -131,7 +131,9 @@ def test_breaks_with_persistent_workers_pile_nothing_up(road: Road, start_method
         assert decoded == before[0]
         assert runs - before[1] <= 4  # what DALI was working on at the break
     assert_batches_match(loader)
-    assert alive() == before
+    decoded, runs = alive()
+    assert decoded == before[0]
+    assert runs - before[1] <= (0 if road.device == "cpu" else 2)  # whose memory the GPU was reading when last asked
 
 
 @pytest.mark.parametrize("name", ["server", "produced"])
