@@ -200,4 +200,5 @@ class _Impatient:
         self._process.join(GRACE_S / 2)
         if self._process.is_alive():
             self._process.kill()
+            self._process.join(GRACE_S)
         self._deadline_s = time.monotonic() + GRACE_S
