@@ -30,7 +30,7 @@ BYTES_PER_IMAGE = 1 << 18
 DEFAULT_RUN_SIZE = 256
 
 LOOK_FOR_DEAD_WORKERS_S = 1.0
-GRACE_S = 0.3
+GRACE_S = 0.2
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:
@@ -197,7 +197,7 @@ class _Impatient:
 
     def terminate(self) -> None:
         self._process.terminate()
-        self._process.join(GRACE_S / 2)
+        self._process.join(GRACE_S / 4)
         if self._process.is_alive():
             self._process.kill()
             self._process.join(GRACE_S)
