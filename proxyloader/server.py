@@ -10,14 +10,10 @@ threads; the thread that trains waits only where it needs an output that is not 
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
-import os
 import threading
-import time
 import uuid
-import weakref
 from collections import deque
 from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
 from typing import Any
@@ -25,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _dali
+from . import _dali, forks
 from .errors import InputError, PipelineError
 from .packing import one_kind
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
@@ -49,7 +45,7 @@ class Ticket:
         self.stream: torch.cuda.Stream | None = None
         self.abandoned = False
         self.ended = False
-        _tickets.add(self)
+        forks.keep_from_children(self)
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "ended" if self.ended else "running"
@@ -93,8 +89,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._started = False
         self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
-        self._broken = False  # a run has failed since the pipeline was built, or since one succeeded
-        _servers.add(self)
+        self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
+        forks.watch(self)
 
     def __repr__(self) -> str:
         return f"ProxyServer({', '.join(self._dali_input_names)}; {len(self._runs)} runs under way)"
@@ -141,8 +137,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 or N is too large.
         """
         with self._lock:
-            if self._broken and not self._pipe.exec_dynamic:
-                self._settle()  # they have failed, too
+            if self._failed is not None and not self._pipe.exec_dynamic:
+                self.settle()  # they have failed, too
                 self._rebuild()
             ticket = Ticket(len(inputs[0]), self._kinds_of(inputs))
             batches = [_dali.tensor_list(samples) for samples in inputs]
@@ -166,8 +162,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                     f"and is {np.dtype(kind[0])} with {kind[1]} in this batch"
                 )
         if self._runs and self._runs[-1].kinds != kinds:
-            self._settle()  # whether those kinds are right is known when such a run has succeeded
-        if self._kinds is None and self._broken and not self._runs:
+            self.settle()  # whether those kinds are right is known when such a run has succeeded
+        if self._kinds is None and self._failed not in (None, kinds):
             self._rebuild()  # DALI holds on to the kinds of the first batch, which was not the right one
         for name, kind, known in zip(self._dali_input_names, kinds, self._kinds or kinds):
             if kind != known:
@@ -196,7 +192,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         if ticket.abandoned:
             raise PipelineError("this run was forgotten: the server was stopped")
         if isinstance(ticket.error, (torch.OutOfMemoryError, MemoryError)):
-            raise ticket.error
+            raise type(ticket.error)(str(ticket.error)) from ticket.error  # whose own frames would hold the ticket
         if ticket.error is not None:
             failure = f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}"
             raise PipelineError(failure) from ticket.error
@@ -220,9 +216,9 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             if _dali.is_out_of_memory(error):
                 kind = MemoryError if self._pipe.device_id is None else torch.OutOfMemoryError
                 ticket.error = kind(f"DALI found no memory for a batch of {ticket.size}: {error}")
-            self._broken = True
+            self._failed = ticket.kinds
             return
-        self._kinds = self._kinds or ticket.kinds
+        self._kinds, self._failed = self._kinds or ticket.kinds, None
         if stream is not None:
             ticket.stream, ticket.finished = stream, stream.record_event()
         ticket.outputs = [] if ticket.abandoned else outputs
@@ -230,15 +226,21 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
         _dali.rebuild(self._pipe)
-        self._broken = False
+        self._failed = None
 
-    def _settle(self) -> bool:
+    def settle(self) -> bool:
         """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""
         with self._lock:
             under_way = bool(self._runs)
             while self._runs:
                 self._collect_oldest()
             return under_way
+
+    def forget_in_child(self) -> None:
+        """In a forked child: the pipeline and its runs are the parent's."""
+        _dali.forget_in_child(self._pipe)
+        self._runs.clear()
+        self._lock = threading.RLock()
 
     def _stream(self) -> torch.cuda.Stream | None:
         device_id = self._pipe.device_id
@@ -352,50 +354,3 @@ def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], see
             if new is not value:
                 object.__setattr__(obj, name, new)  # frozen dataclasses too
     return obj
-
-
-_servers: weakref.WeakSet[ProxyServer] = weakref.WeakSet()
-_tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()
-_inherited: list[Ticket] = []
-_collecting_garbage = False
-
-
-def _settle_before_fork() -> None:
-    """NOTE [ Forks ]
-
-    A child has one thread, and of all others what they held at the moment of the fork. So DALI's threads are given
-    nothing to do then: all runs are waited for, and a moment more, in which DALI lets go of the memory it was lent,
-    for which it needs the interpreter. And no child may destroy a pipeline, which would wait for threads that it does
-    not have: neither one in use, which is taken from its server, nor one that waits for the garbage collector. That is
-    held from before the fork on, and in the child whatever was there before is never collected. The same holds for the
-    CUDA events of runs, which cannot be destroyed in a child either.
-    """
-    global _collecting_garbage
-    _collecting_garbage = gc.isenabled()
-    gc.disable()
-    under_way = [server._settle() for server in list(_servers)]
-    if any(under_way):
-        time.sleep(0.002)
-
-
-def _after_fork_in_parent() -> None:
-    if _collecting_garbage:
-        gc.enable()
-
-
-def _forget_servers_in_child() -> None:
-    if _servers:
-        gc.freeze()
-    _inherited.extend(_tickets)
-    for server in list(_servers):
-        _dali.forget_in_child(server._pipe)
-        server._runs.clear()
-        server._lock = threading.RLock()
-    _after_fork_in_parent()
-
-
-os.register_at_fork(
-    before=_settle_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_forget_servers_in_child,
-)

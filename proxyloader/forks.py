@@ -1,0 +1,74 @@
+"""What a fork finds, and what it leaves to the child.
+
+NOTE [ Forks ]
+A child has one thread, and of all others what they held at the moment of the fork. So DALI's threads are given nothing
+to do then: all runs are waited for, and a moment more, in which DALI lets go of the memory it was lent, for which it
+needs the interpreter. And no child may destroy a pipeline, which would wait for threads that it does not have: neither
+one in use, which is taken from its server, nor one that waits for the garbage collector. That is held from before the
+fork on, and in the child whatever was there before is never collected. The CUDA events of runs cannot be destroyed in a
+child either, and are kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import weakref
+from typing import Any, Protocol
+
+LET_GO_S = 0.002
+
+
+class Server(Protocol):
+    """Whoever has runs under way."""
+
+    def settle(self) -> bool:
+        """Wait for all runs; says whether there were any."""
+
+    def forget_in_child(self) -> None: ...
+
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_kept: weakref.WeakSet[Any] = weakref.WeakSet()
+_inherited: list[Any] = []
+_collects_garbage: list[bool] = []
+"""For each fork under way whether the collector was on before it. Several threads may fork at once; the first of them,
+whose answer is the user's, is the last to be taken away."""
+
+
+def watch(server: Server) -> None:
+    """Settle this server before each fork, and let children forget it."""
+    _servers.add(server)
+
+
+def keep_from_children(thing: Any) -> None:
+    """Never destroy this in a child."""
+    _kept.add(thing)
+
+
+def _before() -> None:
+    _collects_garbage.append(gc.isenabled())
+    gc.disable()
+    under_way = [server.settle() for server in list(_servers)]
+    if any(under_way):
+        time.sleep(LET_GO_S)
+
+
+def _after_in_parent() -> None:
+    if _collects_garbage.pop():
+        gc.enable()
+
+
+def _after_in_child() -> None:
+    if _servers:
+        gc.freeze()
+    _inherited.extend(_kept)
+    for server in list(_servers):
+        server.forget_in_child()
+    if any(_collects_garbage):
+        gc.enable()
+    _collects_garbage.clear()
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

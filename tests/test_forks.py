@@ -1,0 +1,82 @@
+"""A fork leaves the garbage collector as the user has it, however many threads fork at once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from proxyloader import forks
+from tests.faults import in_fork
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    yield
+    gc.enable()
+
+
+class Slow:
+    """Has runs under way until told otherwise."""
+
+    def __init__(self) -> None:
+        self.asked, self.done = threading.Event(), threading.Event()
+        self.forgotten = False
+
+    def settle(self) -> bool:
+        self.asked.set()
+        return self.done.wait(10)
+
+    def forget_in_child(self) -> None:
+        self.forgotten = True
+
+
+def child(enabled: bool) -> None:
+    assert gc.isenabled() is enabled
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["on", "off"])
+def test_the_collector_is_as_it_was_in_parent_and_child(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    assert in_fork(lambda: child(enabled)) == 0
+    assert gc.isenabled() is enabled
+
+
+def test_the_collector_is_on_again_after_two_threads_forked_at_once() -> None:
+    slow, results = Slow(), []
+    forks.watch(slow)
+    threads = [threading.Thread(target=lambda: results.append(in_fork(lambda: child(True)))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert slow.asked.wait(10) and not gc.isenabled()
+    slow.done.set()
+    for thread in threads:
+        thread.join(20)
+    assert results == [0, 0] and gc.isenabled()
+
+
+def test_a_child_forgets_what_it_inherited_and_destroys_nothing_of_it() -> None:
+    server = Slow()
+    server.done.set()
+    forks.watch(server)
+    destroyed = []
+
+    class Precious:
+        def __del__(self) -> None:
+            destroyed.append(1)
+
+    held = [Precious()]
+    forks.keep_from_children(held[0])
+
+    def drop() -> None:
+        assert server.forgotten
+        held.clear()
+        gc.collect()
+        assert not destroyed
+
+    assert in_fork(drop) == 0
+    assert not server.forgotten
+    held.clear()
+    assert destroyed
