@@ -46,25 +46,33 @@ class Fetcher:
         dataset: the user's, wrapped.
         on_error: what becomes of a sample that cannot be read.
         seed: that draws follow; None: torch's generators, as they are.
+        check_scans: look at the JPEGs of samples that come in the place of others.
     """
 
-    def __init__(self, dataset: Any, on_error: OnError = "raise", seed: int | None = None) -> None:
+    def __init__(
+        self, dataset: Any, on_error: OnError = "raise", seed: int | None = None, check_scans: bool = False
+    ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
+        self._of_replacements = Scan.UNKNOWN if check_scans else Scan.SOUND
 
     def __call__(self, request: Request) -> Fetched:
         """
         Raises:
             ImageError: an image cannot be read; names the index.
         """
-        if request.batched and self._seed is None and request.scans is None and self._takes_lists:
+        scans = request.scans or b""
+        if request.batched and self._seed is None and self._takes_lists and Scan.DAMAGED not in scans:
             try:
-                return Fetched(self.dataset.__getitems__(request.indices), request.each())
+                with opening(Scan.UNKNOWN if Scan.UNKNOWN in scans else Scan.SOUND) as watch:
+                    samples = self.dataset.__getitems__(request.indices)
+                if not watch.found_damage:
+                    return Fetched(samples, request.each())
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
-                    raise  # else each by itself
+                    raise
+            # Each by itself, to know which of them it is.
         fetched = Fetched()
-        scans = request.scans or itertools.repeat(Scan.SOUND)
-        for index, known in zip(request.each(), scans):
+        for index, known in zip(request.each(), scans or itertools.repeat(Scan.SOUND)):
             try:
                 with opening(Scan(known)) as watch:
                     sample = self._sample(index, request.epoch)
@@ -98,7 +106,7 @@ class Fetcher:
         for step in range(1, MOST_TRIES + 1):
             candidate = (first + step) % size
             try:
-                with opening(Scan.UNKNOWN):
+                with opening(self._of_replacements):
                     return candidate, self._sample(candidate, epoch)
             except Exception as error:
                 if not is_about_the_file(error):

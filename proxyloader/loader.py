@@ -182,15 +182,13 @@ class DataLoader(TorchDataLoader[T]):
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: epoch, batches that it was given, and what their order came from.
 
-        It may be called at any time, takes a few microseconds, and can be pickled (``torch.save``). The contract is
-        that of ``torchdata.stateful_dataloader.StatefulDataLoader``.
+        It may be called at any time, at each step too, and can be pickled (``torch.save``). The contract is that of
+        ``torchdata.stateful_dataloader.StatefulDataLoader``.
 
         Raises:
             ValueError: with ``in_order=False``, in the middle of an epoch: what is left is not known.
         """
-        progress = self._progress
-        if progress is None or self._next_epoch.batches:
-            progress = self._next_epoch  # nothing was begun since a state was loaded
+        progress = self._progress or self._next_epoch  # which a state that was loaded is
         if progress.batches and not progress.finished and not self.in_order and self.num_workers > 1:
             raise ValueError(
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
@@ -236,15 +234,12 @@ class DataLoader(TorchDataLoader[T]):
         if road is not None and self.persistent_workers and not road.broken:
             return road
         arena = road.arena if road is not None and road.is_free() else None
-        if self._scans is None and self._looks_at_scans:
-            self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)
-        self._road = Road.build(self, dataset, plans, arena, self._scans if self._looks_at_scans else None)
-        return self._road
-
-    @property
-    def _looks_at_scans(self) -> bool:
         on_gpu = torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
-        return self.check_scans and on_gpu
+        looks_at_scans = bool(plans) and self.check_scans and on_gpu
+        if self._scans is None and looks_at_scans:
+            self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)
+        self._road = Road.build(self, dataset, plans, arena, self._scans if looks_at_scans else None)
+        return self._road
 
     def _start(self, road: Road, progress: Progress) -> Any:
         """Let torch start an epoch; with a seed, what it draws for its workers follows that."""

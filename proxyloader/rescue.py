@@ -93,6 +93,7 @@ class Rescue:
             try:
                 samples.append(ContentUnpickler(data, _Resolver(saved), kept=batch.kept).load())
             except ImageError as error:
+                error.__traceback__ = None  # which would hold this frame
                 unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "replace":
                     samples.append(self._replacement(batch, index, unreadable))

@@ -84,7 +84,7 @@ class Road:
             # handed out, and two that the GPU may still be reading.
             slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
             arena = _arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed)
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed, check_scans=scans is not None)
         packer = Packer(
             loader.collate_fn,
             arena,

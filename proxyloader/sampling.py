@@ -133,7 +133,7 @@ class RequestSampler:
     def begin(self, progress: Progress) -> None:
         """Let the next iteration start there, and note in it what is needed to do so again."""
         self._progress = progress
-        self._resumes = bool(progress.batches)
+        self._resumes = any((progress.batches, progress.random_states, progress.generator_states))
 
     def __iter__(self) -> Iterator[Request]:
         # torch begins an epoch when the workers have let go of the one before.
@@ -212,12 +212,12 @@ class RequestSampler:
         """Put a sampler that keeps a state into that of the epoch's start, or note it."""
         sampler = self._of_samples
         if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
-            if self._resumes:
+            if self._resumes and progress.sampler_state is not None:
                 sampler.load_state_dict(progress.sampler_state)
             else:
                 progress.sampler_state = sampler.state_dict()
         elif hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
-            if self._resumes:
+            if self._resumes and progress.sampler_state is not None:
                 sampler.set_epoch(progress.sampler_state["epoch"])
             else:
                 progress.sampler_state = {"epoch": sampler.epoch}

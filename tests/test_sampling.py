@@ -217,6 +217,27 @@ def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) 
         Progress.from_state_dict(state, 3)
 
 
+def test_a_state_from_before_the_first_batch_holds_the_order_that_was_drawn() -> None:
+    torch.manual_seed(1)
+    requests, progress = requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), Progress()
+    requests.begin(progress)
+    ahead = [request.indices for request in requests]  # as workers are asked for before the loop has had one
+    assert progress.batches == 0
+    resumed = through_a_checkpoint(progress, None)
+    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), resumed) == ahead
+
+
+def test_a_state_of_one_process_is_taken_up_by_several() -> None:
+    progress = Progress()
+    done = indices(requests_for(BatchSampler(SequentialSampler(range(24)), 4, False)), progress, 2)
+    left: list[int] = []
+    for rank in range(2):
+        dealt = DistributedSampler(range(24), 2, rank, shuffle=False)
+        resumed = through_a_checkpoint(copy.deepcopy(progress), None)
+        left += itertools.chain(*indices(requests_for(BatchSampler(dealt, 4, False)), resumed))
+    assert sorted([*itertools.chain(*done), *left]) == list(range(24))
+
+
 def test_batches_that_a_sampler_makes_as_it_goes_become_lists() -> None:
     found = indices(requests_for([(k for k in range(2)), (5, 6)]), Progress())
     assert found == [[0, 1], (5, 6)]

@@ -102,6 +102,46 @@ def test_each_sample_is_looked_at_in_its_first_epoch_and_damaged_ones_are_known_
             requests.note_damaged(request, fetched.damaged)
 
 
+class Lists(ImageFolder):
+    """Reads a batch at once, and counts how often."""
+
+    read = 0
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.read += 1
+        return [self[index] for index in indices]
+
+
+def test_a_dataset_that_reads_lists_goes_on_doing_so_but_for_batches_with_damage(damaged_folder: ImageFolder) -> None:
+    dataset = wrap(Lists(damaged_folder.root, TRANSFORM))
+    fetcher, known = Fetcher(dataset), KnownScans(48)
+    for epoch, reads in enumerate((6, 4)):  # two batches have damage; the first time they are read to find that out
+        dataset.read = 0
+        requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
+        for request in requests:
+            fetched = fetcher(request)
+            assert fetched.damaged == ([i for i in request.indices if i in (5, 20)] if epoch == 0 else [])
+            requests.answered(request.number)
+            requests.note_damaged(request, fetched.damaged)
+        assert dataset.read == reads
+
+
+@pytest.mark.parametrize("check_scans", [True, False])
+def test_replacements_are_looked_at_only_where_that_was_asked_for(
+    damaged_folder: ImageFolder, check_scans: bool
+) -> None:
+    fetcher = Fetcher(wrap(damaged_folder), "replace", check_scans=check_scans)
+    index, (image, _) = fetcher.next_readable(4, 0, [])
+    assert index == 5 and (bytes(image.call.inputs[0][:2]) == b"P6") is check_scans
+
+
+def test_only_images_that_dali_decodes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    loader = DataLoader(list(range(8)), 4)
+    iter(loader)
+    assert loader._scans is None
+
+
 def test_damaged_scans_show_what_pillow_makes_of_them_in_every_epoch(
     damaged_folder: ImageFolder, device: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
