@@ -22,7 +22,8 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from .errors import ImageError, InputError, PipelineError
-from .packing import ContentUnpickler, PackedBatch, PackedRun, Parcel
+from .packing import ContentUnpickler
+from .parcel import PackedBatch, PackedRun, Parcel
 from .rescue import Rescue, Saved
 from .road import Road
 from .sampling import Progress

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from .errors import ImageError, PipelineError
 from .fetch import MOST_TRIES, nothing_replaces
-from .packing import ContentUnpickler, PackedBatch, PackedRun, Packer
+from .packing import ContentUnpickler, Packer
+from .parcel import PackedBatch, PackedRun
 from .road import Road
 from .sample import EncodedImage
 from .seeding import kept_generators

@@ -16,7 +16,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .arena import Arena
 from .fetch import Fetcher
-from .packing import PackedBatch, Packer, Parcel
+from .packing import Packer
+from .parcel import PackedBatch, Parcel
 from .sampling import RequestSampler
 from .scans import KnownScans
 from .transforms.plan import Plan

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset, get_worker_info
 from .arena import Arena
 from .errors import ImageError
 from .fetch import Fetcher
-from .packing import Failure, PackedBatch, Packer, Parcel
+from .packing import Packer
+from .parcel import Failure, PackedBatch, Parcel
 from .sampling import Request
 from .unreadable import UnreadableSample
 

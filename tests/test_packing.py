@@ -16,7 +16,8 @@ from torch.utils.data import default_collate
 
 from proxyloader.arena import Arena
 from proxyloader.errors import ImageError, InputError
-from proxyloader.packing import ContentUnpickler, Failure, Packer
+from proxyloader.packing import ContentUnpickler, Packer
+from proxyloader.parcel import Failure
 from proxyloader.proxy import ProxyCall, ProxySample
 from proxyloader.sampling import Request
 
