@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 from rich.text import Text
 from torch.nn.functional import cross_entropy
@@ -29,6 +28,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
 
+from .contact_sheet import contact_sheet
 from .loader import DataLoader
 from .make_dataset import FORMAT, ProgressBar, make_dataset, usable_cores
 
@@ -40,7 +40,6 @@ COMPARED_IMAGES = 512
 PROMISED_MEAN, PROMISED_PERCENTILE = 0.5, 2.0
 """Most by which a batch may differ from the stock loader's, in levels of 255: in the mean, at the 99.9th percentile."""
 SHEET_COLUMNS = 8
-SHEET_GAIN = 32
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (N, 3, H, W) and labels (N,)."""
@@ -169,7 +168,7 @@ def demo(
     _print_setup(console, setup)
     measured = _measure(setup)
     _print_measured(console, measured)
-    _contact_sheet(measured).save(sheet, "PNG")
+    contact_sheet(measured.theirs, measured.ours).save(sheet, "PNG")
     _print(console, "Contact sheet", str(sheet))
     if steps:
         _print_training(console, _train(setup, steps))
@@ -379,30 +378,3 @@ def _print_training(console: Console, training: Training) -> None:
     _print(
         console, "Training", f"ResNet-18, {steps}: loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
     )
-
-
-def _contact_sheet(measured: Measured) -> Image.Image:
-    """Three rows with captions: the stock loader's images, ours, and how they differ."""
-    theirs, ours = measured.theirs.float().cpu(), measured.ours.cpu()
-    difference = (ours - theirs).abs()
-    rows = (
-        ("torch.utils.data.DataLoader", theirs),
-        ("proxyloader.DataLoader: the same batch", ours),
-        (
-            f"Difference, {SHEET_GAIN} times as bright (at most {difference.max():.0f} of 255 levels)",
-            difference * SHEET_GAIN,
-        ),
-    )
-    margin, gap, caption = 24, 6, 44
-    count, _, height, width = theirs.shape
-    font = ImageFont.load_default(size=22)
-    across = max(count * (width + gap) - gap, *(int(font.getlength(title)) for title, _ in rows))
-    sheet = Image.new("RGB", (across + 2 * margin, len(rows) * (caption + height) + margin), "white")
-    draw = ImageDraw.Draw(sheet)
-    for row, (title, images) in enumerate(rows):
-        top = row * (caption + height) + caption
-        draw.text((margin, top - 12), title, "black", font, anchor="ls")
-        for column, image in enumerate(images.round().clamp(0, 255).to(torch.uint8)):
-            tile = Image.fromarray(image.permute(1, 2, 0).numpy())
-            sheet.paste(tile, (margin + column * (width + gap), top))
-    return sheet

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -12,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .arena import Arena
@@ -151,6 +154,7 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._process = os.getpid()
         super().__init__(loader)
+        _iterators.add(self)
 
     def _get_data(self) -> Any:
         try:
@@ -203,3 +207,17 @@ class _Impatient:
             self._process.kill()
             self._process.join(GRACE_S)
         self._deadline_s = time.monotonic() + GRACE_S
+
+
+_iterators: weakref.WeakSet[_WorkersIterator] = weakref.WeakSet()
+
+
+@atexit.register
+def _expect_the_end_of_workers() -> None:
+    # multiprocessing ends the workers of a script that closed nothing. A spawned one that is still starting dies of the
+    # signal, which torch would report as a lost worker.
+    for iterator in list(_iterators):
+        if iterator._worker_pids_set:
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+            iterator._worker_pids_set = False

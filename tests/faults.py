@@ -73,8 +73,10 @@ WITH_THE_PROJECT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _PAT
 class Spelled(ImageFolder):
     """Gives each picture with the number that it spells, which is its index."""
 
-    def __init__(self, root: str | os.PathLike[str], misstep: Callable[[int], Any] | None = None) -> None:
-        super().__init__(os.fspath(root), transforms.ToTensor())
+    def __init__(
+        self, root: str | os.PathLike[str], misstep: Callable[[int], Any] | None = None, **arguments: Any
+    ) -> None:
+        super().__init__(os.fspath(root), **{"transform": transforms.ToTensor()} | arguments)
         self.misstep = misstep
 
     def __getitem__(self, index: int) -> Any:

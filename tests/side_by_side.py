@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader as StockLoader
 
 import proxyloader
+from tests.outcomes import without_frames
 
 Build = Callable[[Any], Any]
 """Makes a loader, given the class to make it of."""
@@ -41,17 +42,9 @@ class Failed:
     @classmethod
     def by(cls, error: BaseException) -> Failed:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        let_frames_go(error)
+        without_frames(error)
         traced = any(line.startswith("Original Traceback") for line in lines)
         return cls(type(error), tuple([lines[0], lines[-1]] if traced else lines))
-
-
-def let_frames_go(error: BaseException) -> None:
-    """An exception and its frames hold each other, and with them the loader and its workers."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
 
 
 def tried(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -72,7 +65,7 @@ def walked(loader: Any) -> list[Any]:
         try:
             found.append(next(batches))
         except StopIteration as end:
-            let_frames_go(end)
+            without_frames(end)
             return found
         except Exception as error:
             found.append(Failed.by(error))

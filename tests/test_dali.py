@@ -85,7 +85,8 @@ def test_torchs_iterator_has_the_private_names_we_use() -> None:
     batches = iter(dataloader.DataLoader([1, 2], num_workers=1))
     assert batches._shutdown is False and batches._workers_status == [True]  # type: ignore[attr-defined]
     assert [worker.is_alive() for worker in batches._workers] == [True]  # type: ignore[attr-defined]
-    assert len(batches._index_sampler) == 2  # type: ignore[attr-defined]
+    assert len(batches._index_sampler) == 2 and batches._worker_pids_set is True  # type: ignore[attr-defined]
+    assert callable(torch.utils.data._utils.signal_handling._remove_worker_pids)
     assert dataloader.DataLoader([1])._IterableDataset_len_called is None
 
 

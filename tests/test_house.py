@@ -17,7 +17,16 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "proxyloader"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 SEE_DALI = {"_dali.py", "pipeline.py", "server.py"}
-TOOLS = {"cli.py", "__main__.py", "demo.py", "make_dataset.py", "photograph.py", "odd_formats.py", "spelled.py"}
+TOOLS = {
+    "cli.py",
+    "__main__.py",
+    "demo.py",
+    "contact_sheet.py",
+    "make_dataset.py",
+    "photograph.py",
+    "odd_formats.py",
+    "spelled.py",
+}
 
 
 def imports(path: Path) -> set[str]:

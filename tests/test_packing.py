@@ -125,6 +125,7 @@ def test_a_batch_of_more_than_a_run_takes_is_split_and_a_repeated_sample_sent_on
 
 
 def in_a_worker() -> None:
+    torch.set_num_threads(1)  # as torch's workers do: the threads of OpenMP do not survive a fork
     torch.utils.data._utils.worker._worker_info = object()
 
 

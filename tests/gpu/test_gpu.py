@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ TRAIN = transforms.Compose(
 )
 VALIDATION = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
 DECODE = transforms.Compose([transforms.CenterCrop((380, 380)), transforms.PILToTensor()])
-
-
-@pytest.fixture(autouse=True)
-def gpu() -> None:
-    if not torch.cuda.is_available():
-        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
-            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
-        pytest.skip("no CUDA device")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import time
 from typing import Any
 
@@ -20,14 +19,6 @@ pytestmark = pytest.mark.gpu
 
 IMAGES, BATCH = 512, 32
 LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()])
-
-
-@pytest.fixture(autouse=True)
-def gpu() -> None:
-    if not torch.cuda.is_available():
-        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
-            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
-        pytest.skip("no CUDA device")
 
 
 @pytest.fixture(scope="module")

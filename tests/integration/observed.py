@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torchvision.datasets import ImageFolder
 
-from .roads import Road
+from .roads import BATCH, Road
 
 
 class Counted(ImageFolder):
@@ -54,3 +55,18 @@ def runs_under_way(road: Road, loader: Any) -> int:
     """How many batches DALI works on or holds ready."""
     servers = [road.server] if road.server is not None else list(loader._servers.values())
     return sum(len(server._runs) for server in servers)
+
+
+class Batches:
+    """A batch sampler of any batches that says that they are of the pipeline's size."""
+
+    batch_size = BATCH
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)

@@ -27,6 +27,7 @@ from torchvision.datasets.folder import default_loader
 
 from proxyloader import DataLoader
 from proxyloader.spelled import numbers_in, spell_dataset
+from tests.outcomes import without_frames
 
 if TYPE_CHECKING:
     from proxyloader import ProxyServer
@@ -179,19 +180,6 @@ def assert_batches_match(batches: Iterable[Any], numbers: Iterable[int] = range(
     assert seen == list(numbers), f"the batches hold the numbers {seen}"
 
 
-def outcomes(batches: Iterable[Any]) -> list[Any]:
-    """Every batch, and in the place of one that failed its exception, without the frames that it came through."""
-    found: list[Any] = []
-    iterator = iter(batches)
-    while True:
-        try:
-            found.append(next(iterator))
-        except StopIteration:
-            return found
-        except Exception as error:
-            found.append(without_frames(error))
-
-
 def next_error(batches: Iterator[Any]) -> BaseException:
     """The exception that the next batch is, without the frames that it came through."""
     try:
@@ -201,12 +189,3 @@ def next_error(batches: Iterator[Any]) -> BaseException:
     except Exception as error:
         return without_frames(error)
     raise AssertionError("the next batch did not fail")
-
-
-def without_frames(error: BaseException) -> BaseException:
-    """A kept exception keeps the frames it came through, and with them the loader and its workers."""
-    cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
-    return error

@@ -15,6 +15,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError, UnsupportedTransformError
+from tests.outcomes import outcomes
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
 BATCH, BAD = 4, 9  # the bad sample is in the third batch
@@ -101,28 +102,6 @@ WAYS = [
 ]
 
 
-def walk(loader: Any) -> list[Any]:
-    """Every batch of an epoch, and in the place of a batch that failed its exception."""
-    found: list[Any] = []
-    batches = iter(loader)
-    while True:
-        try:
-            found.append(next(batches))
-        except StopIteration:
-            return found
-        except Exception as error:
-            found.append(without_frames(error))
-
-
-def without_frames(error: BaseException) -> BaseException:
-    """A kept exception keeps the frames it came through, and with them the loader and its workers."""
-    cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
-    return error
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: how.__name__.replace("_", " "))
 def test_a_bad_image_is_an_error_of_its_own_batch_that_names_the_file(
@@ -133,7 +112,7 @@ def test_a_bad_image_is_an_error_of_its_own_batch_that_names_the_file(
     whole = list(StockLoader(ImageFolder(str(photos), TRANSFORM), BATCH))
     loader = DataLoader(dataset, BATCH, num_workers=workers, persistent_workers=workers > 0, device=device)
     for _ in range(2):  # the loader is as good as new afterwards
-        found = walk(loader)
+        found = outcomes(loader)
         assert len(found) == len(whole)
         for k, (ours, theirs) in enumerate(zip(found, whole)):
             if k == BAD // BATCH:
@@ -167,7 +146,7 @@ def test_a_file_without_permission_is_named(damaged: Any, monkeypatch: pytest.Mo
     dataset = damaged(lambda path: path.chmod(0))
     if os.access(dataset.samples[BAD][0], os.R_OK):
         pytest.skip("this user may read everything")
-    found = walk(DataLoader(dataset, BATCH, num_workers=1, device="cpu"))
+    found = outcomes(DataLoader(dataset, BATCH, num_workers=1, device="cpu"))
     assert "Permission denied" in str(found[BAD // BATCH])
 
 
@@ -175,7 +154,7 @@ def test_several_bad_images_in_one_batch_do_not_hide_each_other(damaged: Any) ->
     dataset = damaged(broken_tables)
     other = Path(dataset.samples[BAD + 1][0])
     broken_tables(other)
-    error = walk(DataLoader(dataset, BATCH, num_workers=1, device="cpu"))[BAD // BATCH]
+    error = outcomes(DataLoader(dataset, BATCH, num_workers=1, device="cpu"))[BAD // BATCH]
     assert f"dataset[{BAD}]" in str(error) and f"dataset[{BAD + 1}]" in str(error) and str(other) in str(error)
 
 
@@ -193,8 +172,8 @@ def test_an_exception_of_the_dataset_is_what_torch_would_raise(folder: ImageFold
             return super().__getitem__(index)
 
     dataset = Raises(folder.root, TRANSFORM)
-    ours = walk(DataLoader(dataset, BATCH, num_workers=workers, device="cpu"))
-    theirs = walk(StockLoader(dataset, BATCH, num_workers=workers))
+    ours = outcomes(DataLoader(dataset, BATCH, num_workers=workers, device="cpu"))
+    theirs = outcomes(StockLoader(dataset, BATCH, num_workers=workers))
     assert len(ours) == len(theirs) and sum(isinstance(batch, Exception) for batch in ours) == 1
     mine, stock = ours[BAD // BATCH], theirs[BAD // BATCH]
     assert type(mine) is type(stock) is KeyError
@@ -212,8 +191,8 @@ def test_an_unsupported_transform_is_refused_when_the_loader_is_built(folder: Im
 
 def test_images_of_several_sizes_cannot_be_stacked_and_the_error_says_what_to_do(folder: ImageFolder) -> None:
     folder.transform = transforms.Compose([transforms.Resize(40), transforms.ToTensor()])
-    found = walk(DataLoader(folder, 12, num_workers=1, device="cpu"))
-    stock = walk(StockLoader(folder, 12))
+    found = outcomes(DataLoader(folder, 12, num_workers=1, device="cpu"))
+    stock = outcomes(StockLoader(folder, 12))
     assert [type(batch) for batch in found] == [type(batch) for batch in stock]
     assert RuntimeError in map(type, found)
     error = next(batch for batch in found if isinstance(batch, RuntimeError))

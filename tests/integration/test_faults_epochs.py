@@ -18,8 +18,9 @@ import torch
 from torch.utils.data import default_collate
 
 from proxyloader import PipelineError, wrap
+from tests.outcomes import outcomes
 
-from .roads import BATCH, Road, assert_batches_match, assert_pictures_match, outcomes
+from .roads import BATCH, Road, assert_batches_match, assert_pictures_match
 
 
 def take(loader: Any, count: int) -> None:

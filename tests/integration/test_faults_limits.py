@@ -18,8 +18,9 @@ from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer
 from proxyloader.spelled import spelled_picture
+from tests.outcomes import outcomes
 
-from .observed import Counted, Gated, runs_under_way, wait_until_read
+from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
 from .roads import (
     BATCH,
     PICTURES,
@@ -27,26 +28,10 @@ from .roads import (
     Road,
     assert_batches_match,
     assert_pictures_match,
-    outcomes,
     picture_folder,
     read_bytes,
 )
 from .test_processes import gpu_bytes, held_bytes
-
-
-class Batches:
-    """A batch sampler of any batches that says that they are of the pipeline's size."""
-
-    batch_size = BATCH
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
 
 
 def loader_over(road: Road, batches: list[list[int]], **arguments: Any) -> Any:

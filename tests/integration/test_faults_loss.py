@@ -22,17 +22,9 @@ from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 
 from tests.faults import WITH_THE_PROJECT
+from tests.outcomes import outcomes, without_frames
 
-from .roads import (
-    BATCH,
-    PICTURES,
-    ROADS,
-    Road,
-    assert_batches_match,
-    assert_pictures_match,
-    outcomes,
-    without_frames,
-)
+from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match
 
 BATCHES = PICTURES // BATCH
 

@@ -22,7 +22,9 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, InputError, ProxyServer
+from tests.outcomes import outcomes
 
+from .observed import Batches
 from .roads import (
     BATCH,
     PICTURES,
@@ -30,7 +32,6 @@ from .roads import (
     Road,
     assert_batches_match,
     assert_pictures_match,
-    outcomes,
     picture_folder,
     picture_pipeline,
     read_bytes,
@@ -257,21 +258,6 @@ def test_a_chain_of_three_thousand_objects_disturbs_no_other_batch(road: Road, w
             chain = chain.rest
         assert_batches_match([chain], range(12, 16))
     assert_batches_match(found, [*range(12), *range(16, PICTURES)])
-
-
-class Batches:
-    """A batch sampler."""
-
-    batch_size = BATCH
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
 
 
 def test_subsets_concatenations_and_repeated_indices_are_right(road: Road, start_method: str) -> None:

@@ -21,7 +21,7 @@ from proxyloader.odd_formats import ODD_FORMATS
 from proxyloader.photograph import photograph
 from proxyloader.spelled import numbers_in, spelled_picture
 from tests.hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
-from tests.integration.test_bad_input import walk
+from tests.outcomes import outcomes
 
 FILES = {file.name: file for file in (Path(__file__).parents[1] / "files").iterdir() if file.suffix != ".md"}
 
@@ -120,7 +120,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Wal
         odd = {index_of(case): (SUFFIXES.get(case, Path(case).suffix or ".jpg"), content(case)) for case in CASES}
         files = [odd.get(number) or (".jpg", spelled(number)) for number in range(2 * BATCH * len(CASES))]
         dataset = folder_of(tmp_path_factory.mktemp("hostile") / "set", files, transforms.PILToTensor())
-        return dataset, walk(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
+        return dataset, outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
 
     return walk_all
 
@@ -195,7 +195,7 @@ def compare_one_by_one(dataset: ImageFolder, theirs: list[Pixels | None], device
         What is wrong, by the name of the file, and how many images raised the error that they should.
     """
     wrong, refused = [], 0
-    found = walk(DataLoader(dataset, 1, num_workers=2, device=device))
+    found = outcomes(DataLoader(dataset, 1, num_workers=2, device=device))
     assert len(found) == len(dataset)
     for index, (ours, their) in enumerate(zip(found, theirs)):
         path = dataset.samples[index][0]
@@ -310,7 +310,7 @@ def test_a_small_file_of_endless_scans_is_refused_in_bounded_time(
     files = [(".jpg", BOMBS[bomb] if number == BATCH + ODD else spelled(number)) for number in range(3 * BATCH)]
     dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
     started = time.monotonic()
-    before, found, after = walk(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
+    before, found, after = outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
     assert time.monotonic() - started < BOUND_S
     assert isinstance(found, ImageError) and "bomb" in str(found)
     assert f"dataset[{BATCH + ODD}]" in str(found) and dataset.samples[BATCH + ODD][0] in str(found)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
-from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError, ProxyServer
 from tests.faults import (
@@ -364,20 +363,6 @@ def server_of(device: str) -> ProxyServer:
     return ProxyServer(graph())
 
 
-class Read(ImageFolder):
-    """Bytes for a server, with the number that they spell."""
-
-    def __init__(self, root: Path, server: ProxyServer, misstep: Callable[[int], Any] | None = None) -> None:
-        super().__init__(str(root), server.proxy, loader=read)
-        self.misstep = misstep
-
-    def __getitem__(self, index: int) -> Any:
-        if self.misstep is not None:
-            self.misstep(index)
-        image, _ = super().__getitem__(index)
-        return image, index
-
-
 def read(path: str) -> bytes:
     return Path(path).read_bytes()
 
@@ -394,7 +379,9 @@ def test_leaving_a_server_in_mid_epoch_takes_under_a_second(
     misstep = Misstep(13, hang, tmp_path) if hanging else None
     before = set(children_of())
     with server_of(device) as server:
-        loader = DataLoader(Read(spelled_root, server, misstep), BATCH, num_workers=2, server=server)
+        loader = DataLoader(
+            Spelled(spelled_root, misstep, transform=server.proxy, loader=read), BATCH, num_workers=2, server=server
+        )
         batches = iter(loader)
         assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
         if misstep is not None:
@@ -415,7 +402,7 @@ def test_dropping_a_server_that_was_not_closed_takes_under_a_second(
     server = server_of(device)
     if started:
         server.start_thread()
-    loader = DataLoader(Read(spelled_root, server), BATCH, num_workers=1, server=server)
+    loader = DataLoader(Spelled(spelled_root, transform=server.proxy, loader=read), BATCH, num_workers=1, server=server)
     batches = iter(loader)
     assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
     start_s = time.monotonic()
@@ -427,7 +414,7 @@ def test_a_server_that_was_left_with_runs_under_way_starts_again_with_right_pict
     spelled_root: Path, device: str
 ) -> None:
     server = server_of(device)
-    loader = DataLoader(Read(spelled_root, server), BATCH, num_workers=2, server=server)
+    loader = DataLoader(Spelled(spelled_root, transform=server.proxy, loader=read), BATCH, num_workers=2, server=server)
     for _ in range(3):
         with server:
             batches = iter(loader)
@@ -439,7 +426,9 @@ def test_a_server_that_was_left_with_runs_under_way_starts_again_with_right_pict
 def test_an_error_in_a_with_block_leaves_it_under_a_second_and_is_that_error(spelled_root: Path, device: str) -> None:
     start_s = 0.0
     with pytest.raises(LookupError, match="mine"), server_of(device) as server:
-        for _ in DataLoader(Read(spelled_root, server), BATCH, num_workers=1, server=server):
+        for _ in DataLoader(
+            Spelled(spelled_root, transform=server.proxy, loader=read), BATCH, num_workers=1, server=server
+        ):
             start_s = time.monotonic()
             raise LookupError("mine")
     assert 0 < time.monotonic() - start_s < STOP_S

@@ -19,8 +19,9 @@ from torchvision.transforms import functional
 
 from proxyloader import DataLoader, EncodedImage, ImageError, PipelineError, ProxyLoaderError, ProxyServer
 from proxyloader.spelled import numbers_in, spell_dataset
+from tests.outcomes import outcomes
 
-from .test_bad_input import broken_tables, empty, missing, text, walk
+from .test_bad_input import broken_tables, empty, missing, text
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH = 24, 4
@@ -97,7 +98,7 @@ def test_raising_is_the_default_and_is_counted_too(spelled: Numbered, how: Any, 
     paths = damage(spelled, how, 9)
     for workers in (0, 1):
         loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
-        found = walk(loader)
+        found = outcomes(loader)
         error = found.pop(2)
         assert isinstance(error, ImageError)
         assert (error.index, error.path) == (9, paths[0]) and error.reason and error.reason in str(error)
@@ -231,7 +232,7 @@ def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
     dataset = Fails(spelled.root, TRANSFORM)
     dataset.error = error
     loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
-    found = walk(loader)
+    found = outcomes(loader)
     assert isinstance(found.pop(1), type(error))
     assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 8, 12, 16, 20)]
     assert len(loader.errors) == 0
@@ -337,7 +338,7 @@ def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
         replaced = list(DataLoader(dataset, BATCH, on_error="replace", **arguments))
         assert [i.tolist() for _, _, i in replaced][:2] == [[0, 1, 2, 3], [4, 7, 7, 7]]
         assert numbers_in(replaced[1][0], white=255) == [4, 7, 7, 7]
-        assert isinstance(walk(DataLoader(dataset, BATCH, **arguments))[1], PipelineError)
+        assert isinstance(outcomes(DataLoader(dataset, BATCH, **arguments))[1], PipelineError)
 
 
 def declared(side_px: int) -> Callable[[Path], None]:
@@ -355,7 +356,7 @@ def test_an_image_with_more_pixels_than_allowed_is_refused_before_it_is_decoded(
     spelled: Numbered, workers: int, device: str
 ) -> None:
     (path,) = damage(spelled, declared(60_000), 9)
-    error = walk(DataLoader(spelled, BATCH, num_workers=workers, device=device))[2]
+    error = outcomes(DataLoader(spelled, BATCH, num_workers=workers, device=device))[2]
     assert isinstance(error, ImageError) and f"dataset[9]: {path}: 60000 x 60000 pixels, and the limit is" in str(error)
     loader = DataLoader(spelled, BATCH, num_workers=workers, on_error="skip", device=device)
     assert numbers_of(list(loader), spelled)[2] == [8, 10, 11]
@@ -365,9 +366,9 @@ def test_max_pixels_is_the_users(spelled: Numbered, tmp_path: Path) -> None:
     large, wide = spelled.samples[2][0], spelled.samples[3][0]
     Image.new("RGB", (300, 200)).save(large, quality=50)
     Image.new("RGB", (300, 200)).save(wide, "PNG")
-    found = walk(DataLoader(spelled, 1, max_pixels=60_000, num_workers=1, device="cpu"))
+    found = outcomes(DataLoader(spelled, 1, max_pixels=60_000, num_workers=1, device="cpu"))
     assert not any(isinstance(batch, Exception) for batch in found)
-    found = walk(DataLoader(spelled, 1, max_pixels=59_999, num_workers=1, device="cpu"))
+    found = outcomes(DataLoader(spelled, 1, max_pixels=59_999, num_workers=1, device="cpu"))
     assert [k for k, batch in enumerate(found) if isinstance(batch, ImageError)] == [2, 3]
     assert "300 x 200 pixels, and the limit is 59999" in str(found[3]) and "larger max_pixels" in str(found[3])
     with pytest.raises(ValueError, match="max_pixels is a whole number, 1 or more"):
@@ -377,8 +378,8 @@ def test_max_pixels_is_the_users(spelled: Numbered, tmp_path: Path) -> None:
 def test_more_pixels_than_pillow_likes_may_be_allowed(spelled: Numbered, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (300, 200)).save(spelled.samples[2][0], "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20_000)
-    assert isinstance(walk(DataLoader(spelled, 1, device="cpu"))[2], ImageError)
-    assert not isinstance(walk(DataLoader(spelled, 1, max_pixels=100_000, device="cpu"))[2], Exception)
+    assert isinstance(outcomes(DataLoader(spelled, 1, device="cpu"))[2], ImageError)
+    assert not isinstance(outcomes(DataLoader(spelled, 1, max_pixels=100_000, device="cpu"))[2], Exception)
     assert Image.MAX_IMAGE_PIXELS == 20_000
 
 

@@ -1,0 +1,28 @@
+"""What a loop meets, batch by batch, errors among it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def outcomes(batches: Iterable[Any]) -> list[Any]:
+    """Every batch, and in the place of one that failed its exception, without the frames that it came through."""
+    found: list[Any] = []
+    iterator = iter(batches)
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(without_frames(error))
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """A kept exception keeps the frames it came through, and with them the loader and its workers."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
