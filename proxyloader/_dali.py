@@ -20,6 +20,7 @@ try:
     from nvidia.dali import Pipeline as Pipeline
     from nvidia.dali import backend as _backend
     from nvidia.dali import fn as fn
+    from nvidia.dali import math as math
     from nvidia.dali import pipeline_def as pipeline_def
     from nvidia.dali import types as types
     from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
@@ -37,6 +38,12 @@ def upright(operator: str) -> dict[str, bool]:
     schema: Any = _backend
     known = schema.GetSchema(operator).HasArgument("adjust_orientation")
     return {"adjust_orientation": False} if known else {}
+
+
+def filter_image(images: Any, kernel: Any, outside: Any) -> Any:
+    """Correlate float images (H, W, C) with a kernel; ``outside`` is what stands around them."""
+    filtered = getattr(fn, "filter", None) or fn.experimental.filter  # it left the experiments with DALI 2
+    return filtered(images, kernel, outside, border="constant")
 
 
 def declared_kind(pipeline: Any, name: str) -> tuple[str | None, int | None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,7 @@ def run(
     files = images() if files is None else files
     pictures = [opened(data) for data in files.values()]
     torch.manual_seed(seed)
+    random.seed(seed)
     with _one_thread():
         stock = [transform(picture) for picture in pictures]
     state = torch.get_rng_state()
@@ -171,6 +173,7 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0) -> li
     """Draw in the order of the images, as one worker does, then run all as one batch."""
     compiled = compile_transforms(transform)
     torch.manual_seed(seed)
+    random.seed(seed)
     calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
     server = ProxyServer(pipeline_of(compiled.plan, device, len(files)))
     (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))

@@ -1,5 +1,6 @@
 """torchvision transforms in, a Plan out. Knows nothing of DALI."""
 
+from . import choice as choice
 from . import color as color
 from . import convert as convert
 from . import geometry as geometry

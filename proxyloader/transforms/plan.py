@@ -7,8 +7,8 @@ by torchvision's own parameter code from torch's own generator, and is all that 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,15 @@ class ImageState:
 class Step:
     """One thing done to an image. Subclasses say how many columns they draw and what they leave behind."""
 
-    columns: ClassVar[int] = 0
+    @property
+    def columns(self) -> int:
+        """How many numbers it takes for an image."""
+        return 0
+
+    @property
+    def operations(self) -> tuple[Step, ...]:
+        """What a backend does for this step, in order: itself, unless it is made of others. They share its columns."""
+        return (self,)
 
     def draw(self, size: Size, row: list[float]) -> Size:
         """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards."""
@@ -50,6 +58,77 @@ class Step:
 
     def state_after(self, state: ImageState) -> ImageState:
         return state
+
+
+Branch = tuple[Step, ...]
+"""Steps that are taken one after the other, or not at all. None is a branch, too."""
+
+
+@dataclass(frozen=True)
+class OneOf(Step):
+    """One of several branches. Its columns are the number of the branch, and as many as the widest branch has.
+
+    It draws nothing itself: the step that it belongs to says which branch is taken.
+    """
+
+    branches: tuple[Branch, ...]
+
+    @property
+    def columns(self) -> int:
+        return 1 + max(sum(step.columns for step in branch) for branch in self.branches)
+
+    def take(self, chosen: int, size: Size, row: list[float]) -> Size:
+        """Take a branch whose steps draw their numbers themselves."""
+        end = len(row) + self.columns
+        row.append(chosen)
+        for step in self.branches[chosen]:
+            size = step.draw(size, row)
+        row.extend([0.0] * (end - len(row)))
+        return size
+
+    def put(self, chosen: int, row: list[float], *numbers: float) -> None:
+        """Take a branch with numbers that are known."""
+        row.extend([chosen, *numbers, *[0.0] * (self.columns - 1 - len(numbers))])
+
+    def state_after(self, state: ImageState) -> ImageState:
+        found = [state_after(branch, state) for branch in self.branches]
+        alike = {replace(each, size=None) for each in found}
+        if len(alike) > 1:
+            raise UnsupportedTransformError(
+                "what it leaves behind depends on chance (the kind of image, its type or its channels); "
+                "put what changes them before or after it"
+            )
+        size = found[0].size if len({each.size for each in found}) == 1 else None
+        return replace(found[0], size=size)
+
+
+@dataclass(frozen=True)
+class Fixed(Step):
+    """A step that takes the same numbers for every image."""
+
+    step: Step
+    numbers: tuple[float, ...]
+
+    @property
+    def columns(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def operations(self) -> Branch:
+        return (self.step,)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        row.extend(self.numbers)
+        return size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return self.step.state_after(state)
+
+
+def state_after(steps: Branch, state: ImageState) -> ImageState:
+    for step in steps:
+        state = step.state_after(state)
+    return state
 
 
 @dataclass(frozen=True)
@@ -90,9 +169,7 @@ class Plan:
 
 def plan_of(steps: tuple[Step, ...]) -> Plan:
     """Check that the steps end in a tensor, and make the plan."""
-    state = ImageState()
-    for step in steps:
-        state = step.state_after(state)
+    state = state_after(steps, ImageState())
     if state.kind == "pil":
         raise UnsupportedTransformError(
             "the transform ends with a PIL image, which cannot be put into a batch. "

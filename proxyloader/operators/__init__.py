@@ -1,0 +1,9 @@
+"""A Plan in, DALI operators out: one file for each of ``transforms/``, and how each step is said in DALI."""
+
+from . import choice as choice
+from . import color as color
+from . import convert as convert
+from . import geometry as geometry
+from .graph import OPERATORS as OPERATORS
+from .graph import Graph as Graph
+from .graph import PipelineOptions as PipelineOptions

@@ -1,0 +1,37 @@
+"""Each image takes its own branch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._dali import fn, types
+from ..transforms.plan import OneOf
+from .graph import Graph, operator
+
+
+@operator(OneOf)
+def one_of(graph: Graph, step: OneOf) -> None:
+    """Images are dealt out to the branches by halves, and put together again in their order.
+
+    A branch sees only the images that take it, so each is worked on once, whatever the number of branches.
+    """
+    node, draws = graph.settle(), graph.drawn(step.columns)
+    parts: list[Graph] = []
+
+    def of(first: int, end: int, node: Any, draws: Any, *forks: tuple[Any, int]) -> Any:
+        if end - first == 1:
+            part = graph.branch(node, draws[1 : step.columns] if step.columns > 1 else None, forks)
+            part.add(step.branches[first])
+            parts.append(part)
+            return part.settle()
+        middle = (first + end) // 2
+        low = draws[0] < float(middle)
+        nodes, rows = (fn._conditional.split(each, predicate=low) for each in (node, draws))
+        return fn._conditional.merge(
+            of(first, middle, nodes[0], rows[0], *forks, (low, 0)),
+            of(middle, end, nodes[1], rows[1], *forks, (low, 1)),
+            predicate=low,
+        )
+
+    graph.node = of(0, len(step.branches), node, draws)
+    graph.scale, graph.channels = parts[0].scale, parts[0].channels

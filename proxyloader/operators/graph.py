@@ -1,0 +1,157 @@
+"""The DALI graph of a plan while it is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from .._dali import fn, types, upright
+from ..transforms.convert import Normalize
+from ..transforms.plan import Branch, Step
+
+S = TypeVar("S", bound=Step)
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How a pipeline runs, apart from what it computes.
+
+    Attributes:
+        batch_size: most images that one run takes.
+        device_id: CUDA ordinal, or None for the CPU.
+        num_threads: DALI's CPU threads; None: the cores of this process on the CPU, at most 4 of them beside a GPU.
+        prefetch_queue_depth: runs that DALI prepares memory for.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
+    """
+
+    batch_size: int
+    device_id: int | None = None
+    num_threads: int | None = None
+    prefetch_queue_depth: int = 2
+    hw_decoder_load: float = 1.0
+
+    @property
+    def threads(self) -> int:
+        if self.num_threads is not None:
+            return self.num_threads
+        cores = len(os.sched_getaffinity(0))
+        return cores if self.device_id is None else min(4, cores)
+
+
+class Graph:
+    """What is known at one point of the graph.
+
+    The values of the image at this point are ``node * scale``. The multiplication, the conversion to float, a mirror
+    and the change of layout are put off as long as possible, because one operator, CropMirrorNormalize, does them all.
+
+    Attributes:
+        options: of the pipeline.
+        encoded: the bytes of the images, one-dimensional.
+        node: (H, W, C); None: not decoded yet.
+        scale: None: the values are uint8.
+        mirror: 1 where the image is to be mirrored, or None.
+        channels: 3 or 1.
+        forks: on the way to this branch, as (predicate, which side).
+    """
+
+    def __init__(
+        self, options: PipelineOptions, encoded: Any, draws: Any, forks: tuple[tuple[Any, int], ...] = ()
+    ) -> None:
+        self.options, self.encoded, self._draws, self.forks = options, encoded, draws, forks
+        self._column = 0
+        self.node: Any = None
+        self.scale: float | None = None
+        self.mirror: Any = None
+        self.channels = 3
+
+    def output_of(self, steps: Branch) -> Any:
+        """The tensors (C, H, W) after all steps."""
+        last = steps[-1]
+        self.add(steps[:-1] if isinstance(last, Normalize) else steps)
+        if isinstance(last, Normalize):
+            return self.normalized(last.mean, last.std, "CHW")
+        if self.scale is not None:
+            return self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "CHW")
+        self.settle_mirror()
+        return fn.transpose(self.decoded(), perm=[2, 0, 1])
+
+    def add(self, steps: Branch) -> None:
+        for step in steps:
+            for operation in step.operations:
+                OPERATORS[type(operation)](self, operation)
+
+    def branch(self, node: Any, draws: Any, forks: tuple[tuple[Any, int], ...]) -> Graph:
+        """The same point for those of the images that went this way, and have ``draws`` left to them."""
+        part = Graph(self.options, None, draws, self.forks + forks)
+        part.node, part.scale, part.channels = node, self.scale, self.channels
+        return part
+
+    def drawn(self, count: int) -> Any:
+        """The next ``count`` of the drawn numbers; each step takes its own, in order."""
+        self._column += count
+        return self._draws[self._column - count : self._column]
+
+    def constant(self, array: NDArray[Any]) -> Any:
+        """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)"""
+        node = types.Constant(array)
+        for predicate, side in self.forks:
+            node = fn._conditional.split(node, predicate=predicate)[side]
+        return node
+
+    def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
+        """The arguments of a decoder, chosen for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
+        chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
+        if self.options.device_id is None:
+            return chosen | {"device": "cpu"}
+        return chosen | {"device": "mixed", "hw_decoder_load": self.options.hw_decoder_load}
+
+    def decoded(self) -> Any:
+        if self.node is None:
+            self.node = fn.decoders.image(self.encoded, **self.decoder())
+        return self.node
+
+    def settle_mirror(self) -> None:
+        if self.mirror is not None:
+            self.node, self.mirror = fn.flip(self.decoded(), horizontal=self.mirror), None
+
+    def settle(self) -> Any:
+        """Do what was put off, before an operator that depends on it. Returns the node, whose values are real now."""
+        if self.scale is not None and self.scale != 1:
+            self.node = self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "HWC")
+        elif self.scale is not None:
+            self.node = fn.cast(self.decoded(), dtype=types.FLOAT)
+        self.settle_mirror()
+        return self.decoded()
+
+    def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str) -> Any:
+        """Float values less ``mean``, over ``std``, mirrored where that was put off."""
+        scale = self.scale or 1.0
+        mirrored = {} if self.mirror is None else {"mirror": self.mirror}
+        node = fn.crop_mirror_normalize(
+            self.decoded(),
+            dtype=types.FLOAT,
+            output_layout=layout,
+            mean=[value / scale for value in mean],
+            std=[value / scale for value in std],
+            **mirrored,
+        )
+        self.scale, self.mirror = 1.0, None
+        return node
+
+
+OPERATORS: dict[type[Step], Callable[[Graph, Any], None]] = {}
+"""How each step of a plan is said in DALI. ``tests/test_pipeline.py`` holds the table to the steps that exist."""
+
+
+def operator(kind: type[S]) -> Callable[[Callable[[Graph, S], None]], Callable[[Graph, S], None]]:
+    """Register what a step does to a graph."""
+
+    def register(function: Callable[[Graph, S], None]) -> Callable[[Graph, S], None]:
+        OPERATORS[kind] = function
+        return function
+
+    return register

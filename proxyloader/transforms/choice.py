@@ -1,0 +1,126 @@
+"""Containers in which chance decides what is done: RandomApply, RandomChoice, RandomOrder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from .plan import Branch, ImageState, OneOf, Size, Step, state_after
+from .registry import container
+
+
+@dataclass(frozen=True)
+class Sometimes(Step):
+    """RandomApply, and every class that acts with a probability ``p``: one ``torch.rand(1)``, then its own draws.
+
+    Attributes:
+        inner: what is done or not.
+        p: the probability.
+        closed: at a draw that equals ``p`` it is done (v1's RandomApply; all others do nothing then).
+    """
+
+    inner: Branch
+    p: float
+    closed: bool = False
+
+    @property
+    def choice(self) -> OneOf:
+        return OneOf(((), self.inner))
+
+    @property
+    def columns(self) -> int:
+        return self.choice.columns
+
+    @property
+    def operations(self) -> tuple[Step, ...]:
+        return (self.choice,)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        drawn = torch.rand(1)
+        return self.choice.take(int(drawn <= self.p if self.closed else drawn < self.p), size, row)
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return self.choice.state_after(state)
+
+
+@dataclass(frozen=True)
+class RandomChoice(Step):
+    """One of several transforms: v1 asks Python's ``random.choices``, v2 ``torch.multinomial``."""
+
+    choice: OneOf
+    p: tuple[float, ...] | None
+    version: str
+
+    @property
+    def columns(self) -> int:
+        return self.choice.columns
+
+    @property
+    def operations(self) -> tuple[Step, ...]:
+        return (self.choice,)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        if self.version == "v1":
+            chosen = random.choices(range(len(self.choice.branches)), weights=self.p)[0]
+        else:
+            chosen = int(torch.multinomial(torch.tensor(self.p), 1))
+        return self.choice.take(chosen, size, row)
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return self.choice.state_after(state)
+
+
+@dataclass(frozen=True)
+class RandomOrder(Step):
+    """All of several transforms in an order that v1 gets from Python's ``random.shuffle``, v2 from ``randperm``."""
+
+    choice: OneOf
+    version: str
+
+    @property
+    def columns(self) -> int:
+        return self.choice.columns * len(self.choice.branches)
+
+    @property
+    def operations(self) -> tuple[Step, ...]:
+        return (self.choice,) * len(self.choice.branches)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        order: list[int] = list(range(len(self.choice.branches)))
+        if self.version == "v1":
+            random.shuffle(order)
+        else:
+            order = torch.randperm(len(order)).tolist()
+        for chosen in order:
+            size = self.choice.take(chosen, size, row)
+        return size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return state_after(self.operations, state)
+
+
+def _version(transform: Any) -> str:
+    return "v2" if isinstance(transform, v2.Transform) else "v1"
+
+
+@container(v1.RandomApply, v2.RandomApply, in_sequence=True)
+def random_apply(transform: Any, branches: Sequence[Branch]) -> Step:
+    (inner,) = branches
+    return Sometimes(inner, float(transform.p), closed=_version(transform) == "v1")
+
+
+@container(v1.RandomChoice, v2.RandomChoice)
+def random_choice(transform: Any, branches: Sequence[Branch]) -> Step:
+    p = None if transform.p is None else tuple(map(float, transform.p))
+    return RandomChoice(OneOf(tuple(branches)), p, _version(transform))
+
+
+@container(v1.RandomOrder, v2.RandomOrder)
+def random_order(transform: Any, branches: Sequence[Branch]) -> Step:
+    return RandomOrder(OneOf(tuple(branches)), _version(transform))
