@@ -226,7 +226,8 @@ _taken: list[int] = []
 def take_all_descriptors() -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    few = 64 + max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     try:
         while True:
             _taken.append(os.open("/dev/null", os.O_RDONLY))
