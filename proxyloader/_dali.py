@@ -40,10 +40,23 @@ def upright(operator: str) -> dict[str, bool]:
     return {"adjust_orientation": False} if known else {}
 
 
+def split(images: Any, predicate: Any) -> tuple[Any, Any]:
+    """Deal a batch out: where a scalar of each image is true, and where it is not."""
+    module: Any = fn
+    where_true, where_false = module._conditional.split(images, predicate=predicate)
+    return where_true, where_false
+
+
+def merge(where_true: Any, where_false: Any, predicate: Any) -> Any:
+    """Put together again what was dealt out, in its order."""
+    module: Any = fn
+    return module._conditional.merge(where_true, where_false, predicate=predicate)
+
+
 def filter_image(images: Any, kernel: Any, outside: Any) -> Any:
     """Correlate float images (H, W, C) with a kernel; ``outside`` is what stands around them."""
-    filtered = getattr(fn, "filter", None) or fn.experimental.filter  # it left the experiments with DALI 2
-    return filtered(images, kernel, outside, border="constant")
+    module: Any = fn if hasattr(fn, "filter") else fn.experimental  # it left the experiments with DALI 2
+    return module.filter(images, kernel, outside, border="constant")
 
 
 def declared_kind(pipeline: Any, name: str) -> tuple[str | None, int | None]:

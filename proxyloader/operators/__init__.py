@@ -4,6 +4,7 @@ from . import choice as choice
 from . import color as color
 from . import convert as convert
 from . import geometry as geometry
+from . import warp as warp
 from .graph import OPERATORS as OPERATORS
 from .graph import Graph as Graph
 from .graph import PipelineOptions as PipelineOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._dali import fn, types
+from .._dali import merge, split
 from ..transforms.plan import OneOf
 from .graph import Graph, operator
 
@@ -26,11 +26,11 @@ def one_of(graph: Graph, step: OneOf) -> None:
             return part.settle()
         middle = (first + end) // 2
         low = draws[0] < float(middle)
-        nodes, rows = (fn._conditional.split(each, predicate=low) for each in (node, draws))
-        return fn._conditional.merge(
+        nodes, rows = split(node, low), split(draws, low)
+        return merge(
             of(first, middle, nodes[0], rows[0], *forks, (low, 0)),
             of(middle, end, nodes[1], rows[1], *forks, (low, 1)),
-            predicate=low,
+            low,
         )
 
     graph.node = of(0, len(step.branches), node, draws)

@@ -27,7 +27,7 @@ PILLOW_LUMA = [19595 / 65536, 38470 / 65536, 7471 / 65536]
 TORCH_LUMA = [0.2989, 0.587, 0.114]
 """What red, green and blue count for in a grey image, to the last digit."""
 
-SMOOTH = np.float32([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / np.float32(13)
+SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)
 """The kernel of Pillow's ``ImageFilter.SMOOTH``, which a sharper image is made from."""
 
 ZERO = np.zeros((), np.float32)
@@ -62,7 +62,7 @@ def _where(condition: Any) -> Any:
 
 
 def _put(graph: Graph, values: Any) -> None:
-    """Float values become the image: cut to what it can hold and, where it holds whole levels, cut off after the point."""
+    """Float values become the image: kept to what it can hold, and cut off after the point where that is whole levels."""
     if graph.scale is None:
         graph.node = fn.cast(math.floor(math.clamp(values, 0.0, 255.0)), dtype=types.UINT8)
     else:
@@ -140,9 +140,7 @@ def _turned_as_pillow(values: Any, turn: Any) -> Any:
     sixths = (level - 256.0 * math.floor(level / 256.0)) * 6.0 / 255.0
     sector = math.floor(sixths)
     part = sixths - sector
-    p, q, t = (
-        math.floor(v * (1.0 - saturation * share) + 0.5) for share in (_where(v >= 0), part, 1.0 - part)
-    )
+    p, q, t = (math.floor(v * (1.0 - saturation * share) + 0.5) for share in (_where(v >= 0), part, 1.0 - part))
     return _color_of(sector, p, q, t, v)
 
 
@@ -154,9 +152,7 @@ def _turned(values: Any, turn: Any) -> Any:
     sixths = (hue - math.floor(hue)) * 6.0
     sector = math.floor(sixths)
     part = sixths - sector
-    p, q, t = (
-        math.clamp(v * (1.0 - saturation * share), 0.0, 1.0) for share in (_where(v == v), part, 1.0 - part)
-    )
+    p, q, t = (math.clamp(v * (1.0 - saturation * share), 0.0, 1.0) for share in (_where(v == v), part, 1.0 - part))
     return _color_of(sector, p, q, t, v)
 
 
@@ -212,9 +208,9 @@ def equalize(graph: Graph, step: Equalize) -> None:
 def _equalized(graph: Graph, plane: Any) -> Any:
     """Pillow's ``ImageOps.equalize`` of (H, W), as float.
 
-    The level ``i`` becomes ``(step // 2 + below(i)) // step``, where ``below(i)`` pixels are darker than it, and ``step``
-    is the 255th part of those darker than the brightest. DALI has no histogram and no look-up in a table that is made
-    on the way, but both are sums of comparisons.
+    The level ``i`` becomes ``(step // 2 + below(i)) // step``, where ``below(i)`` pixels are darker than it, and
+    ``step`` is the 255th part of those darker than the brightest. DALI has no histogram and no look-up in a table that
+    is made on the way, but both are sums of comparisons.
     """
     levels = graph.constant(np.arange(256, dtype=np.uint8).reshape(1, 256))
     pixels = fn.reshape(plane, shape=[-1, 1])

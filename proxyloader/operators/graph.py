@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from .._dali import fn, types, upright
+from .._dali import fn, split, types, upright
 from ..transforms.convert import Normalize
 from ..transforms.plan import Branch, Step
 
@@ -99,7 +99,7 @@ class Graph:
         """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)"""
         node = types.Constant(array)
         for predicate, side in self.forks:
-            node = fn._conditional.split(node, predicate=predicate)[side]
+            node = split(node, predicate)[side]
         return node
 
     def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:

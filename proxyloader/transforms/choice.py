@@ -11,6 +11,7 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
+from .drawing import version_of
 from .plan import Branch, ImageState, OneOf, Size, Step, state_after
 from .registry import container
 
@@ -105,22 +106,18 @@ class RandomOrder(Step):
         return state_after(self.operations, state)
 
 
-def _version(transform: Any) -> str:
-    return "v2" if isinstance(transform, v2.Transform) else "v1"
-
-
 @container(v1.RandomApply, v2.RandomApply, in_sequence=True)
 def random_apply(transform: Any, branches: Sequence[Branch]) -> Step:
     (inner,) = branches
-    return Sometimes(inner, float(transform.p), closed=_version(transform) == "v1")
+    return Sometimes(inner, float(transform.p), closed=version_of(transform) == "v1")
 
 
 @container(v1.RandomChoice, v2.RandomChoice)
 def random_choice(transform: Any, branches: Sequence[Branch]) -> Step:
     p = None if transform.p is None else tuple(map(float, transform.p))
-    return RandomChoice(OneOf(tuple(branches)), p, _version(transform))
+    return RandomChoice(OneOf(tuple(branches)), p, version_of(transform))
 
 
 @container(v1.RandomOrder, v2.RandomOrder)
 def random_order(transform: Any, branches: Sequence[Branch]) -> Step:
-    return RandomOrder(OneOf(tuple(branches)), _version(transform))
+    return RandomOrder(OneOf(tuple(branches)), version_of(transform))

@@ -1,8 +1,8 @@
 """Steps that change colours. Each says what it takes; who draws that is the class that is made of them.
 
 What a step computes depends on the image before it, as it does in torchvision: Pillow's arithmetic for a PIL image,
-torch's for a tensor (``kind``). Bounds are in levels of 255, against torchvision's functional of the same name, and hold
-for uint8 images; those for float tensors are float rounding.
+torch's for a tensor (``kind``). Bounds are in levels of 255, against torchvision's functional of the same name, and
+hold for uint8 images; those for float tensors are float rounding.
 """
 
 from __future__ import annotations
@@ -113,8 +113,7 @@ class Autocontrast(Step):
 class Equalize(Step):
     """``functional.equalize``. Exact.
 
-    Each pixel is compared with each of 256 levels, so it costs more than all the others: 30 ms for 224 x 224 pixels on a
-    core of a CPU.
+    Each pixel is compared with each of 256 levels, so it costs more than all the others.
     """
 
 
@@ -126,7 +125,7 @@ class ChannelOrder(Step):
 
 
 def hue_turn(factor: float, kind: Kind) -> float:
-    """What a hue is turned by: levels (0 to 255, around the clock) for a PIL image, a share of the circle for a tensor."""
+    """What a hue is turned by: levels (0 to 255, all around) for a PIL image, a share of the circle for a tensor."""
     return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
 
 
@@ -252,17 +251,21 @@ def grayscale(transform: Any, state: ImageState) -> Branch:
 
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Branch:
-    ranges = (transform.brightness, transform.contrast, transform.saturation, transform.hue)
-    given = [None if each is None else (float(each[0]), float(each[1])) for each in ranges]
-    return (ColorJitter(*given, state.kind, state.channels),)
+    brightness, contrast, saturation, hue = (
+        None if each is None else (float(each[0]), float(each[1]))
+        for each in (transform.brightness, transform.contrast, transform.saturation, transform.hue)
+    )
+    return (ColorJitter(brightness, contrast, saturation, hue, state.kind, state.channels),)
 
 
 @rule(v2.RandomPhotometricDistort)
 def random_photometric_distort(transform: Any, state: ImageState) -> Branch:
     _colored(state)
-    ranges = (transform.brightness, transform.contrast, transform.saturation, transform.hue)
-    given = [(float(each[0]), float(each[1])) for each in ranges]
-    return (PhotometricDistort(*given, float(transform.p), state.kind),)
+    brightness, contrast, saturation, hue = (
+        (float(each[0]), float(each[1]))
+        for each in (transform.brightness, transform.contrast, transform.saturation, transform.hue)
+    )
+    return (PhotometricDistort(brightness, contrast, saturation, hue, float(transform.p), state.kind),)
 
 
 @rule(v2.RandomChannelPermutation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
@@ -12,6 +11,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from ..errors import UnsupportedTransformError
+from .drawing import Version, like, v2_transform, version_of
 from .plan import ImageState, Size, Step
 from .registry import rule
 
@@ -33,26 +33,6 @@ class Region(Protocol):
         """(height, width) of the box where it does not depend on the image."""
 
     def box(self, height: int, width: int) -> Box: ...
-
-
-@functools.lru_cache(maxsize=4096)
-def _like(height: int, width: int) -> torch.Tensor:
-    """An image without pixels: torchvision's parameter code looks at the size only."""
-    return torch.empty((3, height, width), device="meta")
-
-
-Version = Literal["v1", "v2"]
-"""Whose parameter code draws: they take other numbers from the generator in some cases, so plans of both differ."""
-
-
-@functools.lru_cache(maxsize=64)
-def _v2_transform(cls: type[v2.Transform], *arguments: Any) -> v2.Transform:
-    """The v2 classes draw in a method, so it takes an instance; the plan keeps the numbers that make one."""
-    return cls(*arguments)
-
-
-def _version(transform: Any) -> Version:
-    return "v2" if isinstance(transform, v2.Transform) else "v1"
 
 
 # --- crop and pad ----------------------------------------------------------------------------------------------------
@@ -88,10 +68,10 @@ class RandomResizedRegion:
     def box(self, height: int, width: int) -> Box:
         if self.version == "v1":
             top, left, height, width = v1.RandomResizedCrop.get_params(
-                _like(height, width), list(self.scale), list(self.ratio)
+                like(height, width), list(self.scale), list(self.ratio)
             )
             return top, left, height, width
-        drawn = _v2_transform(v2.RandomResizedCrop, 1, self.scale, self.ratio).make_params([_like(height, width)])
+        drawn = v2_transform(v2.RandomResizedCrop, 1, self.scale, self.ratio).make_params([like(height, width)])
         return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
 
 
@@ -125,8 +105,8 @@ class RandomRegion:
     def box(self, height: int, width: int) -> Box:
         if self.version == "v2":
             padding = self.padding if any(self.padding) else None
-            transform = _v2_transform(v2.RandomCrop, self.size, padding, self.pad_if_needed)
-            drawn = transform.make_params([_like(height, width)])
+            transform = v2_transform(v2.RandomCrop, self.size, padding, self.pad_if_needed)
+            drawn = transform.make_params([like(height, width)])
             left, top = drawn["padding"][:2]
             return drawn["top"] - top, drawn["left"] - left, *self.size
         left, top, right, bottom = self.padding
@@ -135,7 +115,7 @@ class RandomRegion:
             left, width = left + self.size[1] - width, 2 * self.size[1] - width
         if self.pad_if_needed and height < self.size[0]:
             top, height = top + self.size[0] - height, 2 * self.size[0] - height
-        i, j, _, _ = v1.RandomCrop.get_params(_like(height, width), self.size)
+        i, j, _, _ = v1.RandomCrop.get_params(like(height, width), self.size)
         return i - top, j - left, *self.size
 
 
@@ -162,7 +142,7 @@ def random_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
     padding = as_ltrb(transform.padding, type(transform) is v2.RandomCrop)
     if padding != (0, 0, 0, 0) or transform.pad_if_needed:
         _constant_only(transform)
-    region = RandomRegion(as_pair(transform.size), padding, bool(transform.pad_if_needed), _version(transform))
+    region = RandomRegion(as_pair(transform.size), padding, bool(transform.pad_if_needed), version_of(transform))
     return (Crop(region, as_fill(transform.fill, state)),)
 
 
@@ -284,7 +264,7 @@ def resize(transform: Any, state: ImageState) -> tuple[Step, ...]:
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
-    region = RandomResizedRegion(scale, ratio, _version(transform))
+    region = RandomResizedRegion(scale, ratio, version_of(transform))
     size = list(as_pair(transform.size))
     return Crop(region), resize_step(size, None, transform.interpolation, transform.antialias, state)
 

@@ -1,0 +1,29 @@
+"""How torchvision is asked for the random numbers of a transform, without an image."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import torch
+from torchvision.transforms import v2
+
+
+@functools.lru_cache(maxsize=4096)
+def like(height: int, width: int) -> torch.Tensor:
+    """An image without pixels: torchvision's parameter code looks at the size only."""
+    return torch.empty((3, height, width), device="meta")
+
+
+Version = Literal["v1", "v2"]
+"""Whose parameter code draws: they take other numbers from the generator in some cases, so plans of both differ."""
+
+
+@functools.lru_cache(maxsize=64)
+def v2_transform(cls: type[v2.Transform], *arguments: Any) -> v2.Transform:
+    """The v2 classes draw in a method, so it takes an instance; the plan keeps the numbers that make one."""
+    return cls(*arguments)
+
+
+def version_of(transform: Any) -> Version:
+    return "v2" if isinstance(transform, v2.Transform) else "v1"
