@@ -81,9 +81,9 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_holds_its_own_pictures(r
     with without_torchs_signal():
         kill_workers()
         error = loss_of(batches)
+        del batches
     # A connection that breaks off is what torch raises where the worker dies while it hands over a tensor.
     assert isinstance(error, (OSError, EOFError)) or "DataLoader worker" in str(error), error
-    del batches
     assert_batches_match(loader)
 
 
