@@ -949,21 +949,27 @@ def in_turn(stands: list[Stand]) -> None:
 
 def in_a_thread(stands: list[Stand]) -> None:
     errors: list[BaseException] = []
+    done = threading.Event()
 
     def body() -> None:
         try:
             in_turn(stands)
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
     thread = threading.Thread(target=body)
     thread.start()
-    while thread.is_alive():
+    # Not by join(): torch's signal handler tells the main thread of killed workers as well, and Python (3.11) takes a
+    # thread for finished when a signal handler raises in its join().
+    while not done.is_set():
         try:
-            thread.join()
-        except RuntimeError as error:  # torch's signal handler tells the main thread of killed workers as well
+            time.sleep(0.01)
+        except RuntimeError as error:
             if not LOST_WORKER.search(str(error)):
                 raise
+    thread.join()
     if errors:
         raise errors[0]
 

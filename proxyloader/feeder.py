@@ -93,6 +93,7 @@ class Feeder:
         # A stream has no sampler that could start further on: what the loop had of it is thrown away.
         self._to_throw_away = progress.batches if road.requests is None else 0
         self._nothing_yet = not progress.batches
+        self._cut_short = False  # a worker was lost: the error, and then no more batches
         road.user = weakref.ref(self)
 
     def __iter__(self) -> Feeder:
@@ -121,7 +122,8 @@ class Feeder:
             while self._should_feed():
                 self._feed()
             if not self._fed:
-                self._end()
+                if not self._cut_short:
+                    self._end()
                 raise StopIteration
             fed = self._fed.popleft()
             try:
@@ -181,6 +183,8 @@ class Feeder:
         except Exception as error:
             self._road.broken |= getattr(self._batches, "failed", False)
             fed.error = error
+            if getattr(self._batches, "lost", False):
+                self._cut_short, self._batches = True, None
         else:
             try:
                 self._open(parcel, fed)

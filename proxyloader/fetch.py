@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
 
-from .errors import ImageError, ProxyLoaderError
+from .errors import ImageError, InputError, ProxyLoaderError
 from .sampling import Request
 from .scans import Scan, opening
 from .seeding import kept_generators, seed_generators
@@ -103,7 +103,7 @@ class Fetcher:
                 f"on_error='replace' looks for the sample after dataset[{index!r}], and that needs whole numbers for "
                 "indices and a dataset with a length. Use on_error='skip'"
             ) from error
-        for step in range(1, MOST_TRIES + 1):
+        for step in range(1, min(MOST_TRIES, size - 1) + 1):
             candidate = (first + step) % size
             try:
                 with opening(self._of_replacements):
@@ -112,7 +112,7 @@ class Fetcher:
                 if not is_about_the_file(error):
                     raise
                 unreadable.append(UnreadableSample.of(candidate, error))
-        raise nothing_replaces(index, unreadable[-1])
+        raise nothing_replaces(index, unreadable[-1], min(MOST_TRIES, size - 1))
 
     def seed_batch(self, request: Request) -> None:
         """Let a collate_fn draw what depends on the seed, the epoch and the batch's indices alone."""
@@ -140,16 +140,18 @@ class Fetcher:
             raise RuntimeError(
                 f"dataset[{index}] raised StopIteration, and a dataset with indices has no end"
             ) from error
+        except InputError as error:
+            raise InputError(f"dataset[{index}]: {error}") from error
         except ImageError as error:
             named = ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
             named.errno = error.errno
             raise named from error.__cause__
 
 
-def nothing_replaces(index: Any, last: UnreadableSample) -> ImageError:
-    """The error of a sample with ``MOST_TRIES`` unreadable ones behind it, of which ``last`` is the last."""
+def nothing_replaces(index: Any, last: UnreadableSample, tries: int) -> ImageError:
+    """The error of a sample with so many unreadable ones behind it, of which ``last`` is the last."""
     return ImageError(
-        f"none of the {MOST_TRIES} samples after dataset[{index}] can be read to replace it; the last of them is "
+        f"dataset[{index}] cannot be read, nor any of the {tries} samples after it; the last of them is "
         f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",
         index=index,
         path=last.path,

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from .dataset import plans_in, wrap
 from .feeder import Feeder
+from .proxy import Proxy
 from .road import Road, run_size
 from .sampling import Progress
 from .scans import KnownScans
@@ -120,8 +121,8 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {on_error!r}")
         if on_error == "replace" and isinstance(dataset, IterableDataset):
             raise ValueError("on_error='replace' needs a dataset with indices; with an IterableDataset use 'skip'")
-        if not 0 <= hw_decoder_load <= 1:
-            raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load}")
+        if not isinstance(hw_decoder_load, (int, float)) or not 0 <= hw_decoder_load <= 1:
+            raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load!r}")
         _check_device(device)
         if server is not None and not hasattr(server, "submit"):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
@@ -194,7 +195,7 @@ class DataLoader(TorchDataLoader[T]):
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
                 "call state_dict between epochs, or use in_order=True"
             )
-        return progress.state_dict(self.seed)
+        return progress.state_dict(self.seed, self._dataset_length)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
@@ -205,10 +206,17 @@ class DataLoader(TorchDataLoader[T]):
         are those of an IterableDataset, which must then have as many workers as before.
 
         Raises:
-            ValueError: it is no such state, or that of a loader with another seed.
+            ValueError: it is no such state, or that of a loader with another seed or another number of samples.
         """
-        self._next_epoch = Progress.from_state_dict(state_dict, self.seed)
+        self._next_epoch = Progress.from_state_dict(state_dict, self.seed, self._dataset_length)
         self._progress = None
+
+    @property
+    def _dataset_length(self) -> int | None:
+        try:
+            return None if isinstance(self.dataset, IterableDataset) else len(self.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            return None
 
     def __getstate__(self) -> dict[str, Any]:
         # As before the first epoch: a copy has workers, and a count of epochs, of its own.
@@ -223,9 +231,17 @@ class DataLoader(TorchDataLoader[T]):
         dataset = wrap(self.dataset, self.max_pixels)
         plans = plans_in(dataset)
         if not plans and self.server is None:
+            kind, transform = type(self.dataset).__name__, getattr(self.dataset, "transform", None)
+            if isinstance(transform, Proxy):
+                _say_once(
+                    f"{kind}.transform is the proxy of a server, and the loader has none: give it server=..., "
+                    "or call server.produce_data on each batch"
+                )
+                return dataset, plans
+            found = f"{kind}.transform holds" if hasattr(self.dataset, "transform") else f"{kind} keeps in .transform"
             _say_once(
-                f"{type(self.dataset).__name__}.transform holds no torchvision transform, so there is nothing for DALI "
-                "to do: proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
+                f"{found} no torchvision transform, so there is nothing for DALI to do: "
+                "proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
             )
         return dataset, plans
 

@@ -78,6 +78,12 @@ def _unpack_run(
     return ProxyRun([ProxyCall(server, group, source) for group, (server, source) in zip(groups, calls)])
 
 
+NO_TENSOR_YET = (
+    "inside the dataset a transformed image is no tensor yet; DALI makes it, a batch at a time. "
+    "Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset"
+)
+
+
 @dataclass(frozen=True)
 class ProxySample:
     """Stands for one output of one sample, wherever the user's code puts it, until the pipeline has run."""
@@ -86,13 +92,22 @@ class ProxySample:
     output: int = 0
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{name!r}: inside the dataset a transformed image is no tensor yet; DALI makes it, a batch at a time. "
-            "Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset"
-        )
+        raise AttributeError(f"{name!r}: {NO_TENSOR_YET}")
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a ProxySample is no tensor yet, and cannot be an array; do this to the batch")
+        raise TypeError(NO_TENSOR_YET)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any) -> Any:
+        raise TypeError(f"{getattr(function, '__name__', function)}: {NO_TENSOR_YET}")
+
+    def __getitem__(self, _: Any) -> Any:
+        raise TypeError(NO_TENSOR_YET)
+
+    def __add__(self, _: Any) -> Any:
+        raise TypeError(NO_TENSOR_YET)
+
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ class Rescue:
     def _replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
         lost = index
-        for _ in range(MOST_TRIES):
+        tries = min(MOST_TRIES, len(self._road.fetcher.dataset) - 1)
+        for _ in range(tries):
             with kept_generators():
                 index, sample = self._road.fetcher.next_readable(index, epoch, unreadable)
             alone = Packer(_as_it_is, None, run_size=1)([sample])
@@ -148,7 +149,7 @@ class Rescue:
             if not saved.lost:
                 return ContentUnpickler(alone.content, _Resolver(saved), kept=alone.kept).load()[0]
             unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
-        raise nothing_replaces(lost, unreadable[-1])
+        raise nothing_replaces(lost, unreadable[-1], tries)
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]

@@ -151,16 +151,21 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
     failed = False
     """A worker is gone or late; those that are left cannot begin another epoch."""
 
+    lost = False
+    """A worker is gone, and the batches that it had: some that are waited for never come."""
+
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._process = os.getpid()
         super().__init__(loader)
         _iterators.add(self)
 
     def _get_data(self) -> Any:
+        in_use = list(self._workers_status)  # torch may mark a lost one as unused before it raises
         try:
             return super()._get_data()  # type: ignore[no-untyped-call]
         except Exception:
             self.failed = True
+            self.lost = bool(self._dead(in_use))
             raise
 
     def _try_get_data(self, timeout: float = LOOK_FOR_DEAD_WORKERS_S) -> Any:
@@ -171,11 +176,15 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
         while not found[0] and time.monotonic() < deadline_s:
             wait_s = min(LOOK_FOR_DEAD_WORKERS_S, max(0.01, deadline_s - time.monotonic()))
             found = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
-            dead = [w for w, in_use in zip(self._workers, self._workers_status) if in_use and not w.is_alive()]
+            dead = self._dead(self._workers_status)
             if dead:
                 pids = ", ".join(str(worker.pid) for worker in dead)
                 raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
         return found
+
+    def _dead(self, in_use: list[bool]) -> list[Any]:
+        """The workers that ended and should not have."""
+        return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
 
     def _shutdown_workers(self) -> None:
         if self._process != os.getpid():

@@ -10,12 +10,15 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from . import scans
-from .errors import ImageError
+from .errors import ImageError, InputError
 from .jpeg import JPEG_START, count_scan_headers, read_jpeg_header
 from .unreadable import MACHINE_ERRNOS
 
 SMALLEST_SIDE_PX = 8
 """Slivers go to Pillow: in a 4:2:0 image one pixel wide, the GPU's engine is up to 8 levels off."""
+
+MOST_PIXEL_BYTES = 2**31 - 1
+"""Of an image that travels uncompressed: DALI counts them in an int."""
 
 PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
 MOST_PASSES = 20
@@ -117,6 +120,11 @@ class EncodedImage:
                 return cls.from_pil(image.convert("RGB"), path)
         except (ImageError, MemoryError):
             raise
+        except Image.DecompressionBombError as error:
+            reason = f"it could be a decompression bomb: {error}"
+            raise ImageError(
+                f"{path or 'an image'}: {reason}. Give the loader max_pixels if it is meant", path=path, reason=reason
+            ) from error
         except UnidentifiedImageError as error:
             raise _bad(path, f"{len(data)} bytes, in no image format that Pillow knows") from error
         except Exception as error:  # whatever the library behind a format raises; AVIF's is a RuntimeError
@@ -124,11 +132,22 @@ class EncodedImage:
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
-        """Take a decoded RGB image; it travels uncompressed, as a PPM."""
+        """Take a decoded RGB image; it travels uncompressed, as a PPM.
+
+        Raises:
+            InputError: it is of another mode.
+            ImageError: it is larger than DALI takes.
+        """
         if image.mode != "RGB":
-            raise ImageError(
-                f"{path or 'image'}: the mode is {image.mode!r}, and images travel as 'RGB'. "
+            raise InputError(
+                f"{path or 'an image'}: the mode is {image.mode!r}, and images travel as 'RGB'. "
                 "Convert it in the dataset: image.convert('RGB')"
+            )
+        if 3 * image.height * image.width > MOST_PIXEL_BYTES:
+            raise _bad(
+                path,
+                f"{image.width} x {image.height} pixels are {3 * image.height * image.width} bytes, and DALI takes "
+                f"{MOST_PIXEL_BYTES} of an image that is no JPEG",
             )
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 

@@ -45,12 +45,16 @@ class Progress:
     generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     sampler_state: Any = field(default=None, repr=False)
 
-    def state_dict(self, seed: int | None) -> dict[str, Any]:
-        """All of it, to be loaded by a loader with the same seed. An epoch that has ended is the next one's start."""
+    def state_dict(self, seed: int | None, dataset_length: int | None) -> dict[str, Any]:
+        """All of it, to be loaded by a loader with the same seed, over as many samples (None: nobody knows).
+
+        An epoch that has ended is the next one's start.
+        """
         here = Progress(self.epoch + 1) if self.finished else self
         return {
             "version": STATE_VERSION,
             "seed": seed,
+            "dataset_length": dataset_length,
             "epoch": here.epoch,
             "batches": here.batches,
             "samples": here.samples,
@@ -60,13 +64,13 @@ class Progress:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Any, seed: int | None) -> Progress:
+    def from_state_dict(cls, state: Any, seed: int | None, dataset_length: int | None) -> Progress:
         """
         Raises:
-            ValueError: it is no state of a loader, or of one with another seed.
+            ValueError: it is no state of a loader, or of one with another seed or another number of samples.
         """
         fields = ("epoch", "batches", "samples", "random_states", "generator_states", "sampler_state")
-        if not isinstance(state, dict) or not {"version", "seed", *fields} <= state.keys():
+        if not isinstance(state, dict) or not {"version", "seed", "dataset_length", *fields} <= state.keys():
             raise ValueError(
                 f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
                 + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
@@ -78,6 +82,15 @@ class Progress:
                 f"the state was saved by a loader with seed={state['seed']}, and this one has seed={seed}: "
                 "it would draw other numbers than those that were left. Give it the same seed"
             )
+        if state["dataset_length"] != dataset_length:
+            raise ValueError(
+                f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
+                f"{dataset_length}: the samples that were left cannot be told. Give the loader the same dataset, or "
+                "begin the epoch anew: loader.set_epoch(state['epoch'])"
+            )
+        for name in ("epoch", "batches", "samples"):
+            if not isinstance(state[name], int) or state[name] < 0:
+                raise ValueError(f"{name!r} of the state is a whole number, 0 or more; got {state[name]!r}")
         return cls(**{name: state[name] for name in fields})
 
 

@@ -110,7 +110,10 @@ def all_numbers(batches: Iterable[Any]) -> list[int]:
 
 
 def hang() -> None:
-    time.sleep(LONG_S)
+    # In pieces: an interrupt that comes just before a sleep begins is noticed only when that has ended.
+    end_s = time.monotonic() + LONG_S
+    while time.monotonic() < end_s:
+        time.sleep(0.1)
 
 
 def be_killed() -> None:
@@ -158,15 +161,27 @@ def in_thread(run: Callable[[], T], timeout_s: float = 12) -> T:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     deadline = time.monotonic() + timeout_s
-    while thread.is_alive() and time.monotonic() < deadline:
-        # Where a loader was used in the main thread before, torch tells the main thread, too, of any lost worker.
+    while results.empty() and time.monotonic() < deadline:
+        # Where a loader was used in the main thread before, torch tells the main thread, too, of any lost worker. (Not
+        # in join(): Python 3.11 takes a thread for finished when a signal handler raises in its join().)
         with contextlib.suppress(RuntimeError):
-            thread.join(0.1)
-    assert not thread.is_alive(), f"the thread hangs for {timeout_s} s"
+            time.sleep(0.01)
+    assert not results.empty(), f"the thread hangs for {timeout_s} s"
+    thread.join()
     value, error = results.get()
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def without_torchs_signal() -> Iterator[None]:
+    """torch's handler tells the main thread of a lost worker wherever that thread may be, also in a test's own code."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

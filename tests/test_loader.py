@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
+from proxyloader.proxy import Proxy
 from proxyloader.server import Ticket
 
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
@@ -256,8 +258,11 @@ class TouchesPixels(ImageFolder):
         (lambda image, result: np.asarray(image), "is not decoded yet, and cannot be an array"),
         (lambda image, result: result.unsqueeze(0), "'unsqueeze': inside the dataset .* is no tensor yet"),
         (lambda image, result: np.asarray(result), "is no tensor yet"),
+        (lambda image, result: 1 - result, "is no tensor yet"),
+        (lambda image, result: result[0], "is no tensor yet"),
+        (lambda image, result: torch.stack([result, result]), "stack: .* is no tensor yet"),
     ],
-    ids=["crop", "asarray of the image", "unsqueeze", "asarray of the result"],
+    ids=["crop", "asarray of the image", "unsqueeze", "asarray of the result", "minus", "a channel", "stack"],
 )
 def test_code_that_needs_pixels_inside_the_dataset_is_told_where_it_belongs(
     dataset: ImageFolder, touch: Any, message: str
@@ -276,7 +281,12 @@ def test_a_dataset_with_nothing_to_translate_is_named_in_the_log(caplog: pytest.
         pass
 
     DataLoader(Nothing(torch.arange(3)))
-    assert "Nothing.transform holds no torchvision transform" in caplog.text
+    assert "Nothing keeps in .transform no torchvision transform" in caplog.text
+
+
+def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    DataLoader(ImageFolder(str(photos), Proxy("server", ("images",), 1)))
+    assert "ImageFolder.transform is the proxy of a server, and the loader has none: give it server=" in caplog.text
 
 
 @pytest.mark.parametrize(("arguments", "error"), [({"device": "gpu"}, ValueError), ({"server": 3}, TypeError)], ids=str)

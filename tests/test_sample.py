@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from proxyloader import EncodedImage, ImageError
+from proxyloader import EncodedImage, ImageError, InputError, sample
 from proxyloader.odd_formats import ODD_FORMATS
 from proxyloader.photograph import photograph
 
@@ -69,8 +69,24 @@ def test_random_damage_to_a_header_raises_nothing_but_an_image_error() -> None:
 
 
 def test_a_picture_of_another_mode_than_rgb_says_how_to_convert_it() -> None:
-    with pytest.raises(ImageError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
+    with pytest.raises(InputError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
         EncodedImage.from_pil(PHOTO.convert("L"))
+
+
+def test_a_picture_of_more_bytes_than_dali_counts_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "large.png")
+    monkeypatch.setattr(sample, "MOST_PIXEL_BYTES", 3 * 61 * 90 - 1)
+    with pytest.raises(ImageError, match=r"large.png: 90 x 61 pixels are 16470 bytes, and DALI takes 16469"):
+        EncodedImage.open(tmp_path / "large.png")
+    PHOTO.save(tmp_path / "large.jpg")
+    assert EncodedImage.open(tmp_path / "large.jpg").height == 61
+
+
+def test_a_decompression_bomb_says_how_it_may_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ImageError, match="bomb.png: it could be a decompression bomb.*Give the loader max_pixels"):
+        EncodedImage.open(tmp_path / "bomb.png")
 
 
 def test_an_image_shows_its_size_and_not_its_bytes(tmp_path: Path) -> None:

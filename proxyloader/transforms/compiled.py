@@ -33,8 +33,8 @@ class CompiledTransform:
             image: an EncodedImage, a PIL image in mode RGB, or an array (H, W, 3) uint8.
 
         Raises:
-            ImageError: the image's mode is not RGB, or it is too large.
-            InputError: it is something else.
+            ImageError: the image is too large.
+            InputError: its mode is not RGB, or it is something else.
         """
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)

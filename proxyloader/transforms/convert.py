@@ -49,6 +49,11 @@ class Normalize(Step):
 def to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
     if state.kind == "tensor":
         return _tensor_already(transform)
+    if torch.get_default_dtype() is not torch.float32:
+        raise UnsupportedTransformError(
+            f"it makes tensors of torch's default dtype, which is {torch.get_default_dtype()}, and float32 is "
+            "translated; use v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
+        )
     return ToTensor(), ToFloat(scale=True)
 
 

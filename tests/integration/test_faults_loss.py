@@ -21,7 +21,7 @@ import pytest
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 
-from tests.faults import WITH_THE_PROJECT
+from tests.faults import WITH_THE_PROJECT, without_torchs_signal
 from tests.outcomes import outcomes, without_frames
 
 from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match
@@ -81,9 +81,9 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_holds_its_own_pictures(r
     with without_torchs_signal():
         kill_workers()
         error = loss_of(batches)
+        del batches
     # A connection that breaks off is what torch raises where the worker dies while it hands over a tensor.
     assert isinstance(error, (OSError, EOFError)) or "DataLoader worker" in str(error), error
-    del batches
     assert_batches_match(loader)
 
 
@@ -113,16 +113,6 @@ def at_most(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def without_torchs_signal() -> Iterator[None]:
-    """torch's handler tells the main thread of a lost worker wherever that thread may be, also in a test's own code."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_worker_killed_at_a_full_pipe_does_not_block_the_next_epoch(road: Road, start_method: str) -> None:

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import os
+import re
 import resource
 import shutil
 import sys
@@ -40,6 +41,7 @@ from tests.faults import (
     numbers_of,
     shared_batches,
     training,
+    without_torchs_signal,
 )
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
@@ -95,6 +97,32 @@ def test_a_killed_worker_is_an_error_at_once_and_the_next_epoch_is_right(
     numbers, lost_s = numbers_until_lost(loader, consumed)
     assert lost_s - misstep.await_s() < ERROR_S
     assert numbers == list(range(len(numbers))) and len(numbers) <= 12
+    assert consumed(lambda: all_numbers(loader)) == list(range(48))
+
+
+@ANYWHERE
+@PERSISTENT
+def test_a_loop_that_asks_again_after_a_worker_was_lost_ends(
+    spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
+) -> None:
+    loader = loader_of(spelled_root, Misstep(33, be_killed, tmp_path), persistent_workers=persistent)
+    batches = iter(loader)
+    found: list[Any] = []
+
+    def ask() -> None:
+        while True:
+            try:
+                found.extend(numbers_of(next(batches)))
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                found.append(str(error))
+
+    with without_torchs_signal():
+        consumed(ask)
+    assert [each for each in found if isinstance(each, str)] == found[-1:], "the error is the last thing that comes"
+    assert found[:-1] == list(range(len(found) - 1)) and re.search(r"worker \(pid.*(exited|killed)", found[-1])
+    assert loader.state_dict()["batches"] == len(found) // 4  # so that the rest can be had from there
     assert consumed(lambda: all_numbers(loader)) == list(range(48))
 
 

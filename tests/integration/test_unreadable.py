@@ -17,7 +17,15 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
-from proxyloader import DataLoader, EncodedImage, ImageError, PipelineError, ProxyLoaderError, ProxyServer
+from proxyloader import (
+    DataLoader,
+    EncodedImage,
+    ImageError,
+    InputError,
+    PipelineError,
+    ProxyLoaderError,
+    ProxyServer,
+)
 from proxyloader.spelled import numbers_in, spell_dataset
 from tests.outcomes import outcomes
 
@@ -122,7 +130,7 @@ def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(spel
     loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
     with pytest.raises(ImageError, match=r"not one sample of this epoch.* 24 were left out, the first .*dataset\[0\]"):
         list(loader)
-    with pytest.raises(ImageError, match="to replace it.*Is the data where it should be"):
+    with pytest.raises(ImageError, match=r"dataset\[0\] cannot be read, nor any of the 23 samples.*Is the data where"):
         list(DataLoader(spelled, BATCH, num_workers=1, on_error="replace", device="cpu"))
 
 
@@ -236,6 +244,27 @@ def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
     assert isinstance(found.pop(1), type(error))
     assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 8, 12, 16, 20)]
     assert len(loader.errors) == 0
+
+
+class ForgetsToConvert(Numbered):
+    """Opens its pictures itself, and one of them in another mode."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.open(self.samples[index][0]).convert("L" if index == 5 else "RGB")
+        return self.transform(image), index
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_picture_that_the_dataset_forgot_to_convert_is_its_bug_and_not_skipped(
+    spelled: Numbered, on_error: Any
+) -> None:
+    loader = DataLoader(
+        ForgetsToConvert(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error=on_error, device="cpu"
+    )
+    found = outcomes(loader)
+    error = found.pop(1)
+    assert isinstance(error, InputError) and "dataset[5]: an image: the mode is 'L'" in str(error)
+    assert len(found) == 5 and len(loader.errors) == 0
 
 
 class Lists(Numbered):
