@@ -3,6 +3,7 @@
 from . import choice as choice
 from . import color as color
 from . import convert as convert
+from . import corrupt as corrupt
 from . import geometry as geometry
 from . import warp as warp
 from .graph import OPERATORS as OPERATORS

@@ -76,6 +76,12 @@ def to_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
     return _to_dtype(transform.dtype, bool(transform.scale), state)
 
 
+@rule(v2.Identity, v2.ToPureTensor)
+def as_it_is(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    """ToPureTensor changes the class of a tensor only; a batch is of plain tensors anyway."""
+    return ()
+
+
 def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> tuple[Step, ...]:
     if state.kind == "pil":  # the v2 classes let a PIL image pass as it is
         return ()
