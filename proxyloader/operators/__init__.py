@@ -1,5 +1,6 @@
 """A Plan in, DALI operators out: one file for each of ``transforms/``, and how each step is said in DALI."""
 
+from . import auto as auto
 from . import choice as choice
 from . import color as color
 from . import convert as convert

@@ -1,0 +1,18 @@
+"""Chains of operations that are mixed."""
+
+from __future__ import annotations
+
+from .._dali import fn, math, types
+from ..transforms.auto import Mixture
+from .graph import Graph, operator
+
+
+@operator(Mixture)
+def mixture(graph: Graph, step: Mixture) -> None:
+    weights, node = graph.drawn(1 + len(step.chains)), graph.settle()
+    mixed = node * weights[0]
+    for k, chain in enumerate(step.chains):
+        part = graph.branch(node, graph.drawn(sum(each.columns for each in chain)), ())
+        part.add(chain)
+        mixed += part.settle() * weights[k + 1]
+    graph.node = fn.cast(math.floor(mixed), dtype=types.UINT8)
