@@ -12,7 +12,8 @@ def mixture(graph: Graph, step: Mixture) -> None:
     weights, node = graph.drawn(1 + len(step.chains)), graph.settle()
     mixed = node * weights[0]
     for k, chain in enumerate(step.chains):
-        part = graph.branch(node, graph.drawn(sum(each.columns for each in chain)), ())
+        part = graph.branch(node, graph.row, graph.column)
         part.add(chain)
+        graph.column = part.column
         mixed += part.settle() * weights[k + 1]
     graph.node = fn.cast(math.floor(mixed), dtype=types.UINT8)

@@ -416,6 +416,7 @@ class Flip(Step):
     axis: Literal["horizontal", "vertical"]
     p: float
     columns: ClassVar[int] = 1
+    keeps_order: ClassVar[bool] = True
 
     def draw(self, size: Size, row: list[float]) -> Size:
         row.append(float(torch.rand(1) < self.p))
