@@ -288,7 +288,7 @@ class RandomSize(Step):
     """RandomResize, RandomShortestSize and ScaleJitter (v2), which draw a size in ``make_params``. As Resize.
 
     Attributes:
-        resize: to the least size that may be drawn.
+        resize: to the shorter edge that the smallest drawn size gives a square image; it says how edges are made.
         name: of the class.
         arguments: that make an instance whose draws these are.
     """
