@@ -99,5 +99,5 @@ def test_draws_are_torchvisions(version: Any, monkeypatch: pytest.MonkeyPatch) -
 
 @both_versions
 def test_of_floats_is_refused(version: Any) -> None:
-    with pytest.raises(UnsupportedTransformError, match=r"AugMix: it works on whole levels \(uint8\)"):
+    with pytest.raises(UnsupportedTransformError, match=r"AugMix: it .* whole levels \(uint8\)"):
         plan_for(v1.Compose([v1.ToTensor(), version.AugMix()]))

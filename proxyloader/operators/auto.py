@@ -1,4 +1,4 @@
-"""Chains of operations that are mixed."""
+"""Branches that are mixed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .graph import Graph, operator
 
 @operator(Mixture)
 def mixture(graph: Graph, step: Mixture) -> None:
-    weights, node = graph.drawn(1 + len(step.chains)), graph.settle()
+    weights, node = graph.drawn(1 + len(step.branches)), graph.settle()
     mixed = node * weights[0]
-    for k, chain in enumerate(step.chains):
+    for k, branch in enumerate(step.branches):
         part = graph.branch(node, graph.row, graph.column)
-        part.add(chain)
+        part.add(branch)
         graph.column = part.column
         mixed += part.settle() * weights[k + 1]
     graph.node = fn.cast(math.floor(mixed), dtype=types.UINT8)

@@ -221,20 +221,20 @@ def trivial_augment_wide(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class Mixture(Step):
-    """A weighted sum of the image and of what each of several chains makes of it; whole levels are cut off.
+    """A weighted sum of the image and of what each of several branches makes of it; whole levels are cut off.
 
-    Takes the weights, the image's own first, and then the numbers of the chains, one after the other.
+    Takes the weights, the image's own first, and then the numbers of the branches, one after the other.
     """
 
-    chains: tuple[Branch, ...]
+    branches: tuple[Branch, ...]
 
     @property
     def columns(self) -> int:
-        return 1 + len(self.chains) + sum(step.columns for chain in self.chains for step in chain)
+        return 1 + len(self.branches) + sum(step.columns for branch in self.branches for step in branch)
 
     def state_after(self, state: ImageState) -> ImageState:
-        for chain in self.chains:
-            state_after(chain, state)
+        for branch in self.branches:
+            state_after(branch, state)
         return state
 
 
