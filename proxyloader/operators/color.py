@@ -62,7 +62,7 @@ def _where(condition: Any) -> Any:
 
 
 def _put(graph: Graph, values: Any) -> None:
-    """Float values become the image: kept to what it can hold, and cut off after the point where that is whole levels."""
+    """Float values become the image: kept to what it can hold, and cut off after the point where it holds levels."""
     if graph.scale is None:
         graph.node = fn.cast(math.floor(math.clamp(values, 0.0, 255.0)), dtype=types.UINT8)
     else:
