@@ -1,5 +1,5 @@
-"""What is drawn: the same operations as torchvision does, in its order, with its numbers, to the last bit of float32; and
-its generators, and Python's, go on from the same state."""
+"""What is drawn: the operations that torchvision does, in its order, with its numbers to the last bit of float32; and
+torch's generator, and Python's, go on from the same state."""
 
 from __future__ import annotations
 
