@@ -86,14 +86,14 @@ class Operations:
 
     def _geometry(self, name: str, magnitude: float, size: Size) -> list[float]:
         if name == "Rotate":
-            return rotation(size, magnitude, self.kind)
+            return rotation(size, magnitude, self.warp)
         if name.startswith("Shear"):
             degrees = math.degrees(math.atan(magnitude))
             shear = (degrees, 0.0) if name == "ShearX" else (0.0, degrees)
             center = (0.0, 0.0)
-            return affine(size, 0.0, (0, 0), 1.0, shear, center)
+            return affine(size, self.warp, 0.0, (0, 0), 1.0, shear, center)
         shift = int(magnitude)
-        return affine(size, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
+        return affine(size, self.warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
 
 
 def _recording(transform: Any) -> Callable[[Size], list[Operation]]:
