@@ -20,6 +20,8 @@ from proxyloader.make_dataset import ODD_FORMATS, photograph
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
+from proxyloader.transforms.color import Grayscale
+from proxyloader.transforms.convert import Normalize, ToFloat
 
 Images = Mapping[str, bytes]
 
@@ -142,20 +144,22 @@ def run(
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
     frame = slice(inner, -inner or None)
-    level = _level(transform, pictures[0].size) if stock[0].is_floating_point() else torch.ones(1, 1, 1)
+    level = _level(compile_transforms(transform).plan)
     return Outputs([a[:, frame, frame] for a in stock], [b.cpu()[:, frame, frame] for b in ours], level)
 
 
-def _level(transform: Callable[[Any], Any], size: tuple[int, int]) -> torch.Tensor:
-    """What white differs from black, over 255; of several tries, as a crop may lie in the padding."""
-
-    def of(color: str, seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return torch.as_tensor(transform(Image.new("RGB", size, color)))
-
-    with _one_thread():
-        found = [(of("white", seed) - of("black", seed)).amax((1, 2)) for seed in range(4)]
-    return torch.stack(found).amax(0).reshape(-1, 1, 1) / 255
+def _level(plan: Plan) -> torch.Tensor:
+    """What one level of 255 is in the values that come out, (channels or 1, 1, 1)."""
+    level = torch.ones(1)
+    for step in plan.steps:
+        if isinstance(step, ToFloat) and step.scale:
+            level = level / 255
+        elif isinstance(step, Normalize):
+            level = level / torch.tensor(step.std)
+        elif isinstance(step, Grayscale):
+            level = level.amax(0, keepdim=True)
+    assert any(isinstance(step, ToFloat) for step in plan.steps) == (plan.output.dtype == "float32")
+    return level.reshape(-1, 1, 1)
 
 
 @contextlib.contextmanager
@@ -198,6 +202,7 @@ def assert_as_torchvision(
     outputs = run(transform, device, files, seed=seed, inner=inner)
     differences = outputs.differences()
     everything = np.concatenate([difference.ravel() for difference in differences])
+    assert not np.isnan(everything).any()
     allowed = bound.on(device)
     found = Bound(float(everything.mean()), float(np.quantile(everything, 0.999)), float(everything.max()))
     if any(getattr(found, name) > getattr(allowed, name) + FLOAT_ROUNDING for name in ("mean", "p999", "max")):

@@ -158,7 +158,8 @@ def _turned(values: Any, turn: Any) -> Any:
 
 @operator(Invert)
 def invert(graph: Graph, step: Invert) -> None:
-    _put(graph, (255.0 if graph.scale is None else 1.0) - _real(graph.settle()))
+    values = graph.settle()
+    graph.node = fn.cast(255 - values, dtype=types.UINT8) if graph.scale is None else 1.0 - values
 
 
 @operator(Posterize)
