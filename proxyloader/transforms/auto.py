@@ -17,7 +17,18 @@ from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .color import Autocontrast, Brightness, Contrast, Equalize, Invert, Posterize, Saturation, Sharpness, Solarize
+from .color import (
+    WHOLE_LEVELS_ONLY,
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    Invert,
+    Posterize,
+    Saturation,
+    Sharpness,
+    Solarize,
+)
 from .drawing import like, version_of
 from .plan import Branch, ImageState, OneOf, Size, Step
 from .registry import rule
@@ -165,7 +176,7 @@ class Automatic(Step):
 
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
     if state.dtype != "uint8":
-        raise UnsupportedTransformError("it works on whole levels (uint8); put the conversion to float after it")
+        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
     version = version_of(transform)
     warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
     choices = Operations(warp, state.kind, state.channels, 255.0 if version == "v2" else 1.0)
