@@ -18,7 +18,18 @@ from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .color import Autocontrast, Brightness, Contrast, Equalize, Invert, Posterize, Saturation, Sharpness, Solarize
+from .color import (
+    WHOLE_LEVELS_ONLY,
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    Invert,
+    Posterize,
+    Saturation,
+    Sharpness,
+    Solarize,
+)
 from .drawing import like, version_of
 from .plan import Branch, ImageState, OneOf, Size, Step, state_after
 from .registry import rule
@@ -92,14 +103,14 @@ class Operations:
 
     def _geometry(self, name: str, magnitude: float, size: Size) -> list[float]:
         if name == "Rotate":
-            return rotation(size, magnitude, self.kind)
+            return rotation(size, magnitude, self.warp)
         if name.startswith("Shear"):
             degrees = math.degrees(math.atan(magnitude))
             shear = (degrees, 0.0) if name == "ShearX" else (0.0, degrees)
             center = (0.0, 0.0)
-            return affine(size, 0.0, (0, 0), 1.0, shear, center)
+            return affine(size, self.warp, 0.0, (0, 0), 1.0, shear, center)
         shift = int(magnitude)
-        return affine(size, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
+        return affine(size, self.warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
 
 
 @dataclass
@@ -199,7 +210,7 @@ def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) 
 
 def _choices(transform: Any, state: ImageState, kind: Kind) -> Operations:
     if state.dtype != "uint8":
-        raise UnsupportedTransformError("it works on whole levels (uint8); put the conversion to float after it")
+        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
     warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), kind)
     return Operations(warp, kind, state.channels, 255.0 if version_of(transform) == "v2" else 1.0)
 
