@@ -13,8 +13,9 @@ from .transforms.plan import Plan
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     """Build the DALI pipeline of a plan.
 
-    Its inputs are ``images``, (bytes,) uint8 each, and, where the plan draws anything, ``draws``, (columns,) float32.
-    Its output is a batch of tensors (C, H, W), float32 or uint8, on ``options.device_id`` or the CPU.
+    Its inputs are ``images``, (bytes,) uint8 each, and, where the plan draws anything, ``draws``, (columns,) float32
+    and the arrays behind them. Its output is a batch of tensors (C, H, W), float32 or uint8, on ``options.device_id``
+    or the CPU.
     """
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
@@ -27,7 +28,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
         draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.columns else None
-        return Graph(options, images, draws).output_of(plan.steps)
+        return Graph(options, images, draws, plan.columns).output_of(plan.steps)
 
     pipeline = proxyloader_plan()
     pipeline.build()

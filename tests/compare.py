@@ -6,20 +6,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader.make_dataset import ODD_FORMATS, photograph
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
+from proxyloader.transforms.color import Grayscale
+from proxyloader.transforms.convert import Normalize, ToFloat
 
 Images = Mapping[str, bytes]
 
@@ -62,6 +67,18 @@ def images(*names: str, but: tuple[str, ...] = ()) -> Images:
     """The test images of these names; without names all, ``but`` those."""
     every = _all_images()
     return {name: every[name] for name in names or every if name not in but}
+
+
+each_kind = pytest.mark.parametrize("kind", ["pil", "uint8", "float"])
+"""What a transform is given: a PIL image, a uint8 tensor, or a float tensor of 0 to 1."""
+
+
+def composed(kind: str, *transforms: Any) -> v1.Compose:
+    """Transforms of images of that kind. A tensor comes out: of bytes, where the kind is not float."""
+    if kind == "pil":
+        return v1.Compose([*transforms, v1.PILToTensor()])
+    to_float = [v1.ConvertImageDtype(torch.float32)] if kind == "float" else []
+    return v1.Compose([v1.PILToTensor(), *to_float, *transforms])
 
 
 def opened(data: bytes) -> Image.Image:
@@ -121,12 +138,19 @@ class Outputs:
 
 
 def run(
-    transform: Callable[[Any], Any], device: str, files: Images | None = None, *, seed: int = 0, inner: int = 0
+    transform: Callable[[Any], Any],
+    device: str,
+    files: Images | None = None,
+    *,
+    seed: int = 0,
+    times: int = 1,
+    inner: int = 0,
 ) -> Outputs:
     """Run both, and hold what must always agree: shapes, dtypes, and the state that torch's generator is left in.
 
     Args:
         files: the images; all of them where not given.
+        times: how often all of them are drawn for, one batch after the other.
         inner: leave out a frame of so many pixels.
     """
     files = images() if files is None else files
@@ -134,28 +158,31 @@ def run(
     torch.manual_seed(seed)
     random.seed(seed)
     with _one_thread():
-        stock = [transform(picture) for picture in pictures]
-    state = torch.get_rng_state()
-    ours = run_ours(transform, device, files, seed=seed)
+        stock = [transform(picture) for _ in range(times) for picture in pictures]
+    state, python_state = torch.get_rng_state(), random.getstate()
+    ours = run_ours(transform, device, files, seed=seed, times=times)
     assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
-    for name, a, b in zip(files, stock, ours):
+    assert random.getstate() == python_state, "Python's generator was left in another state"
+    for name, a, b in zip(itertools.cycle(files), stock, ours):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
     frame = slice(inner, -inner or None)
-    level = _level(transform, pictures[0].size) if stock[0].is_floating_point() else torch.ones(1, 1, 1)
+    level = _level(compile_transforms(transform).plan)
     return Outputs([a[:, frame, frame] for a in stock], [b.cpu()[:, frame, frame] for b in ours], level)
 
 
-def _level(transform: Callable[[Any], Any], size: tuple[int, int]) -> torch.Tensor:
-    """What white differs from black, over 255; of several tries, as a crop may lie in the padding."""
-
-    def of(color: str, seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return torch.as_tensor(transform(Image.new("RGB", size, color)))
-
-    with _one_thread():
-        found = [(of("white", seed) - of("black", seed)).amax((1, 2)) for seed in range(4)]
-    return torch.stack(found).amax(0).reshape(-1, 1, 1) / 255
+def _level(plan: Plan) -> torch.Tensor:
+    """What one level of 255 is in the values that come out, (channels or 1, 1, 1)."""
+    level = torch.ones(1)
+    for step in plan.steps:
+        if isinstance(step, ToFloat) and step.scale:
+            level = level / 255
+        elif isinstance(step, Normalize):
+            level = level / torch.tensor(step.std)
+        elif isinstance(step, Grayscale):
+            level = level.amax(0, keepdim=True)
+    assert any(isinstance(step, ToFloat) for step in plan.steps) == (plan.output.dtype == "float32")
+    return level.reshape(-1, 1, 1)
 
 
 @contextlib.contextmanager
@@ -169,15 +196,18 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0) -> list[torch.Tensor]:
-    """Draw in the order of the images, as one worker does, then run all as one batch."""
+def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times: int = 1) -> list[torch.Tensor]:
+    """Draw in the order of the images, as one worker does, and run all as one batch; so many times over."""
     compiled = compile_transforms(transform)
     torch.manual_seed(seed)
     random.seed(seed)
-    calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
     server = ProxyServer(pipeline_of(compiled.plan, device, len(files)))
-    (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
-    return list(output)
+    outputs: list[torch.Tensor] = []
+    for _ in range(times):
+        calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
+        (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
+        outputs += output
+    return outputs
 
 
 def pipeline_of(plan: Plan, device: str, batch_size: int) -> Any:
@@ -192,17 +222,21 @@ def assert_as_torchvision(
     *,
     bound: Bound = EXACT,
     seed: int = 0,
+    times: int = 1,
     inner: int = 0,
 ) -> None:
     """``transform`` gives the same with us, within ``bound``."""
-    outputs = run(transform, device, files, seed=seed, inner=inner)
+    outputs = run(transform, device, files, seed=seed, times=times, inner=inner)
     differences = outputs.differences()
     everything = np.concatenate([difference.ravel() for difference in differences])
+    assert not np.isnan(everything).any()
     allowed = bound.on(device)
     found = Bound(float(everything.mean()), float(np.quantile(everything, 0.999)), float(everything.max()))
     if any(getattr(found, name) > getattr(allowed, name) + FLOAT_ROUNDING for name in ("mean", "p999", "max")):
         names = images() if files is None else files
         parts = ", ".join(
-            f"{name} {each.mean():.3f}/{each.max():.1f}" for name, each in zip(names, differences) if each.size
+            f"{name} {each.mean():.3f}/{each.max():.1f}"
+            for name, each in zip(itertools.cycle(names), differences)
+            if each.size
         )
         raise AssertionError(f"{transform}\nis off by {found}\nallowed   {allowed}\nmean/max of each image: {parts}")

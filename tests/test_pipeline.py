@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import AugMix, InterpolationMode, RandAugment, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
-from proxyloader.pipeline import EXACT_EDGES_BELOW, OPERATORS, PipelineOptions
+from proxyloader.operators import OPERATORS
+from proxyloader.operators.geometry import EXACT_EDGES_BELOW
+from proxyloader.pipeline import PipelineOptions
 from proxyloader.server import ProxyServer
 from proxyloader.transforms.plan import Step
+from proxyloader.transforms.registry import plan_for
 
 from . import compare
 from .compare import BILINEAR, EXACT, LARGE_BILINEAR, NEVER_ON_A_BORDER, Images, assert_as_torchvision, images
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+MADE_OF_OTHERS = [
+    v1.ColorJitter(0.1, 0.1, 0.1, 0.1),
+    v2.RandomPhotometricDistort(),
+    v2.RandomChannelPermutation(),
+    v1.RandomPosterize(4),
+    v1.RandomRotation(30),
+    v1.RandomAffine(30),
+    v1.RandomPerspective(),
+    RandAugment(),
+    v1.RandomApply([v1.RandomInvert()]),
+    v1.RandomChoice([v1.RandomInvert()]),
+    v1.RandomOrder([v1.RandomInvert()]),
+    AugMix(),
+    v1.GaussianBlur(3),
+    v2.RandomErasing(),
+    v2.GaussianNoise(),
+    v2.RandomResize(9, 12),
+]
+"""A transform for each kind of step that has no operator of its own."""
 
 
 class Compiled:
@@ -40,10 +65,37 @@ class Compiled:
 
 
 class TestOperators:
-    def test_every_kind_of_step_has_one(self) -> None:
+    def test_every_kind_of_step_has_one_or_is_made_of_others(self) -> None:
         kinds = {cls for cls in Step.__subclasses__() if cls.__module__.startswith("proxyloader.")}
-        assert set(OPERATORS) == kinds
+        assert set(OPERATORS) == {cls for cls in kinds if cls.operations is Step.operations}
         assert not any(cls.__subclasses__() for cls in kinds)
+
+    @pytest.mark.parametrize("transform", MADE_OF_OTHERS, ids=lambda transform: type(transform).__name__)
+    def test_what_is_made_of_others_is_made_of_those_that_have_one(self, transform: Any) -> None:
+        def primitives(steps: Iterable[Step]) -> Iterator[Step]:
+            for step in steps:
+                yield step
+                for branch in getattr(step, "branches", ()):
+                    yield from primitives(operation for inner in branch for operation in inner.operations)
+
+        _, *steps = plan_for(v1.Compose([v1.PILToTensor(), transform])).steps
+        for step in steps:
+            assert step.operations != (step,)
+            assert {type(each) for each in primitives(step.operations)} <= set(OPERATORS)
+            assert step.columns == sum(each.columns for each in step.operations)
+
+    def test_the_list_of_what_is_made_of_others_is_complete(self) -> None:
+        kinds = {cls for cls in Step.__subclasses__() if cls.__module__.startswith("proxyloader.")}
+        wanted = {cls for cls in kinds if cls.operations is not Step.operations}
+        found = set()
+        for transform in MADE_OF_OTHERS:
+            waiting = list(plan_for(v1.Compose([v1.PILToTensor(), transform])).steps)
+            while waiting:
+                step = waiting.pop()
+                found.add(type(step))
+                waiting += [each for each in step.operations if each is not step]
+                waiting += [each for branch in getattr(step, "branches", ()) for each in branch]
+        assert wanted <= found
 
     def test_the_usual_training_transform(self, device: str) -> None:
         transform = v1.Compose(

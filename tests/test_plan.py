@@ -193,7 +193,7 @@ class TestSteps:
     def test_draw_nothing_and_change_nothing_unless_they_say_so(self) -> None:
         row: list[float] = []
         assert Step().draw((3, 4), row) == (3, 4)
-        assert (row, Step.columns) == ([], 0)
+        assert (row, Step().columns) == ([], 0)
         assert Step().state_after(ImageState()) == ImageState()
         assert [step.columns for step in (Crop, Resize, Flip)] == [4, 2, 1]
 

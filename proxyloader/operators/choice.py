@@ -15,23 +15,24 @@ def one_of(graph: Graph, step: OneOf) -> None:
 
     A branch sees only the images that take it, so each is worked on once, whatever the number of branches.
     """
-    node, draws = graph.settle(), graph.drawn(step.columns)
+    node, column = graph.settle(), graph.column
+    graph.drawn(step.columns)
     parts: list[Graph] = []
 
-    def of(first: int, end: int, node: Any, draws: Any, *forks: tuple[Any, int]) -> Any:
+    def of(first: int, end: int, node: Any, row: Any, *forks: tuple[Any, int]) -> Any:
         if end - first == 1:
-            part = graph.branch(node, draws[1 : step.columns] if step.columns > 1 else None, forks)
+            part = graph.branch(node, row, column + 1, forks)
             part.add(step.branches[first])
             parts.append(part)
             return part.settle()
         middle = (first + end) // 2
-        low = draws[0] < float(middle)
-        nodes, rows = split(node, low), split(draws, low)
+        low = row[column] < float(middle)
+        nodes, rows = split(node, low), split(row, low)
         return merge(
             of(first, middle, nodes[0], rows[0], *forks, (low, 0)),
             of(middle, end, nodes[1], rows[1], *forks, (low, 1)),
             low,
         )
 
-    graph.node = of(0, len(step.branches), node, draws)
+    graph.node = of(0, len(step.branches), node, graph.row)
     graph.scale, graph.channels = parts[0].scale, parts[0].channels

@@ -62,16 +62,21 @@ def _where(condition: Any) -> Any:
 
 
 def _put(graph: Graph, values: Any) -> None:
-    """Float values become the image: kept to what it can hold, and cut off after the point where that is whole levels."""
+    """Float values become the image: kept to what it can hold, and cut off after the point where it holds levels."""
     if graph.scale is None:
         graph.node = fn.cast(math.floor(math.clamp(values, 0.0, 255.0)), dtype=types.UINT8)
     else:
         graph.node = math.clamp(values, 0.0, 1.0)
 
 
-def _blend(graph: Graph, other: Any, factor: Any) -> None:
-    """From ``other`` at 0 by way of the image at 1 and beyond (Pillow's ``ImagingBlend``, torchvision's ``_blend``)."""
-    _put(graph, other + factor * (_real(graph.node) - other))
+def _blend(graph: Graph, other: Any, factor: Any, kind: str) -> None:
+    """From ``other`` at 0 by way of the image at 1 and beyond.
+
+    What lies on a whole level is cut off at it or below, as float32 has it; so the sums are those of Pillow's
+    ``ImagingBlend`` and of torchvision's ``_blend``.
+    """
+    values = _real(graph.node)
+    _put(graph, other + factor * (values - other) if kind == "pil" else factor * values + (1.0 - factor) * other)
 
 
 @operator(Brightness)
@@ -85,14 +90,14 @@ def contrast(graph: Graph, step: Contrast) -> None:
     factor, node = graph.drawn(1)[0], graph.settle()
     grey = _luma(graph, step.kind) if graph.channels == 3 else node
     mean = fn.reductions.mean(grey, dtype=types.FLOAT)
-    _blend(graph, math.floor(mean + 0.5) if step.kind == "pil" else mean, factor)
+    _blend(graph, math.floor(mean + 0.5) if step.kind == "pil" else mean, factor, step.kind)
 
 
 @operator(Saturation)
 def saturation(graph: Graph, step: Saturation) -> None:
     factor = graph.drawn(1)[0]
     graph.settle()
-    _blend(graph, _real(_luma(graph, step.kind)), factor)
+    _blend(graph, _real(_luma(graph, step.kind)), factor, step.kind)
 
 
 @operator(Hue)
@@ -158,7 +163,8 @@ def _turned(values: Any, turn: Any) -> Any:
 
 @operator(Invert)
 def invert(graph: Graph, step: Invert) -> None:
-    _put(graph, (255.0 if graph.scale is None else 1.0) - _real(graph.settle()))
+    values = graph.settle()
+    graph.node = fn.cast(255 - values, dtype=types.UINT8) if graph.scale is None else 1.0 - values
 
 
 @operator(Posterize)
@@ -184,17 +190,26 @@ def sharpness(graph: Graph, step: Sharpness) -> None:
     # The outermost pixels stay as they are. There the kernel reaches beyond the image, to zeros; so on ones it sums up
     # to less than one.
     inside = _where(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
-    _blend(graph, values + inside * (smooth - values), factor)
+    if graph.scale is None:
+        # Pillow's sum, and v2's; v1's differs from it on tensors as far as float rounding does.
+        _blend(graph, values + inside * (smooth - values), factor, "pil")
+    else:
+        # torch has no inside of a side of two pixels, and leaves the values alone, where it else keeps them to 0..1.
+        has_inside = fn.reductions.max(inside)
+        _blend(graph, values + inside * (smooth - values), factor, "tensor")
+        graph.node = has_inside * graph.node + (1.0 - has_inside) * values
 
 
 @operator(Autocontrast)
 def autocontrast(graph: Graph, step: Autocontrast) -> None:
     node = graph.settle()
-    least, most = (_real(of(node, axes=[0, 1], keep_dims=True)) for of in (fn.reductions.min, fn.reductions.max))
-    flat = _where(most <= least)
-    scale = (255.0 if graph.scale is None else 1.0) / (most - least + flat)
-    values = _real(node)
-    stretched = values * scale - least * scale if step.kind == "pil" else (values - least) * scale
+    # Pillow works in double precision, which decides what the brightest pixels become: a product that is nearly 255.
+    dtype = types.FLOAT64 if step.kind == "pil" else types.FLOAT
+    ends = (of(node, axes=[0, 1], keep_dims=True) for of in (fn.reductions.min, fn.reductions.max))
+    values, least, most = (fn.cast(each, dtype=dtype) for each in (node, *ends))
+    flat = fn.cast(most <= least, dtype=dtype)
+    scale = types.Constant(255.0 if graph.scale is None else 1.0, dtype=dtype) / (most - least + flat)
+    stretched = values * scale + -least * scale if step.kind == "pil" else (values - least) * scale
     _put(graph, flat * values + (1.0 - flat) * stretched)
 
 

@@ -12,9 +12,10 @@ INTERPOLATIONS = {
     "nearest": types.INTERP_NN,
     "bilinear": types.INTERP_LINEAR,
     "bicubic": types.INTERP_CUBIC,
+    "lanczos": types.INTERP_LANCZOS3,
 }
 
-FILTER_REACH = {"bilinear": 1, "bicubic": 2}
+FILTER_REACH = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 """How far a filter reaches to each side, in pixels of the smaller image."""
 
 EXACT_EDGES_BELOW = 128
@@ -43,7 +44,8 @@ def resize(graph: Graph, step: Resize) -> None:
     size, node = graph.drawn(2), graph.settle()
     how = {"size": size, "interp_type": INTERPOLATIONS[step.interpolation], "antialias": step.antialias}
     side = min(step.target) if step.target else step.shorter or step.max_size or 0
-    if step.antialias and step.interpolation in FILTER_REACH and side < EXACT_EDGES_BELOW:
+    small = side < EXACT_EDGES_BELOW or step.interpolation == "lanczos"  # whose edges are off far into the image
+    if step.antialias and step.interpolation in FILTER_REACH and small:
         resized = _resized_with_exact_edges(node, graph.channels, FILTER_REACH[step.interpolation], size, how)
         graph.node = fn.cast(resized, dtype=types.UINT8) if graph.scale is None else resized
     else:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._dali import fn, split, types, upright
 from ..transforms.convert import Normalize
-from ..transforms.plan import Branch, Step
+from ..transforms.plan import Branch, Row, Step
 
 S = TypeVar("S", bound=Step)
 
@@ -51,6 +51,9 @@ class Graph:
     Attributes:
         options: of the pipeline.
         encoded: the bytes of the images, one-dimensional.
+        row: the drawn numbers: the columns, and then the arrays.
+        columns: how many there are.
+        column: the next one that is to be taken.
         node: (H, W, C); None: not decoded yet.
         scale: None: the values are uint8.
         mirror: 1 where the image is to be mirrored, or None.
@@ -59,10 +62,10 @@ class Graph:
     """
 
     def __init__(
-        self, options: PipelineOptions, encoded: Any, draws: Any, forks: tuple[tuple[Any, int], ...] = ()
+        self, options: PipelineOptions, encoded: Any, row: Any, columns: int, forks: tuple[tuple[Any, int], ...] = ()
     ) -> None:
-        self.options, self.encoded, self._draws, self.forks = options, encoded, draws, forks
-        self._column = 0
+        self.options, self.encoded, self.row, self.columns, self.forks = options, encoded, row, columns, forks
+        self.column = 0
         self.node: Any = None
         self.scale: float | None = None
         self.mirror: Any = None
@@ -84,16 +87,28 @@ class Graph:
             for operation in step.operations:
                 OPERATORS[type(operation)](self, operation)
 
-    def branch(self, node: Any, draws: Any, forks: tuple[tuple[Any, int], ...]) -> Graph:
-        """The same point for those of the images that went this way, and have ``draws`` left to them."""
-        part = Graph(self.options, None, draws, self.forks + forks)
-        part.node, part.scale, part.channels = node, self.scale, self.channels
+    def branch(self, node: Any, row: Any, column: int, forks: tuple[tuple[Any, int], ...] = ()) -> Graph:
+        """The same point for those of the images that went this way, from a column of their rows on."""
+        part = Graph(self.options, None, row, self.columns, self.forks + forks)
+        part.node, part.scale, part.channels, part.column = node, self.scale, self.channels, column
         return part
 
     def drawn(self, count: int) -> Any:
         """The next ``count`` of the drawn numbers; each step takes its own, in order."""
-        self._column += count
-        return self._draws[self._column - count : self._column]
+        self.column += count
+        return self.row[self.column - count : self.column] if count else None
+
+    def array(self, first_block: Any, shape: Any) -> Any:
+        """An array that was attached to the row, float32 (H, W, C), where the image is.
+
+        Args:
+            first_block: the column that says where it is.
+            shape: (3,) int32.
+        """
+        start = self.columns + fn.cast(first_block, dtype=types.INT32) * Row.BLOCK
+        flat = fn.slice(self.row, start=start, shape=shape[0] * shape[1] * shape[2], axes=[0])
+        array = fn.reshape(flat, shape=shape, layout="HWC")
+        return array if self.options.device_id is None else array.gpu()
 
     def constant(self, array: NDArray[Any]) -> Any:
         """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)"""

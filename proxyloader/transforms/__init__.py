@@ -4,6 +4,7 @@ from . import auto as auto
 from . import choice as choice
 from . import color as color
 from . import convert as convert
+from . import corrupt as corrupt
 from . import geometry as geometry
 from . import warp as warp
 from .compiled import CompiledTransform as CompiledTransform

@@ -9,17 +9,29 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .color import Autocontrast, Brightness, Contrast, Equalize, Invert, Posterize, Saturation, Sharpness, Solarize
+from .color import (
+    WHOLE_LEVELS_ONLY,
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    Invert,
+    Posterize,
+    Saturation,
+    Sharpness,
+    Solarize,
+)
 from .drawing import like, version_of
-from .plan import Branch, ImageState, OneOf, Size, Step
+from .plan import Branch, ImageState, OneOf, Size, Step, state_after
 from .registry import rule
 from .warp import Affine, Kind, affine, rotation, warp_fill, warp_interpolation
 
@@ -84,26 +96,55 @@ class Operations:
         else:
             self.choice.put({"Brightness": 2, "Color": 3, "Contrast": 4, "Sharpness": 5}[name], row, 1.0 + magnitude)
 
+    def put_chain(self, chain: Sequence[Operation], layers: int, size: Size, row: list[float]) -> None:
+        """Write operations that follow one upon the other; where they are fewer than ``layers``, nothing after them."""
+        for layer in range(layers):
+            self.put(chain[layer] if layer < len(chain) else None, size, row)
+
     def _geometry(self, name: str, magnitude: float, size: Size) -> list[float]:
         if name == "Rotate":
-            return rotation(size, magnitude, self.kind)
+            return rotation(size, magnitude, self.warp)
         if name.startswith("Shear"):
             degrees = math.degrees(math.atan(magnitude))
             shear = (degrees, 0.0) if name == "ShearX" else (0.0, degrees)
             center = (0.0, 0.0)
-            return affine(size, 0.0, (0, 0), 1.0, shear, center)
+            return affine(size, self.warp, 0.0, (0, 0), 1.0, shear, center)
         shift = int(magnitude)
-        return affine(size, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
+        return affine(size, self.warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
 
 
-def _recording(transform: Any) -> Callable[[Size], list[Operation]]:
+@dataclass
+class Recording:
+    """What ``forward`` would have done to one image.
+
+    Attributes:
+        chains: operations one upon the other; each chain begins with the image as it came in.
+        weights: what was drawn for mixing, in the order of drawing, (n,) float32 each.
+    """
+
+    chains: list[list[Operation]] = field(default_factory=list)
+    weights: list[torch.Tensor] = field(default_factory=list)
+
+
+def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
     """A function that draws what ``transform`` would do to an image of a size."""
-    found: list[Operation] = []
+    recording = Recording()
 
     def write_down(image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
-        found.append((name, magnitude))
-        return image
+        if not hasattr(image, "written_down"):
+            recording.chains.append([])
+        recording.chains[-1].append((name, magnitude))
+        done = image.detach()
+        done.written_down = True
+        return done
 
+    def dirichlet(parameters: torch.Tensor) -> torch.Tensor:
+        # The parameters have no values where the image has no pixels; those of a class are all alpha.
+        recording.weights.append(torch._sample_dirichlet(torch.full(parameters.shape, transform.alpha))[0])
+        return parameters
+
+    if hasattr(transform, "_sample_dirichlet"):
+        transform._sample_dirichlet = dirichlet
     if isinstance(transform, v2.Transform):
         transform._apply_image_or_video_transform = write_down
         forward: Callable[[Any], Any] = transform.forward
@@ -113,17 +154,17 @@ def _recording(transform: Any) -> Callable[[Size], list[Operation]]:
         code = type(transform).forward
         forward = types.FunctionType(code.__code__, {**code.__globals__, "_apply_op": write_down}).__get__(transform)
 
-    def draw(size: Size) -> list[Operation]:
-        found.clear()
+    def draw(size: Size) -> Recording:
+        recording.chains, recording.weights = [], []
         forward(like(*size))
-        return list(found)
+        return recording
 
     return draw
 
 
 @functools.lru_cache(maxsize=64)
-def _recorder(cls: type, arguments: tuple[tuple[str, Any], ...]) -> Callable[[Size], list[Operation]]:
-    return _recording(cls(**dict(arguments)))
+def _recorder(name: str, version: str, arguments: tuple[tuple[str, Any], ...]) -> Callable[[Size], Recording]:
+    return _recorder_of(getattr(v2 if version == "v2" else v1, name)(**dict(arguments)))
 
 
 @dataclass(frozen=True)
@@ -153,10 +194,8 @@ class Automatic(Step):
         return self.choices.choice.columns * self.layers
 
     def draw(self, size: Size, row: list[float]) -> Size:
-        cls = getattr(v2 if self.version == "v2" else v1, self.name)
-        drawn = _recorder(cls, self.arguments)(size)
-        for layer in range(self.layers):
-            self.choices.put(drawn[layer] if layer < len(drawn) else None, size, row)
+        chains = _recorder(self.name, self.version, self.arguments)(size).chains
+        self.choices.put_chain(chains[0] if chains else [], self.layers, size, row)
         return size
 
     def state_after(self, state: ImageState) -> ImageState:
@@ -164,13 +203,16 @@ class Automatic(Step):
 
 
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
-    if state.dtype != "uint8":
-        raise UnsupportedTransformError("it works on whole levels (uint8); put the conversion to float after it")
-    version = version_of(transform)
-    warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
-    choices = Operations(warp, state.kind, state.channels, 255.0 if version == "v2" else 1.0)
     given = tuple((name, getattr(transform, name)) for name in arguments)
-    return (Automatic(choices, type(transform).__name__, version, given, layers),)
+    choices = _choices(transform, state, state.kind)
+    return (Automatic(choices, type(transform).__name__, version_of(transform), given, layers),)
+
+
+def _choices(transform: Any, state: ImageState, kind: Kind) -> Operations:
+    if state.dtype != "uint8":
+        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
+    warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), kind)
+    return Operations(warp, kind, state.channels, 255.0 if version_of(transform) == "v2" else 1.0)
 
 
 @rule(v1.AutoAugment, v2.AutoAugment)
@@ -186,3 +228,70 @@ def rand_augment(transform: Any, state: ImageState) -> Branch:
 @rule(v1.TrivialAugmentWide, v2.TrivialAugmentWide)
 def trivial_augment_wide(transform: Any, state: ImageState) -> Branch:
     return _automatic(transform, state, 1, "num_magnitude_bins")
+
+
+@dataclass(frozen=True)
+class Mixture(Step):
+    """A weighted sum of the image and of what each of several branches makes of it; whole levels are cut off.
+
+    Takes the weights, the image's own first, and then the numbers of the branches, one after the other.
+    """
+
+    branches: tuple[Branch, ...]
+
+    @property
+    def columns(self) -> int:
+        return 1 + len(self.branches) + sum(step.columns for branch in self.branches for step in branch)
+
+    def state_after(self, state: ImageState) -> ImageState:
+        for branch in self.branches:
+            state_after(branch, state)
+        return state
+
+
+@dataclass(frozen=True)
+class AugMix(Step):
+    """AugMix. Where the sum of the weights is a float's breadth beside 1, a level that is cut off differs.
+
+    Attributes:
+        choices: what each operation is chosen from. torchvision does them to tensors, also where a PIL image came.
+        version: v1 or v2.
+        arguments: that make an instance whose draws these are.
+        width: how many chains.
+        depth: most operations of a chain.
+    """
+
+    choices: Operations
+    version: str
+    arguments: tuple[tuple[str, Any], ...]
+    width: int
+    depth: int
+
+    @property
+    def mixture(self) -> Mixture:
+        return Mixture(((self.choices.choice,) * self.depth,) * self.width)
+
+    @property
+    def operations(self) -> Branch:
+        return (self.mixture,)
+
+    @property
+    def columns(self) -> int:
+        return self.mixture.columns
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        recorded = _recorder("AugMix", self.version, self.arguments)(size)
+        (own, others), shares = recorded.weights
+        row.extend([float(own), *(shares * others).tolist()])
+        for chain in recorded.chains:
+            self.choices.put_chain(chain, self.depth, size, row)
+        return size
+
+
+@rule(v1.AugMix, v2.AugMix)
+def aug_mix(transform: Any, state: ImageState) -> Branch:
+    names = ("severity", "mixture_width", "chain_depth", "alpha", "all_ops")
+    given = tuple((name, getattr(transform, name)) for name in names)
+    depth = int(transform.chain_depth) if transform.chain_depth > 0 else 3
+    choices = _choices(transform, state, "tensor")
+    return (AugMix(choices, version_of(transform), given, int(transform.mixture_width), depth),)

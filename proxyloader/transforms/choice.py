@@ -12,7 +12,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .drawing import version_of
-from .plan import Branch, ImageState, OneOf, Size, Step, state_after
+from .plan import Branch, ImageState, OneOf, Row, Size, Step, state_after
 from .registry import container
 
 
@@ -42,7 +42,7 @@ class Sometimes(Step):
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def draw(self, size: Size, row: Row) -> Size:
         drawn = torch.rand(1)
         return self.choice.take(int(drawn <= self.p if self.closed else drawn < self.p), size, row)
 
@@ -66,7 +66,7 @@ class RandomChoice(Step):
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def draw(self, size: Size, row: Row) -> Size:
         if self.version == "v1":
             chosen = random.choices(range(len(self.choice.branches)), weights=self.p)[0]
         else:
@@ -92,7 +92,7 @@ class RandomOrder(Step):
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,) * len(self.choice.branches)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def draw(self, size: Size, row: Row) -> Size:
         order: list[int] = list(range(len(self.choice.branches)))
         if self.version == "v1":
             random.shuffle(order)

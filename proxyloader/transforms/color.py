@@ -49,7 +49,7 @@ class Brightness(Step):
 
 @dataclass(frozen=True)
 class Contrast(Step):
-    """``functional.adjust_contrast``. Takes the factor. Exact but for a pixel in 10,000 that is a level off."""
+    """``functional.adjust_contrast``. Takes the factor. Exact; on a uint8 tensor a pixel in 1000 is a level off."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
@@ -57,7 +57,8 @@ class Contrast(Step):
 
 @dataclass(frozen=True)
 class Saturation(Step):
-    """``functional.adjust_saturation``. Takes the factor. As Contrast."""
+    """``functional.adjust_saturation``. Takes the factor. Exact; on a uint8 tensor with v2 a pixel in 100 is a level
+    off, where torch adds and multiplies in one."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
@@ -96,7 +97,8 @@ class Solarize(Step):
 
 @dataclass(frozen=True)
 class Sharpness(Step):
-    """``functional.adjust_sharpness``. Takes the factor. As Contrast."""
+    """``functional.adjust_sharpness``. Takes the factor. Exact; on a uint8 tensor with v1 a pixel in 15 is a level off,
+    where the last bit of float32 decides (mean 0.06)."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
@@ -104,7 +106,7 @@ class Sharpness(Step):
 
 @dataclass(frozen=True)
 class Autocontrast(Step):
-    """``functional.autocontrast``. A level off where a product is nearly whole: a pixel in 100 (mean 0.01)."""
+    """``functional.autocontrast``. Exact; on a uint8 tensor with v2 a pixel in 200 is a level off."""
 
     kind: Kind = "pil"
 
@@ -122,6 +124,9 @@ class ChannelOrder(Step):
     """``functional.permute_channels``. Takes, for each channel, the number of the one that comes there. Exact."""
 
     columns: ClassVar[int] = 3
+
+
+WHOLE_LEVELS_ONLY = "it is translated for whole levels (uint8) only; put the conversion to float after it"
 
 
 def hue_turn(factor: float, kind: Kind) -> float:
@@ -293,16 +298,29 @@ def random_invert(transform: Any, state: ImageState) -> Branch:
 @rule(v1.RandomPosterize, v2.RandomPosterize)
 def random_posterize(transform: Any, state: ImageState) -> Branch:
     _whole_levels(state)
+    bits, least = transform.bits, 1 if state.kind == "pil" else 0
+    if not isinstance(bits, int) or not least <= bits <= 8:
+        raise UnsupportedTransformError(f"bits={bits!r} is not allowed here; whole numbers of {least} to 8 are")
     return (Sometimes((Fixed(Posterize(), (float(transform.bits),)),), float(transform.p)),)
 
 
 @rule(v1.RandomSolarize, v2.RandomSolarize)
 def random_solarize(transform: Any, state: ImageState) -> Branch:
+    most = 255 if state.dtype == "uint8" else 1
+    if state.kind == "tensor" and transform.threshold > most:
+        raise UnsupportedTransformError(
+            f"threshold={transform.threshold!r} is more than {most}, the most that a {state.dtype} tensor holds; "
+            f"0 to {most} are allowed"
+        )
     return (Sometimes((Fixed(Solarize(), (float(transform.threshold),)),), float(transform.p)),)
 
 
 @rule(v1.RandomAdjustSharpness, v2.RandomAdjustSharpness)
 def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
+    if state.kind == "tensor" and transform.sharpness_factor < 0:
+        raise UnsupportedTransformError(
+            f"sharpness_factor={transform.sharpness_factor!r} is not allowed on tensors; 0 and more are"
+        )
     sharper = Fixed(Sharpness(state.kind), (float(transform.sharpness_factor),))
     return (Sometimes((sharper,), float(transform.p)),)
 
@@ -325,4 +343,4 @@ def _colored(state: ImageState) -> None:
 
 def _whole_levels(state: ImageState) -> None:
     if state.dtype != "uint8":
-        raise UnsupportedTransformError("it works on whole levels (uint8); put the conversion to float after it")
+        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torchvision.transforms import transforms as v1
@@ -12,16 +12,23 @@ from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair, resize_step
-from .plan import ImageState, Step
+from .plan import ImageState, MemoryOrder, Step
 from .registry import rule
 
 
 @dataclass(frozen=True)
 class ToTensor(Step):
-    """A PIL image becomes a uint8 tensor (C, H, W); the values stay. Exact."""
+    """A PIL image becomes a uint8 tensor (C, H, W); the values stay. Exact.
+
+    Attributes:
+        order: in torch's memory; it is nothing that DALI does differently, so plans that differ in it are equal.
+    """
+
+    order: MemoryOrder = field(default="HWC", compare=False, repr=False)
+    keeps_order: ClassVar[bool] = True
 
     def state_after(self, state: ImageState) -> ImageState:
-        return replace(state, kind="tensor")
+        return replace(state, kind="tensor", order=self.order)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class ToFloat(Step):
     """uint8 becomes float32, divided by 255 where ``scale`` is set. Exact up to float rounding."""
 
     scale: bool
+    keeps_order: ClassVar[bool] = True
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, dtype="float32", scale=1 / 255 if self.scale else 1.0)
@@ -40,6 +48,7 @@ class Normalize(Step):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    keeps_order: ClassVar[bool] = True
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, scale=None)
@@ -54,7 +63,7 @@ def to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
             f"it makes tensors of torch's default dtype, which is {torch.get_default_dtype()}, and float32 is "
             "translated; use v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
         )
-    return ToTensor(), ToFloat(scale=True)
+    return ToTensor("CHW"), ToFloat(scale=True)
 
 
 @rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
@@ -79,6 +88,12 @@ def convert_image_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
 @rule(v2.ToDtype)
 def to_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
     return _to_dtype(transform.dtype, bool(transform.scale), state)
+
+
+@rule(v2.Identity, v2.ToPureTensor)
+def as_it_is(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    """ToPureTensor changes the class of a tensor only; a batch is of plain tensors anyway."""
+    return ()
 
 
 def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> tuple[Step, ...]:

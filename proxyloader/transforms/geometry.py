@@ -11,6 +11,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from ..errors import UnsupportedTransformError
+from .choice import Sometimes
 from .drawing import Version, like, v2_transform, version_of
 from .plan import ImageState, Size, Step
 from .registry import rule
@@ -18,7 +19,7 @@ from .registry import rule
 Box = tuple[int, int, int, int]
 """(top, left, height, width) in pixels; it may reach beyond the image, where the fill value stands."""
 
-Interpolation = Literal["nearest", "bilinear", "bicubic"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 
 class Region(Protocol):
@@ -132,6 +133,20 @@ class PaddedRegion:
         return -top, -left, height + top + bottom, width + left + right
 
 
+@dataclass(frozen=True)
+class ZoomedOutRegion:
+    """The box of RandomZoomOut (v2 ``make_params``): a canvas of ``side_range`` times the image's sides around it."""
+
+    side_range: tuple[float, float]
+    inside: ClassVar[bool] = False
+    size: ClassVar[None] = None
+
+    def box(self, height: int, width: int) -> Box:
+        drawn = v2_transform(v2.RandomZoomOut, 0, self.side_range).make_params([like(height, width)])
+        left, top, right, bottom = drawn["padding"]
+        return -top, -left, height + top + bottom, width + left + right
+
+
 @rule(v1.CenterCrop, v2.CenterCrop)
 def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> tuple[Step, ...]:
     return (Crop(CenterRegion(as_pair(transform.size)), as_fill(0, state)),)
@@ -152,6 +167,12 @@ def pad(transform: Any, state: ImageState) -> tuple[Step, ...]:
     return (Crop(PaddedRegion(as_ltrb(transform.padding)), as_fill(transform.fill, state)),)
 
 
+@rule(v2.RandomZoomOut)
+def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> tuple[Step, ...]:
+    low, high = map(float, transform.side_range)
+    return (Sometimes((Crop(ZoomedOutRegion((low, high)), as_fill(transform.fill, state)),), float(transform.p)),)
+
+
 def _constant_only(transform: Any) -> None:
     if transform.padding_mode != "constant":
         raise UnsupportedTransformError(
@@ -159,14 +180,14 @@ def _constant_only(transform: Any) -> None:
         )
 
 
-def as_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
+def as_fill(fill: Any, state: ImageState, name: str = "fill") -> tuple[float, ...]:
     if fill is None:
         fill = 0
     values = tuple(fill) if isinstance(fill, Sequence) else (fill,)
     if not all(map(is_number, values)) or len(values) not in (1, state.channels):
-        raise UnsupportedTransformError(f"fill={fill!r} is not translated; a number or {state.channels} numbers are")
+        raise UnsupportedTransformError(f"{name}={fill!r} is not translated; a number or {state.channels} numbers are")
     if state.dtype == "uint8" and not all(0 <= value <= 255 for value in values):
-        raise UnsupportedTransformError(f"fill={fill!r} is outside of 0..255, which pixels can hold at this point")
+        raise UnsupportedTransformError(f"{name}={fill!r} is outside of 0..255, which pixels can hold at this point")
     return tuple(map(float, values)) * (state.channels // len(values))
 
 
@@ -208,7 +229,8 @@ class Resize(Step):
     bilinear: within 1, mean 0.2, since Pillow rounds between its two passes. To 128 pixels and more, the outermost
     pixels are further off (99.9th percentile of all 2, or 6 where the image shrinks tenfold): DALI repeats the edge
     where torchvision shortens the filter. bicubic: the same, but single pixels to 10, where Pillow cuts overshoots
-    between its passes, and the 6 also where a tiny image grows. Float tensors: the difference at the edge only.
+    between its passes, and the 6 also where a tiny image grows. lanczos: as bicubic, of PIL images only. Float tensors:
+    the difference at the edge only.
     nearest: exact, but where a sample falls on the border of two pixels, Pillow's rounding decides.
 
     Attributes:
@@ -227,13 +249,18 @@ class Resize(Step):
 
     def draw(self, size: Size, row: list[float]) -> Size:
         new_size = self.target or resized_size(*size, self.shorter, self.max_size)
-        if 0 in new_size:  # torch and Pillow refuse it in other words; to DALI it means "as you like"
-            raise ValueError(f"an image of {size[0]} x {size[1]} (height x width) would be resized to {new_size}")
+        refuse_empty(size, new_size)
         row.extend(new_size)
         return new_size
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, size=self.target)
+
+
+def refuse_empty(size: Size, new_size: Size) -> None:
+    """torch and Pillow refuse it in other words; to DALI a side of 0 means "as you like"."""
+    if 0 in new_size:
+        raise ValueError(f"an image of {size[0]} x {size[1]} (height x width) would be resized to {new_size}")
 
 
 def resized_size(height: int, width: int, shorter: int | None, max_size: int | None) -> Size:
@@ -254,6 +281,65 @@ def resized_size(height: int, width: int, shorter: int | None, max_size: int | N
         if max_size is not None and new_long > max_size:
             new_short, new_long = int(max_size * new_short / new_long), max_size
     return (new_short, new_long) if height <= width else (new_long, new_short)
+
+
+@dataclass(frozen=True)
+class RandomSize(Step):
+    """RandomResize, RandomShortestSize and ScaleJitter (v2), which draw a size in ``make_params``. As Resize.
+
+    Attributes:
+        resize: to the shorter edge that the smallest drawn size gives a square image; it says how edges are made.
+        name: of the class.
+        arguments: that make an instance whose draws these are.
+    """
+
+    resize: Resize
+    name: str
+    arguments: tuple[Any, ...]
+    columns: ClassVar[int] = 2
+
+    @property
+    def operations(self) -> tuple[Step, ...]:
+        return (self.resize,)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([like(*size)])["size"]
+        # A pair is (height, width); one number is for the shorter edge.
+        new_size = as_pair(drawn) if len(drawn) == 2 else resized_size(*size, drawn[0], None)
+        refuse_empty(size, new_size)
+        row.extend(new_size)
+        return new_size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=None)
+
+
+@rule(v2.RandomResize)
+def random_resize(transform: v2.RandomResize, state: ImageState) -> tuple[Step, ...]:
+    if transform.min_size >= transform.max_size:
+        raise UnsupportedTransformError(
+            f"no size can be drawn from min_size={transform.min_size} up to, not including, "
+            f"max_size={transform.max_size}; min_size must be less"
+        )
+    return _random_size(transform, transform.min_size, (transform.min_size, transform.max_size), state)
+
+
+@rule(v2.RandomShortestSize)
+def random_shortest_size(transform: v2.RandomShortestSize, state: ImageState) -> tuple[Step, ...]:
+    arguments = tuple(transform.min_size), transform.max_size
+    return _random_size(transform, min(transform.min_size), arguments, state)
+
+
+@rule(v2.ScaleJitter)
+def scale_jitter(transform: v2.ScaleJitter, state: ImageState) -> tuple[Step, ...]:
+    low, high = map(float, transform.scale_range)
+    target = as_pair(transform.target_size)
+    return _random_size(transform, int(min(target) * low), (target, (low, high)), state)
+
+
+def _random_size(transform: Any, least: int, arguments: tuple[Any, ...], state: ImageState) -> tuple[Step, ...]:
+    resize = resize_step(least, None, transform.interpolation, transform.antialias, state)
+    return (RandomSize(resize, type(transform).__name__, arguments),)
 
 
 @rule(v1.Resize, v2.Resize)
@@ -279,6 +365,11 @@ def resize_step(
         raise UnsupportedTransformError(
             "interpolation 'nearest' on a tensor picks other pixels than on a PIL image; "
             "put the resize before the conversion to a tensor, or use InterpolationMode.NEAREST_EXACT"
+        )
+    if state.kind == "tensor" and mode == "lanczos":
+        raise UnsupportedTransformError(
+            "interpolation 'lanczos' on a tensor is not translated (and only the newest v2 classes do it); "
+            "put the resize before the conversion to a tensor"
         )
     if mode == "bicubic" and not smooth:
         raise UnsupportedTransformError("bicubic without antialias has no equal in DALI; use antialias=True")
@@ -307,6 +398,7 @@ def interpolation_name(interpolation: Any) -> Interpolation:
         "nearest-exact": "nearest",
         "bilinear": "bilinear",
         "bicubic": "bicubic",
+        "lanczos": "lanczos",
     }
     value = interpolation_value(interpolation)
     if value not in names:
@@ -324,6 +416,7 @@ class Flip(Step):
     axis: Literal["horizontal", "vertical"]
     p: float
     columns: ClassVar[int] = 1
+    keeps_order: ClassVar[bool] = True
 
     def draw(self, size: Size, row: list[float]) -> Size:
         row.append(float(torch.rand(1) < self.p))

@@ -1,14 +1,16 @@
 """What a Compose is turned into: frozen steps, which draw their numbers per image and know nothing of DALI.
 
-A plan's numbers for one image are a row of float32: each step owns some columns of it. The row is drawn in the worker,
-by torchvision's own parameter code from torch's own generator, and is all that the DALI graph needs beside the bytes.
+A plan's numbers for one image are a row of float32: each step owns some columns of it, and noise lies behind them. The
+row is drawn in the worker, by torchvision's own parameter code from torch's own generator, and is all that the DALI
+graph needs beside the bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,10 @@ from ..errors import UnsupportedTransformError
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
+
+
+MemoryOrder = Literal["CHW", "HWC"]
+"""How a tensor (C, H, W) lies in torch's memory: channel after channel, or pixel after pixel as in a PIL image."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class ImageState:
         channels: 3 (RGB) or 1 (grey).
         scale: the value that a pixel of 1 (of 255) has, while the values are pixels times a number; else None.
         size: (height, width) where it is the same for every image, else None.
+        order: of a tensor in memory, where it is known; torch deals noise out in that order.
     """
 
     kind: Literal["pil", "tensor"] = "pil"
@@ -36,11 +43,41 @@ class ImageState:
     channels: int = 3
     scale: float | None = 1.0
     size: Size | None = None
+    order: MemoryOrder | None = field(default=None, compare=False)
+
+
+class Row(list[float]):
+    """The numbers of one image while they are drawn: the columns, one after the other, and arrays behind the last."""
+
+    BLOCK: ClassVar[int] = 64
+    """Arrays begin at multiples of so many numbers; counted in these, a float32 says exactly where, up to 4 GB."""
+
+    def __init__(self, numbers: Sequence[float] = ()) -> None:
+        super().__init__(numbers)
+        self._arrays: list[NDArray[np.float32]] = []
+        self._blocks = 0
+
+    def attach(self, array: NDArray[np.float32]) -> float:
+        """Put an array behind the columns; returns its first block, for a column."""
+        first, end = self._blocks, self._blocks + -(-array.size // self.BLOCK)
+        self._arrays += array.reshape(-1), np.zeros((end - first) * self.BLOCK - array.size, np.float32)
+        self._blocks = end
+        return first
+
+    def packed(self) -> NDArray[np.float32]:
+        """(columns and arrays,) float32"""
+        return np.concatenate([np.array(self, np.float32), *self._arrays])
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done to an image. Subclasses say how many columns they draw and what they leave behind."""
+    """One thing done to an image. Subclasses say how many columns they draw and what they leave behind.
+
+    Attributes:
+        keeps_order: a tensor that comes out lies in memory as the one that went in. Only what is known to is True.
+    """
+
+    keeps_order: ClassVar[bool] = False
 
     @property
     def columns(self) -> int:
@@ -52,8 +89,11 @@ class Step:
         """What a backend does for this step, in order: itself, unless it is made of others. They share its columns."""
         return (self,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
-        """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards."""
+    def draw(self, size: Size, row: Row) -> Size:
+        """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards.
+
+        A step that attaches no array needs no more of the row than that it is a list.
+        """
         return size
 
     def state_after(self, state: ImageState) -> ImageState:
@@ -77,7 +117,7 @@ class OneOf(Step):
     def columns(self) -> int:
         return 1 + max(sum(step.columns for step in branch) for branch in self.branches)
 
-    def take(self, chosen: int, size: Size, row: list[float]) -> Size:
+    def take(self, chosen: int, size: Size, row: Row) -> Size:
         """Take a branch whose steps draw their numbers themselves."""
         end = len(row) + self.columns
         row.append(chosen)
@@ -127,7 +167,8 @@ class Fixed(Step):
 
 def state_after(steps: Branch, state: ImageState) -> ImageState:
     for step in steps:
-        state = step.state_after(state)
+        after = step.state_after(state)
+        state = after if step.keeps_order else replace(after, order=None)
     return state
 
 
@@ -158,13 +199,14 @@ class Plan:
         """Draw the numbers for one image of ``height`` x ``width`` from torch's default generator.
 
         Returns:
-            (columns,) float32. Pixel coordinates are whole numbers, exact in float32 up to 16,777,216.
+            (columns,) float32, and more where steps attached arrays. Pixel coordinates are whole numbers, exact in
+            float32 up to 16,777,216.
         """
-        row: list[float] = []
+        row = Row()
         size = height, width
         for step in self.steps:
             size = step.draw(size, row)
-        return np.array(row, np.float32)
+        return row.packed()
 
 
 def plan_of(steps: tuple[Step, ...]) -> Plan:

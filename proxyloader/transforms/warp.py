@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from PIL import Image
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
@@ -40,8 +42,32 @@ class Affine(Step):
     kind: Kind = "pil"
     columns: ClassVar[int] = 8
 
+    def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
+        """The columns of a row, for the new size and a Matrix."""
+        if self.kind == "pil" and self.interpolation == "nearest":
+            matrix = _in_fixed_point(matrix)
+        return [*size, *matrix]
+
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, size=None)
+
+
+def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
+    """The matrix that Pillow's ``affine_fixed`` has in truth: whole 65536ths, counted from the centre of a pixel.
+
+    Half of one is added to each place, which changes no pixel, and keeps those on a border from being rounded down.
+    """
+    a, b, c, d, e, f = matrix
+    if b == 0 and d == 0:  # Pillow leaves this to ``ImagingScaleAffine``, in double precision
+        return matrix
+
+    def fixed(value: float) -> float:
+        return math.floor(value * 65536.0 + 0.5) / 65536.0
+
+    x, y = fixed(c + a * 0.5 + b * 0.5), fixed(f + d * 0.5 + e * 0.5)
+    a, b, d, e = map(fixed, (a, b, d, e))
+    half = 0.5 / 65536.0
+    return a, b, x - (a + b) * 0.5 + half, d, e, y - (d + e) * 0.5 + half
 
 
 @dataclass(frozen=True)
@@ -55,24 +81,30 @@ class Perspective(Step):
 
 
 def rotation(
-    size: Size, angle: float, kind: Kind, expand: bool = False, center: Sequence[float] | None = None
+    size: Size,
+    angle: float,
+    warp: Affine,
+    expand: bool = False,
+    center: Sequence[float] | None = None,
+    version: Version = "v1",
 ) -> list[float]:
-    """What an Affine takes to do as ``functional.rotate``. ``angle`` is in degrees."""
-    if kind == "pil":
+    """What ``warp`` takes to do as ``functional.rotate``. ``angle`` is in degrees."""
+    if warp.kind == "pil":
         wanted = _Wanted(size)
         Image.Image.rotate(wanted, angle, expand=expand, center=center)  # type: ignore[arg-type]
-        return [*wanted.new_size, *wanted.matrix]
+        return warp.taking(wanted.new_size, wanted.matrix)
     height, width = size
     middle = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
     a, b, c, d, e, f = F._get_inverse_affine_matrix(list(middle), -angle, [0.0, 0.0], 1.0, [0.0, 0.0])
     new_width, new_height = (
         _compute_affine_output_size([a, b, c, d, e, f], width, height) if expand else (width, height)
     )
-    if expand and center is None and angle % 180 == 90:
-        new_width, new_height = height, width
+    if expand and center is None and angle % 180 == 90 and version == "v2":
+        new_width, new_height = height, width  # v1 may add a pixel
     # torchvision's matrix counts from the middle of both images
     x, y = new_width * 0.5, new_height * 0.5
-    return [new_height, new_width, a, b, c + width * 0.5 - a * x - b * y, d, e, f + height * 0.5 - d * x - e * y]
+    matrix = a, b, c + width * 0.5 - a * x - b * y, d, e, f + height * 0.5 - d * x - e * y
+    return warp.taking((new_height, new_width), matrix)
 
 
 class _Wanted:
@@ -102,15 +134,16 @@ class _Wanted:
 
 def affine(
     size: Size,
+    warp: Affine,
     angle: float,
     translate: Sequence[float],
     scale: float,
     shear: Sequence[float],
     center: Sequence[float] | None = None,
 ) -> list[float]:
-    """What an Affine takes to do as ``functional.affine``: degrees, pixels, and (x, y) as torchvision has them."""
+    """What ``warp`` takes to do as ``functional.affine``: degrees, pixels, and (x, y) as torchvision has them."""
     center = [size[1] * 0.5, size[0] * 0.5] if center is None else list(center)
-    return [*size, *F._get_inverse_affine_matrix(center, angle, list(translate), scale, list(shear))]
+    return warp.taking(size, F._get_inverse_affine_matrix(center, angle, list(translate), scale, list(shear)))
 
 
 def warp_interpolation(interpolation: Any) -> Literal["nearest", "bilinear"]:
@@ -124,6 +157,26 @@ def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
     return () if fill is None else as_fill(fill, state)
 
 
+def _refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
+    """Refuse what puts every image's places on the border of two pixels, as a quarter turn of 64 x 63 pixels does.
+
+    Which of both a tensor gets is left to torch's rounding. Where numbers are random such places are few.
+    """
+    if warp.kind == "pil" or warp.interpolation != "nearest":
+        return
+    for size in [state.size] if state.size else [(64, 64), (64, 63), (63, 64), (63, 63)]:
+        height, width, a, b, c, d, e, f = taken(size)
+        y, x = np.mgrid[: int(height), : int(width)] + 0.5
+        places = np.stack([a * x + b * y + c, d * x + e * y + f])
+        share = (abs(places - places.round()) < 1e-4).any(0).mean()
+        if share > 0.02:
+            raise UnsupportedTransformError(
+                f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, and "
+                "which of both is left to rounding; put it before the conversion to a tensor, "
+                "or use InterpolationMode.BILINEAR"
+            )
+
+
 # --- RandomRotation --------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +188,7 @@ class RandomRotation(Step):
     degrees: tuple[float, float]
     expand: bool
     center: tuple[float, ...] | None
+    version: Version
     columns: ClassVar[int] = 8
 
     @property
@@ -143,7 +197,7 @@ class RandomRotation(Step):
 
     def draw(self, size: Size, row: list[float]) -> Size:
         angle = v1.RandomRotation.get_params(list(self.degrees))  # v2 draws the same number
-        numbers = rotation(size, angle, self.warp.kind, self.expand, self.center)
+        numbers = rotation(size, angle, self.warp, self.expand, self.center, self.version)
         row.extend(numbers)
         return int(numbers[0]), int(numbers[1])
 
@@ -156,7 +210,10 @@ def random_rotation(transform: Any, state: ImageState) -> Branch:
     warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
     center = None if transform.center is None else tuple(map(float, transform.center))
     low, high = map(float, transform.degrees)
-    return (RandomRotation(warp, (low, high), bool(transform.expand), center),)
+    version, expand = version_of(transform), bool(transform.expand)
+    if low == high:
+        _refuse_borders(warp, state, lambda size: rotation(size, low, warp, expand, center, version))
+    return (RandomRotation(warp, (low, high), expand, center, version),)
 
 
 # --- RandomAffine ----------------------------------------------------------------------------------------------------
@@ -187,7 +244,7 @@ class RandomAffine(Step):
             transform = v2_transform(v2.RandomAffine, self.degrees, self.translate, self.scale, self.shear)
             drawn = transform.make_params([like(*size)])
             angle, translate, scale, shear = drawn["angle"], drawn["translate"], drawn["scale"], drawn["shear"]
-        row.extend(affine(size, angle, translate, scale, shear, self.center))
+        row.extend(affine(size, self.warp, angle, translate, scale, shear, self.center))
         return size
 
     def state_after(self, state: ImageState) -> ImageState:
@@ -200,6 +257,11 @@ def random_affine(transform: Any, state: ImageState) -> Branch:
     given = (transform.degrees, transform.translate, transform.scale, transform.shear, transform.center)
     degrees, translate, scale, shear, center = (None if each is None else tuple(map(float, each)) for each in given)
     assert degrees is not None
+    ranges = [each[k : k + 2] for each in (degrees, scale, shear) if each for k in range(0, len(each), 2)]
+    if all(low == high for low, high in ranges):
+        angle, times = degrees[0], scale[0] if scale else 1.0
+        slant = (*(shear or (0.0, 0.0)), 0.0, 0.0)[0:4:2]
+        _refuse_borders(warp, state, lambda size: affine(size, warp, angle, (0, 0), times, slant, center))
     return (RandomAffine(warp, degrees, translate, scale, shear, center, version_of(transform)),)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,19 @@
+"""Branches that are mixed."""
+
+from __future__ import annotations
+
+from .._dali import fn, math, types
+from ..transforms.auto import Mixture
+from .graph import Graph, operator
+
+
+@operator(Mixture)
+def mixture(graph: Graph, step: Mixture) -> None:
+    weights, node = graph.drawn(1 + len(step.branches)), graph.settle()
+    mixed = node * weights[0]
+    for k, branch in enumerate(step.branches):
+        part = graph.branch(node, graph.row, graph.column)
+        part.add(branch)
+        graph.column = part.column
+        mixed += part.settle() * weights[k + 1]
+    graph.node = fn.cast(math.floor(mixed), dtype=types.UINT8)

@@ -1,0 +1,50 @@
+"""Blur, noise, and boxes that are erased."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._dali import fn, math, types
+from ..transforms.corrupt import Add, Blur, Erase, Paste
+from .graph import Graph, operator
+
+
+@operator(Blur)
+def blur(graph: Graph, step: Blur) -> None:
+    sigma, node = graph.drawn(1)[0], graph.settle()
+    blurred = fn.gaussian_blur(node, sigma=sigma, window_size=list(step.window), dtype=types.FLOAT)
+    graph.node = fn.cast(blurred, dtype=types.UINT8) if graph.scale is None else blurred
+
+
+@operator(Erase)
+def erase(graph: Graph, step: Erase) -> None:
+    graph.node = _erased(graph.settle(), graph.drawn(4), step.value)
+
+
+def _erased(node: Any, box: Any, value: tuple[float, ...]) -> Any:
+    return fn.erase(node, fill_value=list(value), anchor=box[0:2], shape=box[2:4], axes=[0, 1])
+
+
+@operator(Paste)
+def paste(graph: Graph, step: Paste) -> None:
+    drawn, node = graph.drawn(5), graph.settle()
+    box = fn.cast(drawn[0:4], dtype=types.INT32)
+    channels = graph.constant(np.array([graph.channels], np.int32))
+    patch = graph.array(drawn[4], fn.cat(math.max(box[2:4], 1), channels))
+    # The patch with zeros around it, as large as the image, and zeros in the image where it comes to lie.
+    whole: dict[str, Any] = {"start": -box[0:2], "shape": node.shape(dtype=types.INT32)[0:2], "axes": [0, 1]}
+    placed = fn.slice(patch, **whole, out_of_bounds_policy="pad", fill_values=[0.0])
+    graph.node = _erased(node, drawn, (0.0,)) + placed
+
+
+@operator(Add)
+def add(graph: Graph, step: Add) -> None:
+    where, node = graph.drawn(1)[0], graph.settle()
+    values = node + graph.array(where, node.shape(dtype=types.INT32))
+    if step.clip:
+        values = math.clamp(values, 0.0, 255.0 if graph.scale is None else 1.0)
+    elif graph.scale is None:
+        values -= 256.0 * math.floor(values / 256.0)
+    graph.node = fn.cast(values, dtype=types.UINT8) if graph.scale is None else values

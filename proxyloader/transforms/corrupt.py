@@ -1,0 +1,241 @@
+"""Steps that spoil an image: blur, noise, and boxes that are erased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from ..errors import UnsupportedTransformError
+from .choice import Sometimes
+from .drawing import Version, like, v2_transform, version_of
+from .geometry import as_fill
+from .plan import Branch, ImageState, MemoryOrder, Row, Size, Step
+from .registry import rule
+
+# --- GaussianBlur ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Blur(Step):
+    """``functional.gaussian_blur``. Takes sigma, in pixels. Exact but for a pixel in 10,000 that is a level off, where
+    the weighted sum lies in the middle of two levels; float tensors: float rounding.
+
+    Attributes:
+        window: (height, width) of the kernel, odd.
+    """
+
+    window: Size
+    columns: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class GaussianBlur(Step):
+    """GaussianBlur: ``get_params`` (v1) or ``make_params`` (v2)."""
+
+    blur: Blur
+    sigma: tuple[float, float]
+    columns: ClassVar[int] = 1
+
+    @property
+    def operations(self) -> Branch:
+        return (self.blur,)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        # torch cannot reflect more than there is, and says so in words about padding
+        if any(side <= window // 2 for side, window in zip(size, self.blur.window)):
+            raise ValueError(
+                f"GaussianBlur's kernel of {self.blur.window} is too large for an image of {size} (height, width); "
+                "each side must be longer than half the kernel's. Put a Resize or a crop before it"
+            )
+        row.append(v1.GaussianBlur.get_params(*self.sigma))  # v2 draws the same number
+        return size
+
+
+@rule(v1.GaussianBlur, v2.GaussianBlur)
+def gaussian_blur(transform: Any, state: ImageState) -> Branch:
+    width, height = map(int, transform.kernel_size)
+    low, high = map(float, transform.sigma)
+    return (GaussianBlur(Blur((height, width)), (low, high)),)
+
+
+# --- RandomErasing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Erase(Step):
+    """``functional.erase``. Takes top, left, height and width of the box, in pixels. Exact.
+
+    Attributes:
+        value: that the box gets, one for each channel, in the units of the values there.
+    """
+
+    value: tuple[float, ...]
+    columns: ClassVar[int] = 4
+
+
+@dataclass(frozen=True)
+class Paste(Step):
+    """``functional.erase`` with values of their own for each pixel. Takes what Erase takes, and where the array is that
+    holds them, (height, width, C), of one pixel where the box is empty. Exact. Float tensors only."""
+
+    columns: ClassVar[int] = 5
+
+
+@dataclass(frozen=True)
+class RandomErasing(Step):
+    """The draws of RandomErasing once it acts: ``get_params`` (v1) or ``make_params`` (v2).
+
+    Attributes:
+        erase: by one value, or by noise, which travels with the row: 4 bytes for each value of the box.
+        scale: (least, most) share of the image's area.
+        ratio: (least, most) of height over width.
+        channels: of the image.
+        version: v1 or v2.
+    """
+
+    erase: Erase | Paste
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    channels: int
+    version: Version
+
+    @property
+    def columns(self) -> int:
+        return self.erase.columns
+
+    @property
+    def operations(self) -> Branch:
+        return (self.erase,)
+
+    def draw(self, size: Size, row: Row) -> Size:
+        image, noisy = like(*size)[: self.channels], isinstance(self.erase, Paste)
+        if self.version == "v1":
+            ones = None if noisy else [1.0]
+            top, left, height, width, value = v1.RandomErasing.get_params(image, self.scale, self.ratio, ones)
+            found = value is not image
+        else:
+            kind = "random" if noisy else 1.0
+            drawn = v2_transform(v2.RandomErasing, 1.0, self.scale, self.ratio, kind).make_params([image])
+            top, left, height, width, value = (drawn[name] for name in "ijhwv")
+            found = value is not None
+        if not found or 0 in (height, width):  # ten boxes were too large, or nothing is left of one
+            top, left, height, width, value = 0, 0, 0, 0, torch.zeros((self.channels, 1, 1))
+        row.extend((top, left, height, width))
+        if noisy:
+            row.append(row.attach(_by_pixels(value)))
+        return size
+
+
+def _by_pixels(values: torch.Tensor) -> NDArray[np.float32]:
+    """(C, H, W) as (H, W, C), as DALI has images."""
+    return values.permute(1, 2, 0).contiguous().numpy()
+
+
+@rule(v1.RandomErasing, v2.RandomErasing)
+def random_erasing(transform: Any, state: ImageState) -> Branch:
+    version = version_of(transform)
+    if state.kind == "pil" and version == "v1":
+        raise UnsupportedTransformError("it works on tensors; put ToTensor() before it")
+    low, high = map(float, transform.scale)
+    narrow, wide = map(float, transform.ratio)
+    erase = _erase(transform.value, state)
+    erasing = RandomErasing(erase, (low, high), (narrow, wide), state.channels, version)
+    return (Sometimes((erasing,), float(transform.p)),)
+
+
+def _erase(value: Any, state: ImageState) -> Erase | Paste:
+    is_noise = value is None or value == "random"  # v2 keeps it as None
+    if is_noise and state.dtype == "uint8":
+        raise UnsupportedTransformError(
+            "value='random' is noise around zero, most of which whole levels (uint8) cannot hold; "
+            "put the conversion to float before it"
+        )
+    if is_noise:
+        return Paste()
+    values = as_fill(value, state, "value")
+    if state.dtype == "uint8":
+        values = tuple(float(int(each)) for each in values)  # torch cuts off after the point
+    return Erase(values)
+
+
+# --- GaussianNoise ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Add(Step):
+    """An array (H, W, C) is added to the image. Takes where it is. Exact up to float rounding.
+
+    Attributes:
+        clip: to what the image can hold: 0 to 255, or 0 to 1 for floats. Without it, levels begin anew beyond 255.
+    """
+
+    clip: bool
+    columns: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Step):
+    """GaussianNoise (v2): ``torch.randn_like``. The noise travels with the row: 4 bytes for each value of the image.
+
+    Attributes:
+        add: what is done with it.
+        mean, sigma: for values of 0 to 1.
+        levels: the image is of whole levels, and the noise is cut off to them before it is added.
+        channels: of the image.
+        order: in which the tensor lies in memory. ``randn_like`` deals out its numbers in that order, and takes others.
+    """
+
+    add: Add
+    mean: float
+    sigma: float
+    levels: bool
+    channels: int
+    order: MemoryOrder
+    columns: ClassVar[int] = 1
+
+    @property
+    def operations(self) -> Branch:
+        return (self.add,)
+
+    def draw(self, size: Size, row: Row) -> Size:
+        by_channels = torch.empty((self.channels, *size))
+        by_pixels = torch.empty((*size, self.channels)).permute(2, 0, 1)
+        noise = torch.randn_like(by_channels if self.order == "CHW" else by_pixels)
+        if self.levels:
+            noise = (self.mean * 255 + noise * (self.sigma * 255)).trunc()
+        else:
+            noise = self.mean + noise * self.sigma
+        row.append(row.attach(_by_pixels(noise)))
+        return size
+
+
+@rule(v2.GaussianNoise)
+def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
+    _refused_by_torchvision(transform, state)
+    if state.order is None:
+        raise UnsupportedTransformError(
+            "torch deals its noise out in the order in which the tensor lies in memory, which is known only where "
+            "nothing but flips, a conversion to float and Normalize follow the conversion to a tensor; "
+            "put the rest before it"
+        )
+    add, levels = Add(bool(transform.clip)), state.dtype == "uint8"
+    return (GaussianNoise(add, float(transform.mean), float(transform.sigma), levels, state.channels, state.order),)
+
+
+def _refused_by_torchvision(transform: v2.GaussianNoise, state: ImageState) -> None:
+    """Older versions take float tensors only. The one that is installed is asked."""
+    sample: Any = torch.zeros((3, 1, 1), dtype=getattr(torch, state.dtype))
+    if state.kind == "pil":
+        sample = Image.new("RGB", (1, 1))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            transform(sample)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedTransformError(f"torchvision refuses it here: {error}") from None
