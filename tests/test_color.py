@@ -218,7 +218,7 @@ class TestDoneOrNot:
             assert_as_torchvision(transform, device, colors, bound=EXACT)
 
     @both_versions
-    @pytest.mark.parametrize("threshold", [0, 99.5, 255])
+    @pytest.mark.parametrize("threshold", [0, 99.5, 255 * 2 / 3 + 1e-6, 255])
     def test_solarize_from_any_threshold(self, version: Any, threshold: float, colors: Images, device: str) -> None:
         for kind in ("pil", "uint8"):
             transform = composed(kind, version.RandomSolarize(threshold, p=1.0))
