@@ -12,12 +12,12 @@ from torchvision.transforms import v2
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from .compare import BILINEAR, EXACT, Bound, assert_as_torchvision, composed, each_kind, images, run
+from .compare import BILINEAR, EXACT, Bound, assert_as_torchvision, composed, each_kind, lossless, run
 
 NEARLY_EXACT = Bound(0.02, 1, 1)
 """On uint8 tensors, ``test_color.py`` says why. What is chosen is exact: another branch would be tens of levels off."""
 
-FILES = images("landscape", "portrait", "small", "tiny", "one pixel high", "4:2:2")
+FILES = lossless("landscape", "portrait", "small", "tiny", "one pixel high", "4:2:2")
 
 both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 
@@ -40,7 +40,7 @@ class TestRandomApply:
     def test_of_what_changes_the_size(self, version: Any, kind: str, device: str) -> None:
         inner = [version.RandomCrop((20, 30), pad_if_needed=True), version.Pad(3)]
         transform = composed(kind, version.RandomApply(inner, 0.5), version.RandomHorizontalFlip(), version.Pad(2))
-        outputs = run(transform, device, images("landscape"), times=12)
+        outputs = run(transform, device, lossless("landscape"), times=12)
         assert {tuple(each.shape) for each in outputs.ours} == {(3, 30, 40), (3, 124, 164)}
         assert_as_torchvision(transform, device, FILES, bound=EXACT, times=3)
 
@@ -87,7 +87,7 @@ class TestRandomChoice:
     def test_among_any_number(self, version: Any, count: int, device: str) -> None:
         branches = [version.Pad((k, 0, 0, 0), fill=10 * k) for k in range(count)]
         transform = composed("pil", version.RandomChoice(branches))
-        outputs = run(transform, device, images("tiny"), times=60)
+        outputs = run(transform, device, lossless("tiny"), times=60)
         assert {each.shape[2] for each in outputs.ours} == {9 + k for k in range(count)}
         assert all(torch.equal(a, b) for a, b in zip(outputs.stock, outputs.ours)) or device == "cuda"
 
@@ -108,7 +108,7 @@ class TestRandomOrder:
     @both_versions
     def test_of_sizes_that_depend_on_the_order(self, version: Any, device: str) -> None:
         transform = composed("pil", version.RandomOrder([version.Pad(3), version.CenterCrop(8)]))
-        outputs = run(transform, device, images("landscape"), times=12)
+        outputs = run(transform, device, lossless("landscape"), times=12)
         assert {tuple(each.shape) for each in outputs.ours} == {(3, 8, 8), (3, 14, 14)}
         assert_as_torchvision(transform, device, FILES, bound=EXACT, times=2)
 

@@ -11,7 +11,7 @@ from torchvision.transforms import transforms as v1
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from .compare import BILINEAR, EXACT, Bound, assert_as_torchvision, composed, each_kind, images
+from .compare import BILINEAR, EXACT, Bound, assert_as_torchvision, composed, each_kind, lossless
 
 NEAREST_OF_PIL = Bound(0.02, 0, 255)
 """Pillow counts in 65536ths of a pixel, and so does the matrix that DALI gets. But float32 holds less than those from
@@ -68,7 +68,9 @@ class TestPixels:
         self, version: Any, kind: str, interpolation: InterpolationMode, name: str, arguments: Any, device: str
     ) -> None:
         transform = composed(kind, getattr(version, name)(interpolation=interpolation, **arguments))
-        files = images(*WITH_A_SURFACE, *(() if name == "RandomPerspective" else ("one pixel high", "one pixel wide")))
+        files = lossless(
+            *WITH_A_SURFACE, *(() if name == "RandomPerspective" else ("one pixel high", "one pixel wide"))
+        )
         assert_as_torchvision(transform, device, files, bound=bound_of(kind, interpolation), times=2)
 
     @both_versions
@@ -83,7 +85,7 @@ class TestPixels:
             fill = tuple(value / 255 for value in fill) if isinstance(fill, tuple) else fill / 255
         arguments = {} if name == "RandomPerspective" else {"degrees": (10, 80)}
         transform = composed(kind, getattr(version, name)(**arguments, interpolation=interpolation, fill=fill))
-        files = images("portrait", "small", "tiny", "4:2:2")
+        files = lossless("portrait", "small", "tiny", "4:2:2")
         assert_as_torchvision(transform, device, files, bound=bound_of(kind, interpolation), times=2)
 
     @both_versions
@@ -94,7 +96,7 @@ class TestPixels:
         warps = [version.RandomRotation(40, **how), version.RandomPerspective(0.4, 0.5, **how)]
         transform = composed(kind, version.Grayscale(), *warps)
         bound = bound_of(kind, interpolation)
-        assert_as_torchvision(transform, device, images(*WITH_A_SURFACE), bound=bound)
+        assert_as_torchvision(transform, device, lossless(*WITH_A_SURFACE), bound=bound)
 
     @both_versions
     @each_kind
@@ -109,7 +111,7 @@ class TestPixels:
             version.CenterCrop(60),
         )
         bound = BLENDED_FLOATS if kind == "float" else Bound(0.02, 2, 255)  # a level at each of both
-        assert_as_torchvision(transform, device, bound=bound)
+        assert_as_torchvision(transform, device, lossless(), bound=bound)
 
 
 class TestRightAngles:
@@ -123,7 +125,7 @@ class TestRightAngles:
         self, version: Any, interpolation: InterpolationMode, expand: bool, angle: int, device: str
     ) -> None:
         transform = composed("pil", version.RandomRotation((angle, angle), interpolation, expand=expand))
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_as_torchvision(transform, device, lossless(), bound=EXACT)
 
     @both_versions
     @each_interpolation
@@ -140,14 +142,14 @@ class TestRightAngles:
     @pytest.mark.parametrize("angle", [90, 270])
     def test_of_tensors_of_any_size_with_v2_and_expand(self, kind: str, angle: int, device: str) -> None:
         transform = composed(kind, v2.RandomRotation((angle, angle), expand=True))
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_as_torchvision(transform, device, lossless(), bound=EXACT)
 
     @both_versions
     @pytest.mark.parametrize("kind", ["uint8", "float"])
     @pytest.mark.parametrize("expand", [False, True], ids=["", "expand"])
     def test_of_tensors_of_any_size_by_blending(self, version: Any, kind: str, expand: bool, device: str) -> None:
         transform = composed(kind, version.RandomRotation((90, 90), InterpolationMode.BILINEAR, expand=expand))
-        assert_as_torchvision(transform, device, bound=BILINEAR if kind == "uint8" else BLENDED_FLOATS)
+        assert_as_torchvision(transform, device, lossless(), bound=BILINEAR if kind == "uint8" else BLENDED_FLOATS)
 
 
 class TestRefusals:
@@ -181,7 +183,7 @@ class TestRefusals:
         with pytest.raises(UnsupportedTransformError, match=reason):
             plan_for(composed("uint8", transform))
         plan_for(composed("uint8", getattr(version, name)(**arguments, interpolation=InterpolationMode.BILINEAR)))
-        assert_as_torchvision(composed("pil", transform), device, images("large", "tiny"), bound=NEAREST_OF_PIL)
+        assert_as_torchvision(composed("pil", transform), device, lossless("large", "tiny"), bound=NEAREST_OF_PIL)
 
     @both_versions
     @pytest.mark.parametrize("fill", [(1, 2), "red", 300, -1], ids=str)
