@@ -23,14 +23,14 @@ CUT_OFF = Bound(0.07, 1, 1)
 """Where a sum on a uint8 tensor should be a whole number, the last bit of float32 decides whether it is cut off to that
 or to the level below. v1 and v2 of torchvision order their sums in different ways, and are as far from each other."""
 
-STRETCHED = Bound(0.02, 1, 1)
+STRETCHED = Bound(0.005, 1, 1)
 """As CUT_OFF, where few pixels are concerned."""
 
-HUE_OF_PIL = Bound(0.02, 2, 12)
+HUE_OF_PIL = Bound(0.01, 2, 6)
 """Pillow goes by way of whole levels of hue; the last bit of float32 decides a few of them, each of which moves the
 colour of a pixel by some levels."""
 
-ONE_AFTER_THE_OTHER = Bound(0.05, 2, 24)
+ONE_AFTER_THE_OTHER = Bound(0.01, 2, 12)
 """A pixel that is a level off after one step may be some levels off after the next."""
 
 SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "one pixel wide", "grey", "4:2:2")
