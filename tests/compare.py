@@ -69,6 +69,18 @@ def images(*names: str, but: tuple[str, ...] = ()) -> Images:
     return {name: every[name] for name in names or every if name not in but}
 
 
+@functools.lru_cache(maxsize=32)
+def lossless(*names: str, but: tuple[str, ...] = ()) -> Images:
+    """As :func:`images`, as PNGs: every device decodes them alike, so what is done to them afterwards is seen alone."""
+    return {name: png_of(opened(data)) for name, data in images(*names, but=but).items()}
+
+
+def png_of(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
 each_kind = pytest.mark.parametrize("kind", ["pil", "uint8", "float"])
 """What a transform is given: a PIL image, a uint8 tensor, or a float tensor of 0 to 1."""
 

@@ -4,6 +4,7 @@ torch's generator, and Python's, go on from the same state."""
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -55,6 +56,8 @@ def numbers_of(kind: type[Step], args: tuple[Any, ...], kwargs: dict[str, Any]) 
     values = [*args, *kwargs.values()]
     if kind is color.Hue:  # Pillow adds whole levels to a byte
         return (float(int(values[0] * 255) % 256),)
+    if kind is color.Solarize:  # levels are whole
+        return (float(math.ceil(values[0])),)
     if kind is color.ChannelOrder:
         return tuple(map(float, values[0]))
     return tuple(map(float, values))

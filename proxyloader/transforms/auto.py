@@ -29,6 +29,7 @@ from .color import (
     Saturation,
     Sharpness,
     Solarize,
+    solarize_threshold,
 )
 from .drawing import like, version_of
 from .plan import Branch, ImageState, OneOf, Size, Step, state_after
@@ -92,7 +93,7 @@ class Operations:
         elif name == "Posterize":
             self.choice.put(6, row, int(magnitude))
         elif name == "Solarize":
-            self.choice.put(7, row, magnitude * self.solarize_up_to)
+            self.choice.put(7, row, solarize_threshold(magnitude * self.solarize_up_to, self.kind))
         else:
             self.choice.put({"Brightness": 2, "Color": 3, "Contrast": 4, "Sharpness": 5}[name], row, 1.0 + magnitude)
 

@@ -11,6 +11,7 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
+from ..errors import UnsupportedTransformError
 from .drawing import version_of
 from .plan import Branch, ImageState, OneOf, Row, Size, Step, state_after
 from .registry import container
@@ -115,9 +116,17 @@ def random_apply(transform: Any, branches: Sequence[Branch]) -> Step:
 @container(v1.RandomChoice, v2.RandomChoice)
 def random_choice(transform: Any, branches: Sequence[Branch]) -> Step:
     p = None if transform.p is None else tuple(map(float, transform.p))
-    return RandomChoice(OneOf(tuple(branches)), p, version_of(transform))
+    if p is not None and len(p) != len(branches):
+        raise UnsupportedTransformError(f"p has {len(p)} probabilities for {len(branches)} transforms")
+    return RandomChoice(_one_of(branches), p, version_of(transform))
 
 
 @container(v1.RandomOrder, v2.RandomOrder)
 def random_order(transform: Any, branches: Sequence[Branch]) -> Step:
-    return RandomOrder(OneOf(tuple(branches)), version_of(transform))
+    return RandomOrder(_one_of(branches), version_of(transform))
+
+
+def _one_of(branches: Sequence[Branch]) -> OneOf:
+    if not branches:
+        raise UnsupportedTransformError("it holds no transforms; leave it out")
+    return OneOf(tuple(branches))

@@ -7,6 +7,7 @@ hold for uint8 images; those for float tensors are float rounding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -90,7 +91,7 @@ class Posterize(Step):
 
 @dataclass(frozen=True)
 class Solarize(Step):
-    """``functional.solarize``. Takes the threshold, in the values of the image. Exact."""
+    """``functional.solarize``. Takes what :func:`solarize_threshold` makes of the threshold. Exact."""
 
     columns: ClassVar[int] = 1
 
@@ -124,6 +125,15 @@ class ChannelOrder(Step):
     """``functional.permute_channels``. Takes, for each channel, the number of the one that comes there. Exact."""
 
     columns: ClassVar[int] = 3
+
+
+def solarize_threshold(threshold: float, kind: Kind) -> float:
+    """From which value on an image is inverted, in its own values; float32 holds it.
+
+    Pillow compares levels with the number in double precision, so the next whole level does as well. torch compares
+    them with what it is in float32.
+    """
+    return float(math.ceil(threshold)) if kind == "pil" else threshold
 
 
 WHOLE_LEVELS_ONLY = "it is translated for whole levels (uint8) only; put the conversion to float after it"
@@ -312,7 +322,11 @@ def random_solarize(transform: Any, state: ImageState) -> Branch:
             f"threshold={transform.threshold!r} is more than {most}, the most that a {state.dtype} tensor holds; "
             f"0 to {most} are allowed"
         )
-    return (Sometimes((Fixed(Solarize(), (float(transform.threshold),)),), float(transform.p)),)
+    return (
+        Sometimes(
+            (Fixed(Solarize(), (solarize_threshold(float(transform.threshold), state.kind),)),), float(transform.p)
+        ),
+    )
 
 
 @rule(v1.RandomAdjustSharpness, v2.RandomAdjustSharpness)

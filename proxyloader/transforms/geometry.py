@@ -156,14 +156,14 @@ def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> 
 def random_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
     padding = as_ltrb(transform.padding, type(transform) is v2.RandomCrop)
     if padding != (0, 0, 0, 0) or transform.pad_if_needed:
-        _constant_only(transform)
+        _can_pad(transform, state)
     region = RandomRegion(as_pair(transform.size), padding, bool(transform.pad_if_needed), version_of(transform))
     return (Crop(region, as_fill(transform.fill, state)),)
 
 
 @rule(v1.Pad, v2.Pad)
 def pad(transform: Any, state: ImageState) -> tuple[Step, ...]:
-    _constant_only(transform)
+    _can_pad(transform, state)
     return (Crop(PaddedRegion(as_ltrb(transform.padding)), as_fill(transform.fill, state)),)
 
 
@@ -173,7 +173,11 @@ def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> tuple[Ste
     return (Sometimes((Crop(ZoomedOutRegion((low, high)), as_fill(transform.fill, state)),), float(transform.p)),)
 
 
-def _constant_only(transform: Any) -> None:
+def _can_pad(transform: Any, state: ImageState) -> None:
+    if state.kind == "tensor" and version_of(transform) == "v1" and not is_number(transform.fill):
+        raise UnsupportedTransformError(
+            f"fill={transform.fill!r} is not what torchvision pads a tensor with; one number is, or the v2 class"
+        )
     if transform.padding_mode != "constant":
         raise UnsupportedTransformError(
             f"padding_mode={transform.padding_mode!r} is not translated; padding_mode='constant' is"

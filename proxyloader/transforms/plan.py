@@ -132,14 +132,15 @@ class OneOf(Step):
 
     def state_after(self, state: ImageState) -> ImageState:
         found = [state_after(branch, state) for branch in self.branches]
-        alike = {replace(each, size=None) for each in found}
+        alike = {replace(each, size=None, scale=None) for each in found}
         if len(alike) > 1:
             raise UnsupportedTransformError(
                 "what it leaves behind depends on chance (the kind of image, its type or its channels); "
                 "put what changes them before or after it"
             )
         size = found[0].size if len({each.size for each in found}) == 1 else None
-        return replace(found[0], size=size)
+        scale = found[0].scale if len({each.scale for each in found}) == 1 else None
+        return replace(found[0], size=size, scale=scale)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""AutoAugment, RandAugment and TrivialAugmentWide: what each image gets, and how near the pixels are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torchvision.transforms as v1
+from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
+
+from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.registry import plan_for
+
+from .compare import Bound, Images, assert_as_torchvision, composed, lossless
+
+OF_PIL = Bound(0.01, 1, 255)
+"""Nearly all operations are exact. ``NEAREST_OF_PIL`` in ``test_warp.py`` says which pixels may be another one's, and
+where an operation follows upon that, such as equalisation, a pixel may be any number of levels off."""
+
+OF_TENSORS = Bound(0.2, 30, 255)
+"""As OF_PIL; and a shear of 1/5 or 1/15 takes each 5th or 15th line, and a quarter turn of sides that differ by an odd
+number every pixel, of a tensor from the border of two, which torch's rounding decides. Of the policy SVHN that is one
+operation in 30, of the others one in hundreds; an image that it meets is a level off in the mean."""
+
+BLENDED = Bound(0.1, 3, 255)
+"""Blended pixels may be a level off, which the next operation makes more of."""
+
+both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+pil_and_tensor = pytest.mark.parametrize("kind", ["pil", "uint8"])
+each_class = pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(pytest.param("AutoAugment", (policy,), id=f"AutoAugment, {policy.value}") for policy in AutoAugmentPolicy),
+        pytest.param("RandAugment", (), id="RandAugment"),
+        pytest.param("RandAugment", (3, 20, 41), id="RandAugment, stronger"),
+        pytest.param("TrivialAugmentWide", (), id="TrivialAugmentWide"),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def files() -> Images:
+    return lossless(but=("large", "one pixel high", "one pixel wide", "progressive"))
+
+
+@both_versions
+@pil_and_tensor
+@each_class
+def test_pixels(version: Any, kind: str, name: str, arguments: Any, files: Images, device: str) -> None:
+    transform = composed(kind, getattr(version, name)(*arguments))
+    assert_as_torchvision(transform, device, files, bound=OF_PIL if kind == "pil" else OF_TENSORS, times=8)
+
+
+@both_versions
+@pil_and_tensor
+@each_class
+def test_pixels_when_blended_into_a_fill(
+    version: Any, kind: str, name: str, arguments: Any, files: Images, device: str
+) -> None:
+    how: Any = {"interpolation": InterpolationMode.BILINEAR, "fill": [10, 200, 30]}
+    transform = composed(kind, getattr(version, name)(*arguments, **how))
+    assert_as_torchvision(transform, device, files, bound=BLENDED, times=6)
+
+
+@both_versions
+@pil_and_tensor
+@each_class
+def test_of_a_grey_image(version: Any, kind: str, name: str, arguments: Any, files: Images, device: str) -> None:
+    transform = composed(kind, version.Grayscale(), getattr(version, name)(*arguments, fill=128))
+    assert_as_torchvision(transform, device, files, bound=OF_PIL if kind == "pil" else OF_TENSORS, times=4)
+
+
+@both_versions
+@pil_and_tensor
+def test_of_images_one_pixel_high_or_wide(version: Any, kind: str, device: str) -> None:
+    transform = composed(kind, version.AutoAugment())
+    files = lossless("one pixel high", "one pixel wide")
+    assert_as_torchvision(transform, device, files, bound=OF_PIL, times=20)
+
+
+@both_versions
+def test_in_the_usual_place(version: Any, device: str) -> None:
+    transform = v1.Compose(
+        [
+            version.RandomResizedCrop(48),
+            version.RandomHorizontalFlip(),
+            version.TrivialAugmentWide(),
+            v1.ToTensor(),
+            version.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    # The resize is a level off here and there, and equalisation and the like make more of that.
+    assert_as_torchvision(transform, device, lossless(), bound=Bound(0.3, 8, 255), times=4)
+
+
+@both_versions
+def test_no_operations_change_nothing(version: Any, files: Images, device: str) -> None:
+    assert plan_for(composed("pil", version.RandAugment(0))).steps[0].operations == ()
+    assert_as_torchvision(composed("pil", version.RandAugment(0)), device, files)
+
+
+@both_versions
+@pytest.mark.parametrize("name", ["AutoAugment", "RandAugment", "TrivialAugmentWide"])
+def test_float_tensors_are_refused(version: Any, name: str) -> None:
+    reason = rf"{name}: it is translated for whole levels \(uint8\) only; put the conversion to float after it"
+    with pytest.raises(UnsupportedTransformError, match=reason):
+        plan_for(composed("float", getattr(version, name)()))
+    with pytest.raises(UnsupportedTransformError, match=reason):
+        plan_for(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), getattr(version, name)()]))
+
+
+@both_versions
+@pytest.mark.parametrize("name", ["AutoAugment", "RandAugment", "TrivialAugmentWide"])
+def test_other_interpolations_are_refused(version: Any, name: str) -> None:
+    with pytest.raises(UnsupportedTransformError, match=rf"{name}: interpolation 'bicubic' is not translated here"):
+        plan_for(composed("pil", getattr(version, name)(interpolation=InterpolationMode.BICUBIC)))
+
+
+@pytest.mark.parametrize("fill", [[1, 2], 300], ids=str)
+def test_fills_that_no_pixel_can_have_are_refused(fill: Any) -> None:
+    with pytest.raises(UnsupportedTransformError, match=r"RandAugment: fill=.* is (not translated|outside of 0..255)"):
+        plan_for(composed("pil", v1.RandAugment(fill=fill)))
