@@ -152,6 +152,10 @@ class Automatic(Step):
     def columns(self) -> int:
         return self.choices.choice.columns * self.layers
 
+    @property
+    def drawn(self) -> str:
+        return f"operations, magnitudes: {self.name}.forward"
+
     def draw(self, size: Size, row: list[float]) -> Size:
         cls = getattr(v2 if self.version == "v2" else v1, self.name)
         drawn = _recorder(cls, self.arguments)(size)

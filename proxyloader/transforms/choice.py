@@ -18,7 +18,7 @@ from .registry import container
 
 @dataclass(frozen=True)
 class Sometimes(Step):
-    """RandomApply, and every class that acts with a probability ``p``: one ``torch.rand(1)``, then its own draws.
+    """RandomApply, and every class that acts with a probability ``p``: one number decides, then come its own draws.
 
     Attributes:
         inner: what is done or not.
@@ -42,6 +42,10 @@ class Sometimes(Step):
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,)
 
+    @property
+    def drawn(self) -> str:
+        return f"whether it acts: torch.rand(1) {'<=' if self.closed else '<'} {self.p:g}"
+
     def draw(self, size: Size, row: list[float]) -> Size:
         drawn = torch.rand(1)
         return self.choice.take(int(drawn <= self.p if self.closed else drawn < self.p), size, row)
@@ -52,7 +56,7 @@ class Sometimes(Step):
 
 @dataclass(frozen=True)
 class RandomChoice(Step):
-    """One of several transforms: v1 asks Python's ``random.choices``, v2 ``torch.multinomial``."""
+    """One of several transforms, with the probabilities ``p``."""
 
     choice: OneOf
     p: tuple[float, ...] | None
@@ -65,6 +69,10 @@ class RandomChoice(Step):
     @property
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,)
+
+    @property
+    def drawn(self) -> str:
+        return f"which one: {'random.choices' if self.version == 'v1' else 'torch.multinomial'}"
 
     def draw(self, size: Size, row: list[float]) -> Size:
         if self.version == "v1":
@@ -79,7 +87,7 @@ class RandomChoice(Step):
 
 @dataclass(frozen=True)
 class RandomOrder(Step):
-    """All of several transforms in an order that v1 gets from Python's ``random.shuffle``, v2 from ``randperm``."""
+    """All of several transforms in an order of chance."""
 
     choice: OneOf
     version: str
@@ -91,6 +99,10 @@ class RandomOrder(Step):
     @property
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,) * len(self.choice.branches)
+
+    @property
+    def drawn(self) -> str:
+        return f"an order: {'random.shuffle' if self.version == 'v1' else 'torch.randperm'}"
 
     def draw(self, size: Size, row: list[float]) -> Size:
         order: list[int] = list(range(len(self.choice.branches)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchvision.transforms import transforms as v1
@@ -12,13 +12,15 @@ from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair, resize_step
-from .plan import ImageState, Step
+from .plan import EXACT, Closeness, ImageState, Step
 from .registry import rule
 
 
 @dataclass(frozen=True)
 class ToTensor(Step):
-    """A PIL image becomes a uint8 tensor (C, H, W); the values stay. Exact."""
+    """A PIL image becomes a uint8 tensor (C, H, W); the values stay."""
+
+    closeness: ClassVar[Closeness] = EXACT
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, kind="tensor")
@@ -26,9 +28,10 @@ class ToTensor(Step):
 
 @dataclass(frozen=True)
 class ToFloat(Step):
-    """uint8 becomes float32, divided by 255 where ``scale`` is set. Exact up to float rounding."""
+    """uint8 becomes float32, divided by 255 where ``scale`` is set."""
 
     scale: bool
+    closeness: ClassVar[Closeness] = EXACT
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, dtype="float32", scale=1 / 255 if self.scale else 1.0)
@@ -36,10 +39,11 @@ class ToFloat(Step):
 
 @dataclass(frozen=True)
 class Normalize(Step):
-    """``functional.normalize``: (value - mean) / std for each channel. Exact up to float rounding."""
+    """``functional.normalize``: (value - mean) / std for each channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    closeness: ClassVar[Closeness] = EXACT
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, scale=None)
