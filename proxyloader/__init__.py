@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .errors import PipelineError as PipelineError
     from .errors import ProxyLoaderError as ProxyLoaderError
     from .errors import UnsupportedTransformError as UnsupportedTransformError
+    from .explanation import explain as explain
     from .loader import DataLoader as DataLoader
     from .sample import EncodedImage as EncodedImage
     from .server import ProxyServer as ProxyServer
@@ -34,6 +35,7 @@ _HOMES = {
     "ProxyServer": "server",
     "UnsupportedTransformError": "errors",
     "compile_transforms": "transforms",
+    "explain": "explanation",
     "wrap": "dataset",
 }
 

@@ -59,6 +59,33 @@ def filter_image(images: Any, kernel: Any, outside: Any) -> Any:
     return module.filter(images, kernel, outside, border="constant")
 
 
+def operators_between(start: Any, end: Any) -> list[str]:
+    """The operators that an image goes through from one node of a graph to another, by their names in ``fn``.
+
+    Returns:
+        Each once, in the order they were added to the graph.
+    """
+    there, waiting = set(), [end.source]
+    while waiting:
+        operator = waiting.pop()
+        if operator not in there:
+            there.add(operator)
+            waiting += [node.source for node in operator.inputs]
+    through: list[Any] = []
+    for operator in sorted(there, key=lambda operator: operator.id):  # so inputs come before what takes them
+        inputs = [(node.source, node.index) for node in operator.inputs]
+        if (start.source, start.index) in inputs or any(source in through for source, _ in inputs):
+            through.append(operator)
+    return list(dict.fromkeys(_name_in_fn(type(operator._op).schema_name) for operator in through))
+
+
+def _name_in_fn(schema: str) -> str:
+    """``decoders.image`` of ``decoders__Image``; what Python's own signs stand for in a graph gets a plain word."""
+    signs = {"_ArithmeticGenericOp": "arithmetic", "_TensorSubscript": "subscript", "_Shape": "shape"}
+    parts = signs.get(schema, schema.removeprefix("_conditional__")).split("__")
+    return ".".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
+
+
 def declared_kind(pipeline: Any, name: str) -> tuple[str | None, int | None]:
     """(numpy's dtype, number of dimensions) that an external source says it takes; None where it says nothing."""
     for node in pipeline._ops:

@@ -145,7 +145,40 @@ def _run_demo(args: argparse.Namespace) -> int:
     return 0 if kept_its_promise else 1
 
 
-VERBS = (_demo, _make_dataset)
+def _explain(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "explain",
+        _run_explain,
+        "say what becomes of a torchvision transform",
+        "Prints a table of its parts: which random numbers are drawn for each image, and by\n"
+        "which function; the DALI operators that do the work; and how far the pixels may be\n"
+        "from torchvision's. Where a part is refused, it says why and what to do instead.\n"
+        "Exit status 1: something is refused, so a loader for it could not be made.",
+        "proxyloader explain resnet50\n"
+        "  proxyloader explain ResNet50_Weights.IMAGENET1K_V2\n"
+        "  proxyloader explain train:transform",
+    )
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="module:attribute of a transform, or of a function or class that makes one without arguments, looked for "
+        "as python -m would from here; or weights of torchvision, or a model for its default weights "
+        "(nothing is downloaded)",
+    )
+
+
+def _run_explain(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from .explanation import explain, find
+
+    explanation = explain(find(args.name))
+    Console().print(explanation)
+    return 1 if explanation.refused else 0
+
+
+VERBS = (_demo, _make_dataset, _explain)
 
 
 def _parser() -> argparse.ArgumentParser:

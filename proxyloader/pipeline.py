@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from ._dali import Pipeline, fn, pipeline_def, types
+from ._dali import Pipeline, fn, operators_between, pipeline_def, types
 from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions
-from .transforms.plan import Plan
+from .transforms.plan import Branch, ImageState, Plan
 
 
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
@@ -33,3 +34,49 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     pipeline = proxyloader_plan()
     pipeline.build()
     return pipeline
+
+
+class _Watched(Graph):
+    """Notes how far the image has come after each step."""
+
+    def __init__(self, options: PipelineOptions, encoded: Any, draws: Any, columns: int) -> None:
+        super().__init__(options, encoded, draws, columns)
+        self.reached: list[Any] = [encoded]
+
+    def add(self, steps: Branch) -> None:
+        for step in steps:
+            super().add((step,))
+            self.reached.append(self.reached[-1] if self.node is None else self.node)
+
+
+def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
+    """The DALI operators that join the graph of a plan with each of its steps, by their names in ``fn``.
+
+    Args:
+        steps: of the plan, one or more.
+        device_id: as in PipelineOptions.
+
+    Returns:
+        A list for each step, and one for the output. Where a step is put off it is empty: what joins the graph later
+        does its work, too.
+    """
+    with Pipeline(1, 1, device_id, exec_dynamic=True):
+        encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
+        columns = sum(step.columns for step in steps)
+        graph = _Watched(PipelineOptions(1, device_id), encoded, draws, columns)
+        output = graph.output_of(steps)
+        # A Normalize at the end is the output itself.
+        reached = [*graph.reached, output, output][: len(steps) + 2]
+        return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
+
+
+def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None = None) -> list[str]:
+    """As ``operators_of``, of all steps that some of the images take, which are in ``state`` before."""
+    with Pipeline(1, 1, device_id, exec_dynamic=True):
+        image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
+        graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.columns for step in steps))
+        image = image if device_id is None else image.gpu()
+        graph.node, graph.channels = image, state.channels
+        graph.scale = None if state.dtype == "uint8" else 1.0
+        graph.add(steps)
+        return operators_between(image, graph.settle())

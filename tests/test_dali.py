@@ -45,6 +45,21 @@ def test_the_pipeline_has_the_private_names_we_use() -> None:
     assert "cuda_stream" in inspect.signature(Pipeline.outputs).parameters
 
 
+def test_a_graph_says_which_operators_an_image_goes_through() -> None:
+    with Pipeline(2, 1, None, exec_dynamic=True):
+        encoded, draws = fn.external_source(name="images"), fn.external_source(name="draws")
+        image = fn.decoders.image(encoded)
+        number = fn.cast(draws[0], dtype=types.FLOAT)
+        low, high = _dali.split(image, draws[1] < 0.5)
+        changed = _dali.merge(fn.flip(low), fn.experimental.warp_perspective(high), draws[1] < 0.5) * number
+        output = fn.cast(changed[:, :, 0:1], dtype=types.UINT8)
+        assert _dali.operators_between(encoded, image) == ["decoders.image"]
+        assert _dali.operators_between(image, output) == [
+            *("split", "flip", "experimental.warp_perspective", "merge", "arithmetic", "subscript", "cast")
+        ]
+        assert _dali.operators_between(image, image) == [] == _dali.operators_between(image, number)
+
+
 def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew() -> None:
     @pipeline_def(batch_size=2, num_threads=1, device_id=None, exec_dynamic=True)
     def graph() -> object:

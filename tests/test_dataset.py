@@ -157,7 +157,7 @@ def to_grey(image: Any) -> Any:
 
 def test_a_callable_of_the_users_in_an_image_folder_is_refused_by_name(folder: ImageFolder) -> None:
     folder.transform = to_grey
-    with pytest.raises(UnsupportedTransformError, match="transform: .*to_grey is not translated"):
+    with pytest.raises(UnsupportedTransformError, match="transform: .*to_grey: it is not translated"):
         wrap(folder)
 
 

@@ -11,7 +11,7 @@ import math
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchvision.transforms import autoaugment as v1
@@ -32,7 +32,7 @@ from .color import (
     solarize_threshold,
 )
 from .drawing import like, version_of
-from .plan import Branch, ImageState, OneOf, Size, Step, state_after
+from .plan import Branch, Closeness, ImageState, OneOf, Size, Step, state_after
 from .registry import rule
 from .warp import Affine, Kind, affine, rotation, warp_fill, warp_interpolation
 
@@ -194,6 +194,10 @@ class Automatic(Step):
     def columns(self) -> int:
         return self.choices.choice.columns * self.layers
 
+    @property
+    def drawn(self) -> str:
+        return f"operations, magnitudes: {self.name}.forward"
+
     def draw(self, size: Size, row: list[float]) -> Size:
         chains = _recorder(self.name, self.version, self.arguments)(size).chains
         self.choices.put_chain(chains[0] if chains else [], self.layers, size, row)
@@ -239,6 +243,9 @@ class Mixture(Step):
     """
 
     branches: tuple[Branch, ...]
+    closeness: ClassVar[Closeness] = Closeness(
+        0.05, 1, 25, "weights whose sum is a float's breadth beside 1, before a level is cut off"
+    )
 
     @property
     def columns(self) -> int:
@@ -252,7 +259,7 @@ class Mixture(Step):
 
 @dataclass(frozen=True)
 class AugMix(Step):
-    """AugMix. Where the sum of the weights is a float's breadth beside 1, a level that is cut off differs.
+    """AugMix.
 
     Attributes:
         choices: what each operation is chosen from. torchvision does them to tensors, also where a PIL image came.
@@ -267,6 +274,8 @@ class AugMix(Step):
     arguments: tuple[tuple[str, Any], ...]
     width: int
     depth: int
+
+    drawn: ClassVar[str] = "chains of operations, magnitudes, weights: AugMix.forward"
 
     @property
     def mixture(self) -> Mixture:

@@ -19,7 +19,7 @@ from .registry import container
 
 @dataclass(frozen=True)
 class Sometimes(Step):
-    """RandomApply, and every class that acts with a probability ``p``: one ``torch.rand(1)``, then its own draws.
+    """RandomApply, and every class that acts with a probability ``p``: one number decides, then come its own draws.
 
     Attributes:
         inner: what is done or not.
@@ -43,6 +43,10 @@ class Sometimes(Step):
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,)
 
+    @property
+    def drawn(self) -> str:
+        return f"whether it acts: torch.rand(1) {'<=' if self.closed else '<'} {self.p:g}"
+
     def draw(self, size: Size, row: Row) -> Size:
         drawn = torch.rand(1)
         return self.choice.take(int(drawn <= self.p if self.closed else drawn < self.p), size, row)
@@ -53,7 +57,7 @@ class Sometimes(Step):
 
 @dataclass(frozen=True)
 class RandomChoice(Step):
-    """One of several transforms: v1 asks Python's ``random.choices``, v2 ``torch.multinomial``."""
+    """One of several transforms, with the probabilities ``p``."""
 
     choice: OneOf
     p: tuple[float, ...] | None
@@ -66,6 +70,10 @@ class RandomChoice(Step):
     @property
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,)
+
+    @property
+    def drawn(self) -> str:
+        return f"which one: {'random.choices' if self.version == 'v1' else 'torch.multinomial'}"
 
     def draw(self, size: Size, row: Row) -> Size:
         if self.version == "v1":
@@ -80,7 +88,7 @@ class RandomChoice(Step):
 
 @dataclass(frozen=True)
 class RandomOrder(Step):
-    """All of several transforms in an order that v1 gets from Python's ``random.shuffle``, v2 from ``randperm``."""
+    """All of several transforms in an order of chance."""
 
     choice: OneOf
     version: str
@@ -92,6 +100,10 @@ class RandomOrder(Step):
     @property
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,) * len(self.choice.branches)
+
+    @property
+    def drawn(self) -> str:
+        return f"an order: {'random.shuffle' if self.version == 'v1' else 'torch.randperm'}"
 
     def draw(self, size: Size, row: Row) -> Size:
         order: list[int] = list(range(len(self.choice.branches)))

@@ -1,8 +1,7 @@
 """Steps that change colours. Each says what it takes; who draws that is the class that is made of them.
 
 What a step computes depends on the image before it, as it does in torchvision: Pillow's arithmetic for a PIL image,
-torch's for a tensor (``kind``). Bounds are in levels of 255, against torchvision's functional of the same name, and
-hold for uint8 images; those for float tensors are float rounding.
+torch's for a tensor (``kind``).
 """
 
 from __future__ import annotations
@@ -18,15 +17,18 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
-from .plan import Branch, Fixed, ImageState, OneOf, Size, Step
+from .plan import EXACT, Branch, Closeness, Fixed, ImageState, OneOf, Size, Step
 from .registry import rule
 
 Kind = Literal["pil", "tensor"]
 
+FLOAT32 = Closeness(0.005, 1, 1, "a product that is nearly whole falls to the other side in float32")
+"""Where torchvision cuts off or rounds what it computed in float32, or in float64."""
+
 
 @dataclass(frozen=True)
 class Grayscale(Step):
-    """``functional.rgb_to_grayscale``: ITU-R 601-2 luma. Exact, float values up to rounding.
+    """``functional.rgb_to_grayscale``: ITU-R 601-2 luma.
 
     Attributes:
         channels: 1, or 3 equal ones.
@@ -35,6 +37,7 @@ class Grayscale(Step):
 
     channels: int
     kind: Literal["pil", "tensor"] = "pil"
+    closeness: ClassVar[Closeness] = FLOAT32
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, channels=self.channels)
@@ -42,89 +45,100 @@ class Grayscale(Step):
 
 @dataclass(frozen=True)
 class Brightness(Step):
-    """``functional.adjust_brightness``. Takes the factor. Exact."""
+    """``functional.adjust_brightness``. Takes the factor."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
 class Contrast(Step):
-    """``functional.adjust_contrast``. Takes the factor. Exact; on a uint8 tensor a pixel in 1000 is a level off."""
+    """``functional.adjust_contrast``. Takes the factor."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = FLOAT32
 
 
 @dataclass(frozen=True)
 class Saturation(Step):
-    """``functional.adjust_saturation``. Takes the factor. Exact; on a uint8 tensor with v2 a pixel in 100 is a level
-    off, where torch adds and multiplies in one."""
+    """``functional.adjust_saturation``. Takes the factor."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = FLOAT32
 
 
 @dataclass(frozen=True)
 class Hue(Step):
-    """``functional.adjust_hue``. Takes what :func:`hue_turn` makes of the factor.
-
-    Pillow goes by way of whole levels of hue and saturation; where its float arithmetic rounds such a level otherwise,
-    a pixel in 200 is a few levels off (mean 0.01).
-    """
+    """``functional.adjust_hue``. Takes what :func:`hue_turn` makes of the factor."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
+
+    @property
+    def closeness(self) -> Closeness:
+        if self.kind == "tensor":
+            return FLOAT32
+        return Closeness(
+            0.02, 2, 6, "Pillow goes by way of whole levels of hue and saturation, and rounds some otherwise"
+        )
 
 
 @dataclass(frozen=True)
 class Invert(Step):
-    """``functional.invert``. Exact."""
+    """``functional.invert``."""
+
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
 class Posterize(Step):
-    """``functional.posterize``. Takes the number of bits that are kept. Exact."""
+    """``functional.posterize``. Takes the number of bits that are kept."""
 
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
 class Solarize(Step):
-    """``functional.solarize``. Takes what :func:`solarize_threshold` makes of the threshold. Exact."""
+    """``functional.solarize``. Takes what :func:`solarize_threshold` makes of the threshold."""
 
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
 class Sharpness(Step):
-    """``functional.adjust_sharpness``. Takes the factor. Exact; on a uint8 tensor with v1 a pixel in 15 is a level off,
-    where the last bit of float32 decides (mean 0.06)."""
+    """``functional.adjust_sharpness``. Takes the factor."""
 
     kind: Kind = "pil"
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = Closeness(0.1, 1, 1, FLOAT32.why)
 
 
 @dataclass(frozen=True)
 class Autocontrast(Step):
-    """``functional.autocontrast``. Exact; on a uint8 tensor with v2 a pixel in 200 is a level off."""
+    """``functional.autocontrast``."""
 
     kind: Kind = "pil"
+    closeness: ClassVar[Closeness] = Closeness(0.02, 1, 1, FLOAT32.why)
 
 
 @dataclass(frozen=True)
 class Equalize(Step):
-    """``functional.equalize``. Exact.
+    """``functional.equalize``. Each pixel is compared with each of 256 levels, so it costs more than all the others."""
 
-    Each pixel is compared with each of 256 levels, so it costs more than all the others.
-    """
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
 class ChannelOrder(Step):
-    """``functional.permute_channels``. Takes, for each channel, the number of the one that comes there. Exact."""
+    """``functional.permute_channels``. Takes, for each channel, the number of the one that comes there."""
 
     columns: ClassVar[int] = 3
+    closeness: ClassVar[Closeness] = EXACT
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:
@@ -182,6 +196,10 @@ class ColorJitter(Step):
     def _ranges(self) -> tuple[Range | None, ...]:
         return self.brightness, self.contrast, self.saturation, self.hue
 
+    @property
+    def drawn(self) -> str:
+        return f"an order, {len(self.operations)} factors: ColorJitter.get_params"
+
     def draw(self, size: Size, row: list[float]) -> Size:
         order, *factors = v1.ColorJitter.get_params(*self._ranges)  # v2 draws the same numbers
         choice = self.choice
@@ -220,6 +238,10 @@ class PhotometricDistort(Step):
     def columns(self) -> int:
         return sum(step.columns for step in self.operations)
 
+    @property
+    def drawn(self) -> str:
+        return "what is adjusted, the factors, an order of channels: RandomPhotometricDistort.make_params"
+
     def draw(self, size: Size, row: list[float]) -> Size:
         transform = v2.RandomPhotometricDistort(self.brightness, self.contrast, self.saturation, self.hue, self.p)
         drawn = transform.make_params([torch.empty((3, *size), device="meta")])
@@ -241,9 +263,10 @@ class PhotometricDistort(Step):
 
 @dataclass(frozen=True)
 class RandomChannelOrder(Step):
-    """RandomChannelPermutation (v2): one ``torch.randperm(3)``."""
+    """RandomChannelPermutation (v2)."""
 
     columns: ClassVar[int] = 3
+    drawn: ClassVar[str] = "an order of channels: torch.randperm(3)"
 
     @property
     def operations(self) -> Branch:

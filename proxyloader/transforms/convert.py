@@ -12,13 +12,13 @@ from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair, resize_step
-from .plan import ImageState, MemoryOrder, Step
+from .plan import EXACT, Closeness, ImageState, MemoryOrder, Step
 from .registry import rule
 
 
 @dataclass(frozen=True)
 class ToTensor(Step):
-    """A PIL image becomes a uint8 tensor (C, H, W); the values stay. Exact.
+    """A PIL image becomes a uint8 tensor (C, H, W); the values stay.
 
     Attributes:
         order: in torch's memory; it is nothing that DALI does differently, so plans that differ in it are equal.
@@ -26,6 +26,7 @@ class ToTensor(Step):
 
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
     keeps_order: ClassVar[bool] = True
+    closeness: ClassVar[Closeness] = EXACT
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, kind="tensor", order=self.order)
@@ -33,10 +34,11 @@ class ToTensor(Step):
 
 @dataclass(frozen=True)
 class ToFloat(Step):
-    """uint8 becomes float32, divided by 255 where ``scale`` is set. Exact up to float rounding."""
+    """uint8 becomes float32, divided by 255 where ``scale`` is set."""
 
     scale: bool
     keeps_order: ClassVar[bool] = True
+    closeness: ClassVar[Closeness] = EXACT
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, dtype="float32", scale=1 / 255 if self.scale else 1.0)
@@ -44,11 +46,12 @@ class ToFloat(Step):
 
 @dataclass(frozen=True)
 class Normalize(Step):
-    """``functional.normalize``: (value - mean) / std for each channel. Exact up to float rounding."""
+    """``functional.normalize``: (value - mean) / std for each channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     keeps_order: ClassVar[bool] = True
+    closeness: ClassVar[Closeness] = EXACT
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, scale=None)

@@ -14,9 +14,9 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
-from .drawing import Version, like, v2_transform, version_of
+from .drawing import Version, like, parameter_function, v2_transform, version_of
 from .geometry import as_fill
-from .plan import Branch, ImageState, MemoryOrder, Row, Size, Step
+from .plan import EXACT, Branch, Closeness, ImageState, MemoryOrder, Row, Size, Step
 from .registry import rule
 
 # --- GaussianBlur ----------------------------------------------------------------------------------------------------
@@ -24,8 +24,7 @@ from .registry import rule
 
 @dataclass(frozen=True)
 class Blur(Step):
-    """``functional.gaussian_blur``. Takes sigma, in pixels. Exact but for a pixel in 10,000 that is a level off, where
-    the weighted sum lies in the middle of two levels; float tensors: float rounding.
+    """``functional.gaussian_blur``. Takes sigma, in pixels.
 
     Attributes:
         window: (height, width) of the kernel, odd.
@@ -33,6 +32,7 @@ class Blur(Step):
 
     window: Size
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = Closeness(0.001, 0, 1, "sums that lie in the middle of two levels")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class GaussianBlur(Step):
     blur: Blur
     sigma: tuple[float, float]
     columns: ClassVar[int] = 1
+    drawn: ClassVar[str] = "sigma: GaussianBlur.get_params"
 
     @property
     def operations(self) -> Branch:
@@ -70,7 +71,7 @@ def gaussian_blur(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class Erase(Step):
-    """``functional.erase``. Takes top, left, height and width of the box, in pixels. Exact.
+    """``functional.erase``. Takes top, left, height and width of the box, in pixels.
 
     Attributes:
         value: that the box gets, one for each channel, in the units of the values there.
@@ -78,14 +79,16 @@ class Erase(Step):
 
     value: tuple[float, ...]
     columns: ClassVar[int] = 4
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
 class Paste(Step):
     """``functional.erase`` with values of their own for each pixel. Takes what Erase takes, and where the array is that
-    holds them, (height, width, C), of one pixel where the box is empty. Exact. Float tensors only."""
+    holds them, (height, width, C), of one pixel where the box is empty. Float tensors only."""
 
     columns: ClassVar[int] = 5
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ class RandomErasing(Step):
     @property
     def columns(self) -> int:
         return self.erase.columns
+
+    @property
+    def drawn(self) -> str:
+        noise = ", noise" if isinstance(self.erase, Paste) else ""
+        return f"top, left, height, width{noise}: RandomErasing.{parameter_function(self.version)}"
 
     @property
     def operations(self) -> Branch:
@@ -170,7 +178,7 @@ def _erase(value: Any, state: ImageState) -> Erase | Paste:
 
 @dataclass(frozen=True)
 class Add(Step):
-    """An array (H, W, C) is added to the image. Takes where it is. Exact up to float rounding.
+    """An array (H, W, C) is added to the image. Takes where it is.
 
     Attributes:
         clip: to what the image can hold: 0 to 255, or 0 to 1 for floats. Without it, levels begin anew beyond 255.
@@ -178,6 +186,7 @@ class Add(Step):
 
     clip: bool
     columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = EXACT
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,7 @@ class GaussianNoise(Step):
     channels: int
     order: MemoryOrder
     columns: ClassVar[int] = 1
+    drawn: ClassVar[str] = "noise: torch.randn_like"
 
     @property
     def operations(self) -> Branch:

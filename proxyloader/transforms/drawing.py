@@ -25,5 +25,10 @@ def v2_transform(cls: type[v2.Transform], *arguments: Any) -> v2.Transform:
     return cls(*arguments)
 
 
+def parameter_function(version: Version) -> str:
+    """The name of the function of a transform that draws its parameters."""
+    return "get_params" if version == "v1" else "make_params"
+
+
 def version_of(transform: Any) -> Version:
     return "v2" if isinstance(transform, v2.Transform) else "v1"

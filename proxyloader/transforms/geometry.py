@@ -12,8 +12,8 @@ from torchvision.transforms import transforms as v1
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
-from .drawing import Version, like, v2_transform, version_of
-from .plan import ImageState, Size, Step
+from .drawing import Version, like, parameter_function, v2_transform, version_of
+from .plan import EXACT, Closeness, ImageState, Size, Step
 from .registry import rule
 
 Box = tuple[int, int, int, int]
@@ -33,6 +33,10 @@ class Region(Protocol):
     def size(self) -> Size | None:
         """(height, width) of the box where it does not depend on the image."""
 
+    @property
+    def drawn(self) -> str:
+        """As ``Step.drawn``."""
+
     def box(self, height: int, width: int) -> Box: ...
 
 
@@ -41,11 +45,16 @@ class Region(Protocol):
 
 @dataclass(frozen=True)
 class Crop(Step):
-    """Take a box out of the image, exactly; outside the image it holds ``fill``, in the units of the values there."""
+    """Take a box out of the image; outside the image it holds ``fill``, in the units of the values there."""
 
     region: Region
     fill: tuple[float, ...] = (0.0,)
     columns: ClassVar[int] = 4
+    closeness: ClassVar[Closeness] = EXACT
+
+    @property
+    def drawn(self) -> str:
+        return self.region.drawn
 
     def draw(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)
@@ -58,13 +67,17 @@ class Crop(Step):
 
 @dataclass(frozen=True)
 class RandomResizedRegion:
-    """``RandomResizedCrop.get_params`` (v1) or ``.make_params`` (v2)."""
+    """The box of RandomResizedCrop."""
 
     scale: tuple[float, ...]
     ratio: tuple[float, ...]
     version: Version = "v1"
     inside: ClassVar[bool] = True
     size: ClassVar[None] = None
+
+    @property
+    def drawn(self) -> str:
+        return f"top, left, height, width: RandomResizedCrop.{parameter_function(self.version)}"
 
     def box(self, height: int, width: int) -> Box:
         if self.version == "v1":
@@ -82,6 +95,7 @@ class CenterRegion:
 
     size: Size
     inside: ClassVar[bool] = False
+    drawn: ClassVar[str] = ""
 
     def box(self, height: int, width: int) -> Box:
         return _centred(height, self.size[0]), _centred(width, self.size[1]), *self.size
@@ -95,13 +109,17 @@ def _centred(available: int, wanted: int) -> int:
 
 @dataclass(frozen=True)
 class RandomRegion:
-    """The box of RandomCrop (v1 ``get_params``, v2 ``make_params``), with its padding counted as outside."""
+    """The box of RandomCrop, with its padding counted as outside."""
 
     size: Size
     padding: tuple[int, int, int, int]  # left, top, right, bottom
     pad_if_needed: bool
     version: Version = "v1"
     inside: ClassVar[bool] = False
+
+    @property
+    def drawn(self) -> str:
+        return f"top, left: RandomCrop.{parameter_function(self.version)}"
 
     def box(self, height: int, width: int) -> Box:
         if self.version == "v2":
@@ -127,6 +145,7 @@ class PaddedRegion:
     padding: tuple[int, int, int, int]
     inside: ClassVar[bool] = False
     size: ClassVar[None] = None
+    drawn: ClassVar[str] = ""
 
     def box(self, height: int, width: int) -> Box:
         left, top, right, bottom = self.padding
@@ -140,6 +159,7 @@ class ZoomedOutRegion:
     side_range: tuple[float, float]
     inside: ClassVar[bool] = False
     size: ClassVar[None] = None
+    drawn: ClassVar[str] = "top, left, height, width: RandomZoomOut.make_params"
 
     def box(self, height: int, width: int) -> Box:
         drawn = v2_transform(v2.RandomZoomOut, 0, self.side_range).make_params([like(height, width)])
@@ -225,17 +245,21 @@ def as_pair(size: Any) -> Size:
 
 # --- resize ----------------------------------------------------------------------------------------------------------
 
+RESIZED = {
+    "nearest": Closeness(10, 255, 255, "exact but where a sample falls on the border of two pixels, as from 120 to 90"),
+    "bilinear": Closeness(
+        0.25, 6, 16, "Pillow rounds between its passes; from 128 pixels on, the outermost pixels differ more"
+    ),
+    "bicubic": Closeness(
+        0.3, 6, 16, "Pillow rounds between its passes and cuts overshoots; from 128 pixels on, the edges differ more"
+    ),
+}
+"""By interpolation. At the edges DALI repeats the outermost pixels where torchvision shortens the filter."""
+
 
 @dataclass(frozen=True)
 class Resize(Step):
-    """``functional.resize``. In levels of 255, against Pillow and torch:
-
-    bilinear: within 1, mean 0.2, since Pillow rounds between its two passes. To 128 pixels and more, the outermost
-    pixels are further off (99.9th percentile of all 2, or 6 where the image shrinks tenfold): DALI repeats the edge
-    where torchvision shortens the filter. bicubic: the same, but single pixels to 10, where Pillow cuts overshoots
-    between its passes, and the 6 also where a tiny image grows. lanczos: as bicubic, of PIL images only. Float tensors:
-    the difference at the edge only.
-    nearest: exact, but where a sample falls on the border of two pixels, Pillow's rounding decides.
+    """``functional.resize``.
 
     Attributes:
         shorter: side in pixels that the shorter edge gets, or None where ``target`` is given or only the longer edge
@@ -250,6 +274,10 @@ class Resize(Step):
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
     columns: ClassVar[int] = 2
+
+    @property
+    def closeness(self) -> Closeness:
+        return RESIZED[self.interpolation]
 
     def draw(self, size: Size, row: list[float]) -> Size:
         new_size = self.target or resized_size(*size, self.shorter, self.max_size)
@@ -305,6 +333,10 @@ class RandomSize(Step):
     @property
     def operations(self) -> tuple[Step, ...]:
         return (self.resize,)
+
+    @property
+    def drawn(self) -> str:
+        return f"height, width: {self.name}.make_params"
 
     def draw(self, size: Size, row: list[float]) -> Size:
         drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([like(*size)])["size"]
@@ -415,12 +447,17 @@ def interpolation_name(interpolation: Any) -> Interpolation:
 
 @dataclass(frozen=True)
 class Flip(Step):
-    """RandomHorizontalFlip and RandomVerticalFlip: one ``torch.rand(1)``, in v1 and in v2. Exact."""
+    """RandomHorizontalFlip and RandomVerticalFlip: one number, in v1 and in v2."""
 
     axis: Literal["horizontal", "vertical"]
     p: float
     columns: ClassVar[int] = 1
     keeps_order: ClassVar[bool] = True
+    closeness: ClassVar[Closeness] = EXACT
+
+    @property
+    def drawn(self) -> str:
+        return f"whether it acts: torch.rand(1) < {self.p:g}"
 
     def draw(self, size: Size, row: list[float]) -> Size:
         row.append(float(torch.rand(1) < self.p))

@@ -8,7 +8,7 @@ graph needs beside the bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -70,6 +70,34 @@ class Row(list[float]):
 
 
 @dataclass(frozen=True)
+class Closeness:
+    """How far an image may be from torchvision's, in levels of 255, where both were the same before.
+
+    It holds for uint8; float tensors may be off by float rounding beside it. This is the one place where a step says
+    so: ``proxyloader explain`` prints it, and ``tests/test_closeness.py`` holds every step to its own.
+
+    Attributes:
+        mean: over all pixels of a batch.
+        p999: 99.9th percentile.
+        max: the worst pixel.
+        why: where the difference comes from.
+    """
+
+    mean: float = 0.0
+    p999: float = 0.0
+    max: float = 0.0
+    why: str = ""
+
+    def __str__(self) -> str:
+        if not self.max:
+            return "exact"
+        return f"mean {self.mean:g}, 99.9% within {self.p999:g}, all within {self.max:g} ({self.why})"
+
+
+EXACT = Closeness()
+
+
+@dataclass(frozen=True)
 class Step:
     """One thing done to an image. Subclasses say how many columns they draw and what they leave behind.
 
@@ -88,6 +116,16 @@ class Step:
     def operations(self) -> tuple[Step, ...]:
         """What a backend does for this step, in order: itself, unless it is made of others. They share its columns."""
         return (self,)
+
+    @property
+    def drawn(self) -> str:
+        """What ``draw`` draws, in words, and by which function of torchvision, torch or Python. "": nothing."""
+        return ""
+
+    @property
+    def closeness(self) -> Closeness | None:
+        """How close what a backend does for this step is to torchvision. None: see the steps that it is made of."""
+        return None
 
     def draw(self, size: Size, row: Row) -> Size:
         """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards.
@@ -171,6 +209,16 @@ def state_after(steps: Branch, state: ImageState) -> ImageState:
         after = step.state_after(state)
         state = after if step.keeps_order else replace(after, order=None)
     return state
+
+
+def made_of(steps: Branch) -> Iterator[Step]:
+    """The steps, and all that they are made of."""
+    for step in steps:
+        yield step
+        for branch in getattr(step, "branches", ()):
+            yield from made_of(branch)
+        if step.operations != (step,):
+            yield from made_of(step.operations)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torchvision.transforms import Compose as ComposeV1
@@ -10,6 +11,7 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .plan import Branch, ImageState, Plan, Step, plan_of, state_after
+from .refusals import reason_against
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
 """Takes a transform and the state of the image before it; returns its steps. Raises UnsupportedTransformError with
@@ -53,6 +55,38 @@ def container(*classes: type, in_sequence: bool = False) -> Callable[[Container]
     return register
 
 
+@dataclass(frozen=True)
+class Part:
+    """One transform, where it stands, and what became of it.
+
+    Attributes:
+        position: such as ``transform.transforms[1]``.
+        transform: torchvision's object, or whatever stands there.
+        state: of the image before it.
+        steps: of it and of those ``inside``. What is refused has none, as if it were left out.
+        inside: the transforms that it holds.
+        refusal: why it is not translated, and what to do; "" where it is.
+    """
+
+    position: str
+    transform: Any
+    state: ImageState
+    steps: Branch = ()
+    inside: tuple[Part, ...] = ()
+    refusal: str = ""
+
+    def __iter__(self) -> Iterator[Part]:
+        """What it holds, in order, and itself."""
+        for part in self.inside:
+            yield from part
+        yield self
+
+    @property
+    def name(self) -> str:
+        """Of its class, as users write it."""
+        return _name(self.transform)
+
+
 def plan_for(transform: Any) -> Plan:
     """Translate a torchvision transform (v1 or v2) into a plan.
 
@@ -63,62 +97,63 @@ def plan_for(transform: Any) -> Plan:
     Raises:
         UnsupportedTransformError: something in it is not translated; names the position and the class.
     """
-    return plan_of(_translated(transform, "transform", ImageState()))
+    translated = translate(transform)
+    for part in translated:
+        if part.refusal:
+            raise UnsupportedTransformError(f"{part.position}: {part.name}: {part.refusal}")
+    return plan_of(translated.steps)
 
 
-def _translated(transform: Any, position: str, state: ImageState) -> Branch:
-    """The steps of a transform at a position such as ``transform.transforms[1]``, for an image in a state."""
+def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:
+    """As ``plan_for``, but nothing is raised: what is refused says so in its part, and the others are translated."""
+    state = state or ImageState()
     inner = getattr(transform, "transforms", None)
     if type(transform) in COMPOSES:
-        return _in_sequence(transform.transforms, position, state)
+        return _sequence(transform, transform.transforms, position, state)
     if type(transform) in CONTAINERS:
         make, in_sequence = CONTAINERS[type(transform)]
         if in_sequence:
-            branches = [_in_sequence(transform.transforms, position, state)]
+            inside = _sequence(transform, transform.transforms, position, state).inside
+            branches = [sum((part.steps for part in inside), ())]
         else:
             parts = enumerate(transform.transforms)
-            branches = [_translated(part, f"{position}.transforms[{k}]", state) for k, part in parts]
-        return _checked(lambda: (make(transform, branches),), transform, position, state)
-    if type(transform) not in RULES and type(inner) in COMPOSES and callable(transform):
-        return _translated(inner, f"{position}.transforms", state)
-    if type(transform) not in RULES:
-        raise UnsupportedTransformError(
-            f"{position}: {_describe(transform)} is not translated to DALI. {_suggestion()}"
-        )
-    return _checked(lambda: RULES[type(transform)](transform, state), transform, position, state)
+            inside = tuple(translate(part, f"{position}.transforms[{k}]", state) for k, part in parts)
+            branches = [part.steps for part in inside]
+        return _checked(lambda: (make(transform, branches),), transform, position, state, inside)
+    if type(transform) in RULES:
+        return _checked(lambda: RULES[type(transform)](transform, state), transform, position, state)
+    if type(inner) in COMPOSES and callable(transform):
+        whole = translate(inner, f"{position}.transforms", state)
+        return Part(position, transform, state, whole.steps, (whole,))
+    return Part(position, transform, state, refusal=reason_against(transform, [*COMPOSES, *CONTAINERS, *RULES]))
 
 
-def _in_sequence(transforms: Iterable[Any], position: str, state: ImageState) -> Branch:
-    steps: list[Step] = []
-    for k, part in enumerate(transforms):
-        made = _translated(part, f"{position}.transforms[{k}]", state)
-        state = state_after(made, state)
-        steps.extend(made)
-    return tuple(steps)
+def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: ImageState) -> Part:
+    inside: list[Part] = []
+    before = state
+    for k, each in enumerate(transforms):
+        inside.append(translate(each, f"{position}.transforms[{k}]", state))
+        state = state_after(inside[-1].steps, state)
+    return Part(position, transform, before, sum((part.steps for part in inside), ()), tuple(inside))
 
 
-def _checked(make: Callable[[], Branch], transform: Any, position: str, state: ImageState) -> Branch:
-    """What ``make`` returns; what it refuses, and steps that cannot stand here, are named by position and class."""
+def _checked(
+    make: Callable[[], Branch], transform: Any, position: str, state: ImageState, inside: tuple[Part, ...] = ()
+) -> Part:
+    """With the steps that ``make`` gives, unless it refuses to, or they cannot stand here."""
     try:
-        made = make()
-        state_after(made, state)
+        steps = make()
+        state_after(steps, state)
     except UnsupportedTransformError as error:
-        raise UnsupportedTransformError(f"{position}: {_describe(transform)}: {error}") from None
-    return made
+        return Part(position, transform, state, inside=inside, refusal=str(error))
+    return Part(position, transform, state, steps, inside)
 
 
-def _describe(transform: Any) -> str:
-    if isinstance(transform, type):
-        return f"the class {transform.__qualname__}, where an instance, {transform.__qualname__}(...), is expected,"
-    cls = type(transform)
+def _name(transform: Any) -> str:
+    cls = transform if isinstance(transform, type) else type(transform)
     if cls.__module__.startswith("torchvision.transforms.v2"):
         return f"v2.{cls.__name__}"
     if cls.__module__.startswith("torchvision.transforms"):
         return cls.__name__
     named = transform if hasattr(transform, "__qualname__") else cls  # a function has a name of its own
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _suggestion() -> str:
-    names = ", ".join(sorted({cls.__name__ for cls in [*RULES, *CONTAINERS]}))
-    return f"Translated are: Compose, {names}. Leave it out, or use torch.utils.data.DataLoader for this dataset"

@@ -16,9 +16,9 @@ from torchvision.transforms._functional_tensor import _compute_affine_output_siz
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
-from .drawing import Version, like, v2_transform, version_of
+from .drawing import Version, like, parameter_function, v2_transform, version_of
 from .geometry import as_fill, interpolation_value
-from .plan import Branch, ImageState, Size, Step
+from .plan import Branch, Closeness, ImageState, Size, Step
 from .registry import rule
 
 Kind = Literal["pil", "tensor"]
@@ -26,10 +26,16 @@ Matrix = tuple[float, ...]
 """Six numbers a to f: the pixel whose centre is at (x, y) is fetched from (a x + b y + c, d x + e y + f)."""
 
 
+WARPED = {
+    "nearest": Closeness(0.1, 16, 255, "a place that falls between two pixels may go to the other one"),
+    "bilinear": Closeness(0.1, 8, 255, "both round; and at its border the image may end a pixel earlier or later"),
+}
+"""By interpolation."""
+
+
 @dataclass(frozen=True)
 class Affine(Step):
-    """Takes the new height and width, and a Matrix. Nearest: exact but where a place falls between two pixels, which
-    float32 may decide otherwise; bilinear the same and a level.
+    """Takes the new height and width, and a Matrix.
 
     Attributes:
         interpolation: ``"nearest"`` or ``"bilinear"``.
@@ -47,6 +53,10 @@ class Affine(Step):
         if self.kind == "pil" and self.interpolation == "nearest":
             matrix = _in_fixed_point(matrix)
         return [*size, *matrix]
+
+    @property
+    def closeness(self) -> Closeness:
+        return WARPED[self.interpolation]
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, size=None)
@@ -72,12 +82,16 @@ def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
 
 @dataclass(frozen=True)
 class Perspective(Step):
-    """``functional.perspective``. Takes its eight coefficients. As Affine."""
+    """``functional.perspective``. Takes its eight coefficients. Its attributes are those of an Affine."""
 
     interpolation: Literal["nearest", "bilinear"]
     fill: tuple[float, ...]
     kind: Kind = "pil"
     columns: ClassVar[int] = 8
+
+    @property
+    def closeness(self) -> Closeness:
+        return WARPED[self.interpolation]
 
 
 def rotation(
@@ -182,7 +196,7 @@ def _refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], lis
 
 @dataclass(frozen=True)
 class RandomRotation(Step):
-    """RandomRotation: ``get_params`` (v1) or ``make_params`` (v2)."""
+    """RandomRotation."""
 
     warp: Affine
     degrees: tuple[float, float]
@@ -190,6 +204,7 @@ class RandomRotation(Step):
     center: tuple[float, ...] | None
     version: Version
     columns: ClassVar[int] = 8
+    drawn: ClassVar[str] = "an angle: RandomRotation.get_params"
 
     @property
     def operations(self) -> Branch:
@@ -221,7 +236,7 @@ def random_rotation(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class RandomAffine(Step):
-    """RandomAffine: ``get_params`` (v1) or ``make_params`` (v2)."""
+    """RandomAffine."""
 
     warp: Affine
     degrees: tuple[float, float]
@@ -231,6 +246,10 @@ class RandomAffine(Step):
     center: tuple[float, ...] | None
     version: Version
     columns: ClassVar[int] = 8
+
+    @property
+    def drawn(self) -> str:
+        return f"an angle, a shift, a scale, a shear: RandomAffine.{parameter_function(self.version)}"
 
     @property
     def operations(self) -> Branch:
@@ -270,11 +289,12 @@ def random_affine(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class TiltedAtRandom(Step):
-    """The draws of RandomPerspective once it acts: ``get_params`` (v1) or ``make_params`` (v2)."""
+    """RandomPerspective, once it acts."""
 
     warp: Perspective
     distortion_scale: float
     columns: ClassVar[int] = 8
+    drawn: ClassVar[str] = "four corners: RandomPerspective.get_params"
 
     @property
     def operations(self) -> Branch:

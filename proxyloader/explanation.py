@@ -1,0 +1,254 @@
+"""What becomes of a transform, part by part: what is drawn, which DALI operators do it, how close it is."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import io
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torchvision.models
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .errors import MissingDaliError, UnsupportedTransformError
+from .transforms.plan import EXACT, Branch, Closeness, Step, made_of, plan_of
+from .transforms.registry import COMPOSES, CONTAINERS, Part, translate
+
+WIDTH = 120
+"""Of ``str(explanation)``, in characters."""
+
+LONGEST = 120
+"""Most characters of a transform's own words."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of one transform.
+
+    Attributes:
+        position: where it stands, such as ``transform.transforms[1]``; ``output`` for the last row, which is there
+            where nothing before it is refused.
+        transform: what stands there, as it shows itself, in one line.
+        drawn: which numbers are drawn for each image, and which function of torchvision, torch or Python draws them.
+        operators: the DALI operators that join the graph with it, by their names in ``fn``. Where there are none, later
+            ones do its work, if there is any. None: not known, as DALI is not installed.
+        closeness: how far the pixels may be from torchvision's, in levels of 255.
+        refusal: why it is not translated, and what to do; "" where it is. The rows after it stand as if it were left
+            out.
+    """
+
+    position: str
+    transform: str
+    drawn: str = ""
+    operators: tuple[str, ...] | None = ()
+    closeness: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The rows in the order of the images' way. ``str()`` draws them as a table, 120 characters wide."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def refused(self) -> tuple[Row, ...]:
+        """The rows for which the loader refuses the transform; none: it is translated."""
+        return tuple(row for row in self.rows if row.refusal)
+
+    def __rich__(self) -> Table:
+        table = Table(caption=self._caption(), caption_justify="left", show_lines=True)
+        columns = {"transform": 4, "drawn for each image": 3, "DALI operators": 3, "how close, in levels of 255": 4}
+        for name, ratio in columns.items():
+            table.add_column(name, ratio=ratio, overflow="fold")
+        for row in self.rows:
+            where = Text.assemble((row.position, "dim"), "\n", row.transform)
+            if row.refusal:
+                table.add_row(where, "", "", Text(f"refused: {row.refusal}", "red"))
+            else:
+                names = ("not known: DALI is missing",) if row.operators is None else row.operators
+                cells = row.drawn or "nothing", ", ".join(names) or "none of its own", row.closeness
+                table.add_row(where, *map(Text, cells))
+        return table
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=WIDTH, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+
+    def _caption(self) -> str:
+        if not self.refused:
+            return "It is translated."
+        several = f"{len(self.refused)} parts are" if len(self.refused) > 1 else "One part is"
+        return f"{several} refused, so DataLoader raises UnsupportedTransformError. The rest as if left out."
+
+
+def explain(transform: Any) -> Explanation:
+    """Say what becomes of each part of a torchvision transform; ``print`` it for a table.
+
+    Args:
+        transform: what ``dataset.transform`` is: a Compose (v1 or v2), nested at will, one transform, or a callable
+            whose ``.transforms`` is a Compose.
+
+    Returns:
+        A row for each part, those that are refused too, with the reason and what to do. Nothing is raised for them.
+    """
+    whole = translate(transform)
+    device_id = 0 if torch.cuda.is_available() else None
+    parts = list(_on_the_way(whole))
+    *operators, of_output = _operators([part.steps for part in parts], device_id)
+    rows = [row for part, names in zip(parts, operators) for row in _rows(part, names, device_id)]
+    if not any(part.refusal for part in whole):  # else nobody knows what comes out
+        rows.append(_output(whole, of_output))
+    return Explanation(tuple(rows))
+
+
+def _on_the_way(part: Part) -> Iterator[Part]:
+    """The parts that an image comes through, one after the other: in place of a Compose those in it."""
+    if part.refusal or type(part.transform) in CONTAINERS or not (part.inside or type(part.transform) in COMPOSES):
+        yield part
+    else:
+        for each in part.inside:
+            yield from _on_the_way(each)
+
+
+def _operators(branches: list[Branch], device_id: int | None) -> list[tuple[str, ...] | None]:
+    """Those of each branch, and those of the output."""
+    try:
+        from .pipeline import operators_of
+    except MissingDaliError:
+        return [None] * (len(branches) + 1)
+    steps = [step for branch in branches for step in branch]
+    found = iter(operators_of(tuple(steps), device_id) if steps else [[]])
+    joined = [tuple(dict.fromkeys(name for _ in branch for name in next(found))) for branch in branches]
+    return [*joined, tuple(next(found))]
+
+
+def _rows(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
+    """Of a part and of those that it holds, among which chance decides."""
+    inside: list[Row] = []
+    for each in itertools.chain.from_iterable(map(_on_the_way, part.inside)):
+        inside += _rows(each, _operators_of_branch(each, device_id), device_id)
+    shown = _in_one_line(part)
+    if part.refusal:
+        return [Row(part.position, shown, refusal=part.refusal), *inside]
+    if not inside:
+        return [Row(part.position, shown, _drawn(made_of(part.steps)), operators, _closeness(part.steps))]
+    of_those = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
+    its_own = None if operators is None else tuple(name for name in operators if name not in of_those)
+    return [Row(part.position, shown, _drawn(part.steps), its_own, "as what it holds"), *inside]
+
+
+def _operators_of_branch(part: Part, device_id: int | None) -> tuple[str, ...] | None:
+    try:
+        from .pipeline import operators_of_branch
+    except MissingDaliError:
+        return None
+    return tuple(operators_of_branch(part.steps, part.state, device_id))
+
+
+def _output(whole: Part, operators: tuple[str, ...] | None) -> Row:
+    try:
+        state = plan_of(whole.steps).output
+    except UnsupportedTransformError as error:
+        return Row("output", "a PIL image", refusal=str(error))
+    height, width = state.size or ("H", "W")
+    return Row("output", f"{state.dtype} ({state.channels}, {height}, {width})", "", operators, str(EXACT))
+
+
+def _drawn(steps: Iterable[Step]) -> str:
+    return "; ".join(dict.fromkeys(step.drawn for step in steps if step.drawn))
+
+
+def _closeness(steps: Branch) -> str:
+    """Of each kind of step that is not exact."""
+    names: dict[Closeness, list[str]] = {}
+    for step in made_of(steps):
+        if step.closeness not in (None, EXACT) and type(step).__name__ not in names.setdefault(step.closeness, []):
+            names[step.closeness].append(type(step).__name__)
+    return "; ".join(f"{', '.join(kinds)}: {closeness}" for closeness, kinds in names.items()) or str(EXACT)
+
+
+def _in_one_line(part: Part) -> str:
+    """As the transform shows itself; where it holds others, or says nothing of itself, by its name alone."""
+    shown = " ".join(repr(part.transform).split())
+    if part.inside or " at 0x" in shown:
+        return part.name
+    shown = part.name.removesuffix(type(part.transform).__name__) + shown if part.name.startswith("v2.") else shown
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+
+
+# --- the transform that a name stands for -----------------------------------------------------------------------------
+
+
+def find(name: str) -> Any:
+    """The transform of a name.
+
+    Args:
+        name: ``module:attribute``, where the attribute is a transform, or a function or class that makes one when
+            called without arguments; or of weights of torchvision, as ``ResNet50_Weights.IMAGENET1K_V2``, or of a
+            model, ``resnet50``, for those weights that are its default. Nothing is downloaded.
+
+    Raises:
+        ValueError: there is no such thing, or it fails when it is imported or called; says where.
+    """
+    return _of_module(name) if ":" in name else _of_weights(name)
+
+
+def _of_module(name: str) -> Any:
+    module_name, _, path = name.partition(":")
+    module_name = module_name.removesuffix(".py").replace("/", ".")  # train.py:transform is meant well
+    if os.getcwd() not in sys.path:  # a command that is installed does not look there, as `python -m` does
+        sys.path.insert(0, os.getcwd())
+    found = _tried(f"importing {module_name!r}", importlib.import_module, module_name)
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            near = _nearest(attribute, [each for each in dir(found) if not each.startswith("_")])
+            raise ValueError(f"{name}: there is no {attribute!r} in {module_name!r}. {near}")
+        found = getattr(found, attribute)
+    if isinstance(found, torchvision.models.WeightsEnum):
+        return found.transforms()
+    makes_one = inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial)
+    return _tried(f"calling {path}()", found) if makes_one else found
+
+
+def _of_weights(name: str) -> Any:
+    if "." in name:
+        cls, _, member = name.partition(".")
+        enums = {
+            each.__name__: each for each in map(torchvision.models.get_model_weights, torchvision.models.list_models())
+        }
+        if cls in enums and member in enums[cls].__members__:
+            return enums[cls][member].transforms()
+        known = [f"{each}.{entry}" for each in enums for entry in enums[each].__members__]
+    else:
+        known = torchvision.models.list_models()
+        if name in known:
+            return torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    raise ValueError(
+        f"torchvision has no weights or model {name!r}. {_nearest(name, known)} "
+        "For a transform of your own: module:attribute, such as train:transform"
+    )
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"There is {', '.join(near)}." if near else "Nothing there is spelled alike."
+
+
+def _tried(doing: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """What the user's own code gives; whatever it raises becomes a ValueError."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        raise ValueError(f"{doing} failed with {type(error).__name__}: {error}") from error

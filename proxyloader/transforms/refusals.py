@@ -1,0 +1,71 @@
+"""Why a transform is not translated, and what to do instead."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+LEAVE_OUT = "Leave it out, or use torch.utils.data.DataLoader for this dataset"
+ON_BATCHES = "Do it on the batches that the loader gives, or use torch.utils.data.DataLoader for this dataset"
+STOCK_LOADER = "Use torch.utils.data.DataLoader for this dataset"
+MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
+SEVERAL = f"it makes several images of one, and a sample has one place for it. {STOCK_LOADER}"
+BOXES = f"it is about boxes or points, and the dataset's transform gets the image alone. {LEAVE_OUT}"
+
+REFUSED = {
+    "ClampBoundingBoxes": BOXES,
+    "ClampKeyPoints": BOXES,
+    "ConvertBoundingBoxFormat": BOXES,
+    "CutMix": MIXES,
+    "ElasticTransform": f"it fetches every pixel from a place of its own, which DALI does on GPUs only. {LEAVE_OUT}",
+    "FiveCrop": SEVERAL,
+    "JPEG": f"what DALI makes of it on a GPU has not been held against torchvision yet. {LEAVE_OUT}",
+    "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
+    "LinearTransformation": (
+        f"it multiplies the whole image by one matrix, for which DALI has no operator. {ON_BATCHES}"
+    ),
+    "MixUp": MIXES,
+    "ObjectDetection": "it is for another task. In its place: ToTensor(), which does the same",
+    "OpticalFlow": f"it takes two images. {STOCK_LOADER}",
+    "RandomIoUCrop": BOXES,
+    "SanitizeBoundingBoxes": BOXES,
+    "SanitizeKeyPoints": BOXES,
+    "SemanticSegmentation": "it is for another task. In its place: Resize, ToTensor and Normalize, with its numbers",
+    "Sequential": "it holds modules of any kind. Put the transforms into a Compose",
+    "SetClampingMode": BOXES,
+    "TenCrop": SEVERAL,
+    "ToPILImage": "images end as tensors here. Put what needs a PIL image before the conversion, and leave this out",
+    "UniformTemporalSubsample": f"it takes frames out of a video. {STOCK_LOADER}",
+    "VideoClassification": f"it works on videos. {STOCK_LOADER}",
+}
+"""By the name of a class of torchvision, the same in v1 and v2, or of torch. ``tests/test_refusals.py`` holds the table
+to the torchvision that is installed."""
+
+
+def reason_against(transform: Any, translated: Iterable[type]) -> str:
+    """Why a transform is refused for which there is no rule, and the next step.
+
+    Args:
+        translated: the classes there are rules for.
+    """
+    cls = type(transform)
+    classes = set(translated)
+    names = sorted({each.__name__ for each in classes})
+    if isinstance(transform, type):
+        return f"it is the class, where an instance, {transform.__name__}(...), is expected"
+    if cls.__module__.startswith(("torchvision.", "torch.")) and cls.__name__ in REFUSED:
+        return REFUSED[cls.__name__]
+    if not callable(transform):
+        return f"it cannot be called, so it is no transform. {LEAVE_OUT}"
+    base = next((base for base in cls.__mro__ if base in classes), None)
+    if base is not None:
+        return (
+            f"it is a class of its own, derived from {base.__name__}, and may do anything. Use {base.__name__} itself"
+        )
+    spelled = transform.__name__ if inspect.isroutine(transform) else cls.__name__
+    near = difflib.get_close_matches(spelled, names, n=1, cutoff=0.65)
+    if near:
+        return f"it is not translated to DALI. Use {near[0]}, if that does the same. {ON_BATCHES}"
+    return f"it is not translated to DALI. Translated are: {', '.join(names)}. {ON_BATCHES}"
