@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch.utils.data import ConcatDataset, Subset
@@ -15,12 +16,14 @@ from torchvision.datasets.vision import StandardTransform, VisionDataset
 from .proxy import Proxy
 from .sample import EncodedImage
 from .transforms import CompiledTransform, compile_transforms
+from .transforms.compiled import WorkerTransform
 from .transforms.plan import Plan
 
 D = TypeVar("D")
+Compile = Callable[[Any], CompiledTransform | WorkerTransform]
 
 
-def wrap(dataset: D, max_pixels: int | None = None) -> D:
+def wrap(dataset: D, max_pixels: int | None = None, *, compile: Compile = compile_transforms) -> D:
     """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI.
 
     ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``,
@@ -33,6 +36,7 @@ def wrap(dataset: D, max_pixels: int | None = None) -> D:
             ``random_split`` and ``ConcatDataset`` of such, nested at will; any dataset that keeps a torchvision
             transform in ``.transform`` and calls it with an RGB image (then Pillow decodes, in the worker).
         max_pixels: most that an image may have; by default what Pillow opens.
+        compile: makes what stands in the place of a transform.
 
     Returns:
         The copy; or the dataset itself where there is nothing to exchange.
@@ -41,13 +45,13 @@ def wrap(dataset: D, max_pixels: int | None = None) -> D:
         UnsupportedTransformError: the transform is not translated.
     """
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
-        return _with(dataset, dataset=wrap(dataset.dataset, max_pixels))
+        return _with(dataset, dataset=wrap(dataset.dataset, max_pixels, compile=compile))
     if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
-        return _with(dataset, datasets=[wrap(part, max_pixels) for part in dataset.datasets])
+        return _with(dataset, datasets=[wrap(part, max_pixels, compile=compile) for part in dataset.datasets])
     transform = getattr(dataset, "transform", None)
-    if transform is None or isinstance(transform, Proxy) or not _is_for_images(dataset, transform):
+    if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not _is_for_images(dataset, transform):
         return dataset
-    compiled = compile_transforms(transform)
+    compiled = transform if isinstance(transform, CompiledTransform) else compile(transform)
     if max_pixels is not None:
         compiled = dataclasses.replace(compiled, max_pixels=max_pixels)
     changed: dict[str, Any] = {"transform": compiled}

@@ -7,23 +7,28 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, Sampler
 
 from .dataset import plans_in, wrap
+from .errors import UnsupportedTransformError
 from .feeder import Feeder
 from .proxy import Proxy
 from .road import Road, run_size
 from .sampling import Progress
 from .scans import KnownScans
 from .seeding import SeededIterator, kept_generators, seed_generators
+from .transforms.compiled import WorkerTransform
 from .transforms.plan import Plan
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
 
 log = logging.getLogger("proxyloader")
+
+Unsupported = Literal["raise", "cpu"]
+UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "cpu")
 T = TypeVar("T")
 
 
@@ -53,6 +58,9 @@ class DataLoader(TorchDataLoader[T]):
             ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: before a JPEG goes to a GPU for the first time, look in the worker whether its scan is whole, which
             takes about 0.7 ms; a damaged one is left to Pillow. Without it, damaged ones may show parts of others.
+        unsupported: what becomes of a transform that is not translated: "raise" when the loader is built, or "cpu":
+            torchvision does all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself
+            where torchvision is faster at a transform than DALI.)
         prefetch: most decoded batches that wait for the training loop.
         num_threads: DALI's CPU threads; by default the cores of this process, and at most 4 where a GPU decodes.
         hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some.
@@ -90,6 +98,7 @@ class DataLoader(TorchDataLoader[T]):
         on_error: OnError = "raise",
         max_pixels: int | None = None,
         check_scans: bool = True,
+        unsupported: Unsupported = "raise",
         prefetch: int = 2,
         num_threads: int | None = None,
         hw_decoder_load: float = 1.0,
@@ -123,6 +132,8 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError("on_error='replace' needs a dataset with indices; with an IterableDataset use 'skip'")
         if not isinstance(hw_decoder_load, (int, float)) or not 0 <= hw_decoder_load <= 1:
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load!r}")
+        if unsupported not in UNSUPPORTED:
+            raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {unsupported!r}")
         _check_device(device)
         if server is not None and not hasattr(server, "submit"):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
@@ -132,6 +143,7 @@ class DataLoader(TorchDataLoader[T]):
         self.on_error: OnError = on_error
         self.max_pixels = max_pixels
         self.check_scans = check_scans
+        self.unsupported: Unsupported = unsupported
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
@@ -228,8 +240,20 @@ class DataLoader(TorchDataLoader[T]):
         if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
             _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
             return self.dataset, {}
-        dataset = wrap(self.dataset, self.max_pixels)
+        try:
+            dataset = wrap(self.dataset, self.max_pixels)
+        except UnsupportedTransformError as error:
+            if self.unsupported == "raise":
+                raise
+            _say_once(f"{error}. As unsupported='cpu' says, torchvision does all of it in the workers")
+            return self._left_to_torchvision()
         plans = plans_in(dataset)
+        if not self._on_gpu and any(plan.slow_on_cpu for plan in plans.values()):
+            _say_once(
+                "on a CPU torchvision is faster at some of these transforms than DALI, so it does all of them in the "
+                "workers, as with torch.utils.data.DataLoader"
+            )
+            return self._left_to_torchvision()
         if not plans and self.server is None:
             kind, transform = type(self.dataset).__name__, getattr(self.dataset, "transform", None)
             if isinstance(transform, Proxy):
@@ -245,13 +269,20 @@ class DataLoader(TorchDataLoader[T]):
             )
         return dataset, plans
 
+    def _left_to_torchvision(self) -> tuple[Any, dict[str, Plan]]:
+        dataset = wrap(self.dataset, self.max_pixels, compile=WorkerTransform)
+        return dataset, plans_in(dataset)  # those of transforms that the user compiled
+
+    @property
+    def _on_gpu(self) -> bool:
+        return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
+
     def _road_for(self, dataset: Any, plans: dict[str, Plan]) -> Road:
         road = self._road
         if road is not None and self.persistent_workers and not road.broken:
             return road
         arena = road.arena if road is not None and road.is_free() else None
-        on_gpu = torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
-        looks_at_scans = bool(plans) and self.check_scans and on_gpu
+        looks_at_scans = bool(plans) and self.check_scans and self._on_gpu
         if self._scans is None and looks_at_scans:
             self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)
         self._road = Road.build(self, dataset, plans, arena, self._scans if looks_at_scans else None)

@@ -56,6 +56,20 @@ class EncodedImage:
             raise ImageError(f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}")
         return self
 
+    def decoded(self) -> Image.Image:
+        """The image in Pillow's hands, as torchvision's ``pil_loader`` opens it.
+
+        Raises:
+            ImageError: Pillow cannot decode it.
+        """
+        try:
+            image = _opened(self.data, self.height * self.width)
+            return image.convert("RGB")
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise _bad(self.path, f"Pillow cannot decode it: {error}") from error
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. "

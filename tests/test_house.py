@@ -122,8 +122,9 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
         ],
         ["parts.py", "--images", "16"],
         ["soak.py", "--minutes", "0.05", "--pictures", "720"],
+        ["transforms.py", "--images", "4", "--rounds", "1", "--only", "hue", "RandAugment"],
     ],
-    ids=["swap_speed", "parts", "soak"],
+    ids=["swap_speed", "parts", "soak", "transforms"],
 )
 def test_every_benchmark_runs(arguments: list[str], tmp_path: Path) -> None:
     script, *options = arguments

@@ -48,6 +48,7 @@ class Brightness(Step):
     """``functional.adjust_brightness``. Takes the factor."""
 
     kind: Kind = "pil"
+    slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1
     closeness: ClassVar[Closeness] = EXACT
 
@@ -57,6 +58,7 @@ class Contrast(Step):
     """``functional.adjust_contrast``. Takes the factor."""
 
     kind: Kind = "pil"
+    slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1
     closeness: ClassVar[Closeness] = FLOAT32
 
@@ -66,6 +68,7 @@ class Saturation(Step):
     """``functional.adjust_saturation``. Takes the factor."""
 
     kind: Kind = "pil"
+    slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1
     closeness: ClassVar[Closeness] = FLOAT32
 
@@ -75,6 +78,7 @@ class Hue(Step):
     """``functional.adjust_hue``. Takes what :func:`hue_turn` makes of the factor."""
 
     kind: Kind = "pil"
+    slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1
 
     @property
@@ -97,6 +101,7 @@ class Invert(Step):
 class Posterize(Step):
     """``functional.posterize``. Takes the number of bits that are kept."""
 
+    slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1
     closeness: ClassVar[Closeness] = EXACT
 
@@ -105,6 +110,7 @@ class Posterize(Step):
 class Solarize(Step):
     """``functional.solarize``. Takes what :func:`solarize_threshold` makes of the threshold."""
 
+    slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1
     closeness: ClassVar[Closeness] = EXACT
 
@@ -114,6 +120,7 @@ class Sharpness(Step):
     """``functional.adjust_sharpness``. Takes the factor."""
 
     kind: Kind = "pil"
+    slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1
     closeness: ClassVar[Closeness] = Closeness(0.1, 1, 1, FLOAT32.why)
 
@@ -123,6 +130,7 @@ class Autocontrast(Step):
     """``functional.autocontrast``."""
 
     kind: Kind = "pil"
+    slow_on_cpu: ClassVar[bool] = True
     closeness: ClassVar[Closeness] = Closeness(0.02, 1, 1, FLOAT32.why)
 
 
@@ -130,6 +138,7 @@ class Autocontrast(Step):
 class Equalize(Step):
     """``functional.equalize``. Each pixel is compared with each of 256 levels, so it costs more than all the others."""
 
+    slow_on_cpu: ClassVar[bool] = True
     closeness: ClassVar[Closeness] = EXACT
 
 

@@ -52,6 +52,30 @@ class CompiledTransform:
         return ProxySample(ProxyCall(self.plan.key, (encoded, row) if row.size else (encoded,), image.path))
 
 
+@dataclass(frozen=True)
+class WorkerTransform:
+    """Takes an image where the torchvision transform took one, and lets torchvision do all of it, in the worker.
+
+    Attributes:
+        transform: torchvision's, or of any kind.
+        max_pixels: as of CompiledTransform.
+    """
+
+    transform: Any
+    max_pixels: int | None = None
+
+    def __call__(self, image: Any) -> Any:
+        """What the transform makes of the image; an EncodedImage is decoded by Pillow.
+
+        Raises:
+            ImageError: it cannot be, or it is too large.
+        """
+        if isinstance(image, EncodedImage):
+            refuse_too_large(image.height, image.width, image.path, self.max_pixels)
+            image = image.decoded()
+        return self.transform(image)
+
+
 def compile_transforms(transform: Any) -> CompiledTransform:
     """Translate a torchvision transform, to be called in a dataset of your own.
 

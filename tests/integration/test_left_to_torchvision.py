@@ -1,0 +1,131 @@
+"""Transforms that torchvision does itself, in the workers: what is not translated, and what is faster so on a CPU."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset
+from torch.utils.data import DataLoader as StockLoader
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
+from torchvision.transforms import transforms as v1
+from torchvision.transforms.autoaugment import AugMix, RandAugment
+
+from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, loader
+
+
+def doubled(image: torch.Tensor) -> torch.Tensor:
+    return 2 * image
+
+
+AUGMENTED = v1.Compose([v1.RandomResizedCrop(32), RandAugment(), v1.ToTensor()])
+MIXED = v1.Compose([v1.Resize((32, 32)), v1.RandomApply([AugMix()], 0.5), v1.ToTensor()])
+OF_MINE = v1.Compose([v1.RandomCrop(32), v1.ToTensor(), v1.Lambda(doubled)])
+
+
+@pytest.fixture(autouse=True)
+def say_again() -> None:
+    loader._say_once.cache_clear()
+
+
+def assert_as_stock(dataset: Any, workers: int = 2, **arguments: Any) -> None:
+    found = []
+    for each, more in ((StockLoader, {}), (DataLoader, {"device": "cpu"} | arguments)):
+        torch.manual_seed(3)
+        batches: Any = each(dataset, batch_size=8, shuffle=True, num_workers=workers, **more)
+        found.append(list(batches))
+    for (a, a_labels), (b, b_labels) in zip(*found, strict=True):
+        assert torch.equal(a, b) and torch.equal(a_labels, b_labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transform", [AUGMENTED, MIXED], ids=["RandAugment", "AugMix"])
+def test_on_a_cpu_what_is_faster_so_is_torchvisions_to_the_bit(
+    photos: Path, transform: Any, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert_as_stock(ImageFolder(str(photos), transform), workers)
+    assert caplog.text.count("on a CPU torchvision is faster") == 1
+
+
+def test_on_a_gpu_it_is_dalis(photos: Path, device: str) -> None:
+    loader = DataLoader(ImageFolder(str(photos), AUGMENTED), batch_size=8, device=device)
+    images, _ = next(iter(loader))
+    assert images.device.type == device and bool(loader._servers) == (device == "cuda")
+
+
+def test_what_is_cheap_stays_with_dali_on_a_cpu(photos: Path) -> None:
+    loader = DataLoader(ImageFolder(str(photos), v1.Compose([v1.RandomCrop(32), v1.ToTensor()])), 8, device="cpu")
+    next(iter(loader))
+    assert loader._servers
+
+
+def test_what_is_not_translated_is_refused_or_torchvisions_as_the_user_says(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = ImageFolder(str(photos), OF_MINE)
+    with pytest.raises(UnsupportedTransformError, match=r"transforms\[2\]: Lambda"):
+        DataLoader(dataset, device="cpu")
+    assert_as_stock(dataset, unsupported="cpu")
+    assert caplog.text.count("transforms[2]: Lambda") == 1
+    assert "unsupported='cpu'" in caplog.text
+
+
+def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:
+    parts = [ImageFolder(str(photos), transform) for transform in (AUGMENTED, OF_MINE, MIXED)]
+    assert_as_stock(ConcatDataset(parts), unsupported="cpu")
+    assert_as_stock(ConcatDataset([parts[0], ImageFolder(str(photos), v1.Compose(OF_MINE.transforms[:2]))]))
+
+
+class Opened(torch.utils.data.Dataset[Any]):
+    """Opens its images by itself."""
+
+    def __init__(self, folder: ImageFolder, opened: Any) -> None:
+        self.samples, self.transform, self.opened = folder.samples, folder.transform, opened
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.opened(self.samples[index][0])), index
+
+
+def test_a_dataset_that_opens_its_images_undecoded_needs_no_change(photos: Path) -> None:
+    folder, batches = ImageFolder(str(photos), AUGMENTED), []
+    cpu_loader = functools.partial(DataLoader, device="cpu")
+    for kind, opened in ((StockLoader, pil_loader), (cpu_loader, EncodedImage.open)):
+        torch.manual_seed(5)
+        batches.append(next(iter(kind(Opened(folder, opened), batch_size=48))))
+    assert torch.equal(batches[0][0], batches[1][0]) and torch.equal(batches[0][1], batches[1][1])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_bad_file_is_named_or_left_out(spelled_root: Path, tmp_path: Path, on_error: Any) -> None:
+    folder = ImageFolder(str(spelled_root), AUGMENTED)
+    content = Path(folder.samples[5][0]).read_bytes()
+    bad = tmp_path / "cut.jpg"
+    bad.write_bytes(content[: len(content) // 2])
+    folder.samples[5] = (str(bad), folder.samples[5][1])
+    loader = DataLoader(folder, batch_size=48, num_workers=1, on_error=on_error, device="cpu")
+    if on_error == "raise":
+        with pytest.raises(ImageError, match=r"dataset\[5\]: .*cut.jpg"):
+            next(iter(loader))
+        return
+    images, _ = next(iter(loader))
+    assert len(images) == 47 and [(each.index, each.path) for each in loader.errors] == [(5, str(bad))]
+
+
+def test_another_word_for_unsupported_is_refused(photos: Path) -> None:
+    with pytest.raises(ValueError, match="unsupported is one of 'raise', 'cpu'; got 'gpu'"):
+        DataLoader(ImageFolder(str(photos), AUGMENTED), unsupported="gpu")  # type: ignore[arg-type]
+
+
+def test_each_is_said_in_the_log_once(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "proxyloader"):
+        for _ in range(3):
+            DataLoader(ImageFolder(str(photos), AUGMENTED), device="cpu")
+    assert len(caplog.records) == 1
