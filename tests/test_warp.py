@@ -76,7 +76,7 @@ class TestPixels:
     @both_versions
     @each_kind
     @each_interpolation
-    @pytest.mark.parametrize("fill", [200, (250, 20, 130), None], ids=str)
+    @pytest.mark.parametrize("fill", [100.6, (250, 20, 130), None], ids=str)
     @pytest.mark.parametrize("name", ["RandomRotation", "RandomPerspective"])
     def test_around_the_image_are_the_fill(
         self, version: Any, kind: str, interpolation: InterpolationMode, fill: Any, name: str, device: str

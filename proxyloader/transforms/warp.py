@@ -154,7 +154,9 @@ def warp_interpolation(interpolation: Any) -> Literal["nearest", "bilinear"]:
 
 
 def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
-    return () if fill is None else as_fill(fill, state)
+    """One number for each channel, as an Affine has it. Pillow cuts off after the point."""
+    values = () if fill is None else as_fill(fill, state)
+    return tuple(map(math.floor, values)) if state.kind == "pil" else values
 
 
 def _refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
