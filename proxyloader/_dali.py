@@ -59,6 +59,12 @@ def filter_image(images: Any, kernel: Any, outside: Any) -> Any:
     return module.filter(images, kernel, outside, border="constant")
 
 
+def equalized(images: Any) -> Any:
+    """Spread the levels of uint8 images (H, W, C), channel by channel, as OpenCV's ``equalizeHist`` does."""
+    module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # it left the experiments with DALI 2
+    return module.equalize(images)
+
+
 def declared_kind(pipeline: Any, name: str) -> tuple[str | None, int | None]:
     """(numpy's dtype, number of dimensions) that an external source says it takes; None where it says nothing."""
     for node in pipeline._ops:
