@@ -145,6 +145,12 @@ class TestRightAngles:
         assert_as_torchvision(transform, device, lossless(), bound=EXACT)
 
     @both_versions
+    @pytest.mark.parametrize("angle", [30, 45, 60])
+    def test_between_right_angles_take_few_pixels_from_a_border(self, version: Any, angle: int, device: str) -> None:
+        transform = composed("uint8", version.RandomRotation((angle, angle)))
+        assert_as_torchvision(transform, device, lossless(*WITH_A_SURFACE), bound=NEAREST_OF_TENSORS)
+
+    @both_versions
     @pytest.mark.parametrize("kind", ["uint8", "float"])
     @pytest.mark.parametrize("expand", [False, True], ids=["", "expand"])
     def test_of_tensors_of_any_size_by_blending(self, version: Any, kind: str, expand: bool, device: str) -> None:

@@ -171,7 +171,7 @@ def _refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], lis
         y, x = np.mgrid[: int(height), : int(width)] + 0.5
         places = np.stack([a * x + b * y + c, d * x + e * y + f])
         share = (abs(places - places.round()) < 1e-4).any(0).mean()
-        if share > 0.02:
+        if share > 0.08:  # of photographs, that is about a level in the mean
             raise UnsupportedTransformError(
                 f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, and "
                 "which of both is left to rounding; put it before the conversion to a tensor, "
