@@ -5,8 +5,8 @@
 
 Each transform stands behind RandomResizedCrop(224) of JPEGs of about 500 x 375. On a GPU: images a second of the DALI
 pipeline, fed as fast as it takes them, and as a share of the same without the transform. On the CPU: CPU time for an
-image, with one thread, by DALI and by torchvision with Pillow. Rounds are interleaved; medians. Appends one JSON line to
-benchmarks/results/transforms.jsonl.
+image, with one thread, by DALI and by torchvision with Pillow. Rounds are interleaved; medians. Appends one JSON line
+to benchmarks/results/transforms.jsonl.
 """
 
 from __future__ import annotations

@@ -59,6 +59,12 @@ def filter_image(images: Any, kernel: Any, outside: Any) -> Any:
     return module.filter(images, kernel, outside, border="constant")
 
 
+def equalized(images: Any) -> Any:
+    """Spread the levels of uint8 images (H, W, C), channel by channel, as OpenCV's ``equalizeHist`` does."""
+    module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # it left the experiments with DALI 2
+    return module.equalize(images)
+
+
 def operators_between(start: Any, end: Any) -> list[str]:
     """The operators that an image goes through from one node of a graph to another, by their names in ``fn``.
 

@@ -8,7 +8,7 @@ import functools
 import io
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.convert import Normalize, ToFloat
+from proxyloader.transforms.plan import OneOf, Step
 
 Images = Mapping[str, bytes]
 
@@ -220,6 +221,22 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times
         (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
         outputs += output
     return outputs
+
+
+Done = tuple[type[Step], tuple[float, ...]]
+"""The kind of operation, and the numbers that it takes."""
+
+
+def taken(steps: Sequence[Step], row: Sequence[float]) -> Iterator[Done]:
+    """What a row of drawn numbers says is done."""
+    at = 0
+    for operation in (each for step in steps for each in step.operations):
+        numbers = row[at : at + operation.columns]
+        at += operation.columns
+        if isinstance(operation, OneOf):
+            yield from taken(operation.branches[int(numbers[0])], numbers[1:])
+        else:
+            yield type(operation), tuple(numbers)
 
 
 def pipeline_of(plan: Plan, device: str, batch_size: int) -> Any:

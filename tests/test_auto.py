@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
 from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.color import Equalize
 from proxyloader.transforms.registry import plan_for
 
-from .compare import Bound, Images, assert_as_torchvision, composed, lossless
+from .compare import Bound, Images, assert_as_torchvision, composed, lossless, opened, run, taken
 
-OF_PIL = Bound(0.01, 1, 255)
-"""Nearly all operations are exact. ``NEAREST_OF_PIL`` in ``test_warp.py`` says which pixels may be another one's, and
-where an operation follows upon that, such as equalisation, a pixel may be any number of levels off."""
+WITHOUT_EQUALIZE = Bound(0.01, 1, 255)
+"""All other operations on PIL images are nearly exact. ``NEAREST_OF_PIL`` in ``test_warp.py`` says which pixels may be
+another one's."""
 
-OF_TENSORS = Bound(0.2, 30, 255)
+OF_PIL = Bound(0.4, 8, 255)
+"""Equalisation is within a level, of which contrast, solarising and the like make more."""
+
+OF_TENSORS = Bound(0.5, 30, 255)
 """As OF_PIL; and a shear of 1/5 or 1/15 takes each 5th or 15th line, and a quarter turn of sides that differ by an odd
 number every pixel, of a tensor from the border of two, which torch's rounding decides. Of the policy SVHN that is one
 operation in 30, of the others one in hundreds; an image that it meets is a level off in the mean."""
 
-BLENDED = Bound(0.1, 3, 255)
-"""Blended pixels may be a level off, which the next operation makes more of."""
+BLENDED = Bound(0.5, 10, 255)
+"""As OF_PIL; and blended pixels may be a level off, too."""
 
 both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 pil_and_tensor = pytest.mark.parametrize("kind", ["pil", "uint8"])
@@ -50,6 +56,27 @@ def files() -> Images:
 def test_pixels(version: Any, kind: str, name: str, arguments: Any, files: Images, device: str) -> None:
     transform = composed(kind, getattr(version, name)(*arguments))
     assert_as_torchvision(transform, device, files, bound=OF_PIL if kind == "pil" else OF_TENSORS, times=6)
+
+
+@both_versions
+@each_class
+def test_pil_images_that_are_not_equalized_are_nearly_exact(
+    version: Any, name: str, arguments: Any, files: Images, device: str
+) -> None:
+    transform = composed("pil", getattr(version, name)(*arguments))
+    differences = run(transform, device, files, times=6).differences()
+    plan = plan_for(transform)
+    torch.manual_seed(0)
+    others = []
+    for difference, data in zip(differences, itertools.cycle(files.values())):
+        width, height = opened(data).size
+        if Equalize not in {kind for kind, _ in taken(plan.steps, plan.draw(height, width))}:
+            others.append(difference.ravel())
+    everything = np.concatenate(others)
+    bound = WITHOUT_EQUALIZE.on(device)
+    assert len(others) > 6
+    assert everything.mean() <= bound.mean
+    assert np.quantile(everything, 0.999) <= bound.p999
 
 
 @both_versions

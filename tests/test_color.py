@@ -26,6 +26,9 @@ or to the level below. v1 and v2 of torchvision order their sums in different wa
 STRETCHED = Bound(0.005, 1, 1)
 """As CUT_OFF, where few pixels are concerned."""
 
+EQUALIZED = Bound(0.35, 1, 1)
+"""DALI's levels are rounded before they are brought to Pillow's."""
+
 HUE_OF_PIL = Bound(0.01, 2, 6)
 """Pillow goes by way of whole levels of hue; the last bit of float32 decides a few of them, each of which moves the
 colour of a pixel by some levels."""
@@ -179,7 +182,7 @@ DONE_OR_NOT = {
     "RandomSolarize": ((100,), {}),
     "RandomAdjustSharpness": ((1.3,), {"uint8": CUT_OFF}),
     "RandomAutocontrast": ((), {"uint8": STRETCHED}),
-    "RandomEqualize": ((), {}),
+    "RandomEqualize": ((), {"pil": EQUALIZED, "uint8": EQUALIZED}),
 }
 """Arguments, and what is not exact."""
 
@@ -236,6 +239,19 @@ class TestDoneOrNot:
         files = {"one": plain((9, 7), 77), "two": plain((8, 8), 3, 200), "black and white": plain((8, 8), 0, 255)}
         transform = composed(kind, getattr(version, name)(p=1.0))
         assert_as_torchvision(transform, device, files, bound=STRETCHED if kind == "uint8" else EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("size", [(15, 17), (16, 16), (23, 23), (40, 51), (200, 200)], ids=str)
+    @pytest.mark.parametrize(
+        "levels", [(9,), (0, 255), (7, 9, 9, 200), tuple(range(0, 256, 5)), tuple(range(256))], ids=len
+    )
+    def test_equalization_of_few_pixels_and_few_levels(
+        self, version: Any, size: tuple[int, int], levels: tuple[int, ...], device: str
+    ) -> None:
+        files = {"stripes": plain(size, *levels)}
+        for kind in ("pil", "uint8"):
+            transform = composed(kind, version.RandomEqualize(p=1.0))
+            assert_as_torchvision(transform, device, files, bound=Bound(1, 1, 1))
 
     @both_versions
     def test_of_values_beyond_0_to_1(self, version: Any, device: str) -> None:

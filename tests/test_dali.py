@@ -112,3 +112,49 @@ def test_worker_info_lets_its_dataset_be_exchanged(name: str) -> None:
     )
     object.__setattr__(info, name, "b")
     assert getattr(info, name) == "b"
+
+
+def outputs_of(graph: object, *batches: list[np.ndarray]) -> list[list[np.ndarray]]:
+    @pipeline_def(batch_size=len(batches[0]), num_threads=1, device_id=None, exec_dynamic=True)
+    def pipeline() -> object:
+        return graph(*(fn.external_source(batch, batch=True, cycle=True) for batch in ([each] for each in batches)))
+
+    built = pipeline()
+    built.build()
+    return [[np.array(output.at(k)) for k in range(len(output))] for output in built.run()]
+
+
+def test_a_batch_is_dealt_out_and_put_together_in_its_order() -> None:
+    images = [np.full((k + 1, 2, 3), k, np.uint8) for k in range(5)]
+    chosen = [np.array(k % 2 == 0) for k in range(5)]
+
+    def graph(node: object, predicate: object) -> object:
+        where_true, where_false = _dali.split(node, predicate)
+        return _dali.merge(where_true + np.uint8(100), where_false, predicate)
+
+    (merged,) = outputs_of(graph, images, chosen)
+    for k, image in enumerate(merged):
+        assert np.array_equal(image, images[k] + (100 if k % 2 == 0 else 0))
+
+
+def test_a_filter_sees_what_stands_around_the_image() -> None:
+    image = np.arange(12, dtype=np.float32).reshape(3, 4, 1)
+    kernel = np.array([[0, 0, 0], [0, 0, 1], [0, 0, 0]], np.float32)
+
+    def graph(node: object) -> object:
+        with_layout = fn.reshape(node, layout="HWC")
+        return _dali.filter_image(with_layout, types.Constant(kernel), types.Constant(np.float32(7)))
+
+    (filtered,) = outputs_of(graph, [image])
+    expected = np.concatenate([image[:, 1:], np.full((3, 1, 1), 7, np.float32)], axis=1)
+    assert np.array_equal(filtered[0], expected)
+
+
+def test_levels_are_spread_as_opencv_spreads_them() -> None:
+    image = np.random.default_rng(0).integers(30, 90, (40, 50, 3), np.uint8)
+    (spread,) = outputs_of(_dali.equalized, [image])
+    for channel, found in zip(np.moveaxis(image, 2, 0), np.moveaxis(spread[0], 2, 0)):
+        counts = np.bincount(channel.ravel(), minlength=256)
+        first = counts[channel.min()]
+        table = np.round((counts.cumsum() - first) * 255 / (channel.size - first))
+        assert np.array_equal(found, table[channel])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,14 @@ from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader.transforms import color, geometry, warp
-from proxyloader.transforms.plan import OneOf, Step
+from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
+
+from .compare import Done, taken
 
 IMAGES = 500
 SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (7, 9)]
 """(width, height)"""
-
-Done = tuple[type[Step], tuple[float, ...]]
-"""The kind of operation, and the numbers that it takes."""
 
 COLORS = {
     "adjust_brightness": color.Brightness,
@@ -103,18 +102,6 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Done]]:
         patch.setattr(Image.Image, "transform", transform)
         patch.setattr(Image.Image, "transpose", flip)
         yield done
-
-
-def taken(steps: Sequence[Step], row: Sequence[float]) -> Iterator[Done]:
-    """What a row of drawn numbers says is done."""
-    at = 0
-    for operation in (each for step in steps for each in step.operations):
-        numbers = row[at : at + operation.columns]
-        at += operation.columns
-        if isinstance(operation, OneOf):
-            yield from taken(operation.branches[int(numbers[0])], numbers[1:])
-        else:
-            yield type(operation), tuple(numbers)
 
 
 def nothing(done: Done) -> bool:

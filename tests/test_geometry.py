@@ -317,6 +317,16 @@ class TestCropAndPad:
         with pytest.raises(UnsupportedTransformError, match=r"fill=.* is outside of 0\.\.255"):
             steps_of(version.Pad(2, fill=fill))
 
+    def test_several_numbers_around_a_tensor_are_refused_with_v1_as_by_torchvision(self) -> None:
+        around = {"fill": (1, 2, 3)}
+        for transform in (v1.Pad(2, **around), v1.RandomCrop(9, padding=2, **around)):
+            with pytest.raises(
+                UnsupportedTransformError, match=r"fill=\(1, 2, 3\) is not what torchvision pads a tensor"
+            ):
+                plan_for(v1.Compose([v1.PILToTensor(), transform]))
+        plan_for(v1.Compose([v1.PILToTensor(), v1.RandomCrop(9, **around)]))  # nothing is padded
+        plan_for(v1.Compose([v1.PILToTensor(), v2.Pad(2, **around)]))
+
     @pytest.mark.parametrize("fill", [(1, 2), {"others": 3}, True])
     def test_other_fills_are_refused(self, fill: Any) -> None:
         with pytest.raises(UnsupportedTransformError, match="a number or 3 numbers are"):

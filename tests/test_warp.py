@@ -76,7 +76,7 @@ class TestPixels:
     @both_versions
     @each_kind
     @each_interpolation
-    @pytest.mark.parametrize("fill", [200, (250, 20, 130), None], ids=str)
+    @pytest.mark.parametrize("fill", [100.6, (250, 20, 130), None], ids=str)
     @pytest.mark.parametrize("name", ["RandomRotation", "RandomPerspective"])
     def test_around_the_image_are_the_fill(
         self, version: Any, kind: str, interpolation: InterpolationMode, fill: Any, name: str, device: str
@@ -143,6 +143,12 @@ class TestRightAngles:
     def test_of_tensors_of_any_size_with_v2_and_expand(self, kind: str, angle: int, device: str) -> None:
         transform = composed(kind, v2.RandomRotation((angle, angle), expand=True))
         assert_as_torchvision(transform, device, lossless(), bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("angle", [30, 45, 60])
+    def test_between_right_angles_take_few_pixels_from_a_border(self, version: Any, angle: int, device: str) -> None:
+        transform = composed("uint8", version.RandomRotation((angle, angle)))
+        assert_as_torchvision(transform, device, lossless(*WITH_A_SURFACE), bound=NEAREST_OF_TENSORS)
 
     @both_versions
     @pytest.mark.parametrize("kind", ["uint8", "float"])

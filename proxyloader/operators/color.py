@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._dali import filter_image, fn, math, types
+from .._dali import equalized, filter_image, fn, math, types
 from ..transforms.color import (
     Autocontrast,
     Brightness,
@@ -215,37 +215,24 @@ def autocontrast(graph: Graph, step: Autocontrast) -> None:
 
 @operator(Equalize)
 def equalize(graph: Graph, step: Equalize) -> None:
-    node = graph.settle()
-    planes = [_equalized(graph, node[:, :, k]) for k in range(graph.channels)]
-    graph.node = fn.reshape(fn.cast(fn.stack(*planes, axis=2), dtype=types.UINT8), layout="HWC")
+    """As Pillow's ``ImageOps.equalize``, by way of DALI's, which is OpenCV's ``equalizeHist``.
 
-
-def _equalized(graph: Graph, plane: Any) -> Any:
-    """Pillow's ``ImageOps.equalize`` of (H, W), as float.
-
-    The level ``i`` becomes ``(step // 2 + below(i)) // step``, where ``below(i)`` pixels are darker than it, and
-    ``step`` is the 255th part of those darker than the brightest. DALI has no histogram and no look-up in a table that
-    is made on the way, but both are sums of comparisons.
+    Pillow makes ``(width // 2 + below) // width`` of a level that ``below`` pixels are darker than, where ``width`` is
+    a 255th of ``most``, the pixels that are darker than the brightest. OpenCV, given the negative, makes of it
+    ``255 * below / most``, rounded. What is left to do is to go from one divisor to the other.
     """
-    levels = graph.constant(np.arange(256, dtype=np.uint8).reshape(1, 256))
-    pixels = fn.reshape(plane, shape=[-1, 1])
-    below = _count(pixels < levels, axes=[0])
-    step = _count(plane < fn.reductions.max(plane)) // 255
-    table = (step // 2 + below) // math.max(step, 1)
-    # The table rises, so a pixel's new level is the number of new levels, from 1 on, that its old one reaches.
-    wanted = graph.constant(np.arange(1, 256, dtype=np.int32).reshape(255, 1))
-    first = _count(fn.reshape(table, shape=[1, 256]) < wanted, axes=[1])
-    reached = _count(pixels >= fn.reshape(first, shape=[1, 255]), axes=[1])
-    new = _real(fn.reshape(reached, shape=plane.shape()))
-    is_flat = _where(step == 0)
-    return new * (1.0 - is_flat) + _real(plane) * is_flat
+    node = graph.settle()
+    parts = 255 - _real(equalized(fn.cast(255 - node, dtype=types.UINT8)))
+    darker = node < fn.reductions.max(node, axes=[0, 1], keep_dims=True)
+    most = fn.reductions.sum(fn.cast(darker, dtype=types.INT32), axes=[0, 1], keep_dims=True)
+    width = most // 255
+    is_flat = _where(width == 0)
+    divisor = _real(width) + is_flat
+    levels = math.floor(parts * (_real(most) / (255.0 * divisor)) + _real(width // 2) / divisor)
+    _put(graph, is_flat * _real(node) + (1.0 - is_flat) * levels)
 
 
 @operator(ChannelOrder)
 def channel_order(graph: Graph, step: ChannelOrder) -> None:
     order, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
     graph.node = fn.cat(*(fn.slice(node, start=order[k], shape=1, axes=[2]) for k in range(3)), axis=2)
-
-
-def _count(condition: Any, **axes: Any) -> Any:
-    return fn.cast(fn.reductions.sum(fn.cast(condition, dtype=types.UINT8), **axes), dtype=types.INT32)
