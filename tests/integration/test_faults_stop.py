@@ -178,15 +178,15 @@ def wrong_constructions(root: Path) -> dict[str, Any]:
     def no_inputs() -> Any:
         return fn.random.coin_flip()
 
-    jitter = transforms.Compose([transforms.RandomPerspective(), transforms.ToTensor()])
+    elastic = transforms.Compose([transforms.ElasticTransform(), transforms.ToTensor()])
     return {
         "no pipeline": (lambda: ProxyServer("a pipeline"), TypeError, "DALI pipeline"),  # type: ignore[arg-type]
         "no inputs": (lambda: ProxyServer(no_inputs()), RuntimeError, "doesn't have any inputs"),
         "no server": (lambda: DataLoader(picture_folder(root), server="a server"), TypeError, "ProxyServer"),
         "no transform": (
-            lambda: DataLoader(picture_folder(root, jitter)),
+            lambda: DataLoader(picture_folder(root, elastic)),
             UnsupportedTransformError,
-            "RandomPerspective",
+            "ElasticTransform",
         ),
         "no workers": (lambda: DataLoader(picture_folder(root), num_workers=-1), ValueError, "num_workers"),
     }
