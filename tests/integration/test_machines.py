@@ -178,7 +178,11 @@ DESCRIPTORS = """
     from torch.utils.data import DataLoader as StockLoader
 
     def most_while(loader):
-        return max(len(os.listdir("/proc/self/fd")) for _ in loader)
+        most = 0
+        for _ in loader:
+            time.sleep(0.03)  # so that the workers get ahead
+            most = max(most, len(os.listdir("/proc/self/fd")))
+        return most
 
     needed = most_while(StockLoader(Spelled(root), 4, num_workers=2))
     import nvidia.dali  # a library is opened once, and takes a descriptor for as long as that
