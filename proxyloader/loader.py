@@ -57,7 +57,7 @@ class DataLoader(TorchDataLoader[T]):
         max_pixels: most pixels that an image may have; by default what Pillow opens, twice
             ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: before a JPEG goes to a GPU for the first time, look in the worker whether its scan is whole, which
-            takes about 0.7 ms; a damaged one is left to Pillow. Without it, damaged ones may show parts of others.
+            takes about 0.6 ms; a damaged one is left to Pillow. Without it, damaged ones may show parts of others.
         unsupported: what becomes of a transform that is not translated: "raise" when the loader is built, or "cpu":
             torchvision does all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself
             where torchvision is faster at a transform than DALI.)
