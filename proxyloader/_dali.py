@@ -79,16 +79,15 @@ def operators_between(start: Any, end: Any) -> list[str]:
             waiting += [node.source for node in operator.inputs]
     through: list[Any] = []
     for operator in sorted(there, key=lambda operator: operator.id):  # so inputs come before what takes them
-        inputs = [(node.source, node.index) for node in operator.inputs]
-        if (start.source, start.index) in inputs or any(source in through for source, _ in inputs):
+        if any(node.name == start.name or node.source in through for node in operator.inputs):
             through.append(operator)
     return list(dict.fromkeys(_name_in_fn(type(operator._op).schema_name) for operator in through))
 
 
 def _name_in_fn(schema: str) -> str:
     """``decoders.image`` of ``decoders__Image``; what Python's own signs stand for in a graph gets a plain word."""
-    signs = {"_ArithmeticGenericOp": "arithmetic", "_TensorSubscript": "subscript", "_Shape": "shape"}
-    parts = signs.get(schema, schema.removeprefix("_conditional__")).split("__")
+    signs = {"ArithmeticGenericOp": "arithmetic", "TensorSubscript": "subscript", "Shape": "shape"}
+    parts = signs.get(schema.lstrip("_"), schema.removeprefix("_conditional__")).split("__")
     return ".".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
 
 

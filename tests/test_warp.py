@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import nvidia.dali
 import pytest
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
@@ -20,11 +21,14 @@ NEAREST_OF_PIL = Bound(0.02, 0, 255)
 NEAREST_OF_TENSORS = Bound(0.05, 4, 255)
 """As NEAREST_OF_PIL; and torch's own float32 places are rounded in several steps, so one in 2000 is another pixel's."""
 
-BLENDED = Bound(0.02, 1, 255)
+IN_32NDS = int(nvidia.dali.__version__.split(".")[0]) < 2
+"""Older DALIs tell apart no finer places between two pixels, in perspective warps on a CPU."""
+
+BLENDED = Bound(0.15, 4, 255) if IN_32NDS else Bound(0.02, 1, 255)
 """A level where torch or Pillow round otherwise; and at the edge of the image the pixels for which the last bit decides
 whether their place is inside."""
 
-BLENDED_FLOATS = Bound(0.02, 0.3, 4)
+BLENDED_FLOATS = Bound(0.15, 6, 32) if IN_32NDS else Bound(0.02, 0.3, 4)
 """torch normalises places to -1..1 and back, which moves them by some 1e-5 of a pixel."""
 
 both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
@@ -110,7 +114,9 @@ class TestPixels:
             version.RandomVerticalFlip(),
             version.CenterCrop(60),
         )
-        bound = BLENDED_FLOATS if kind == "float" else Bound(0.02, 2, 255)  # a level at each of both
+        bound = (
+            BLENDED_FLOATS if kind == "float" else Bound(0.15, 4, 255) if IN_32NDS else Bound(0.02, 2, 255)
+        )  # a level at each
         assert_as_torchvision(transform, device, lossless(), bound=bound)
 
 

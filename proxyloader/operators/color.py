@@ -235,4 +235,4 @@ def equalize(graph: Graph, step: Equalize) -> None:
 @operator(ChannelOrder)
 def channel_order(graph: Graph, step: ChannelOrder) -> None:
     order, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
-    graph.node = fn.cat(*(fn.slice(node, start=order[k], shape=1, axes=[2]) for k in range(3)), axis=2)
+    graph.node = fn.cat(*(fn.slice(node, start=order[k : k + 1], shape=[1], axes=[2]) for k in range(3)), axis=2)

@@ -106,7 +106,8 @@ class Graph:
             shape: (3,) int32.
         """
         start = self.columns + fn.cast(first_block, dtype=types.INT32) * Row.BLOCK
-        flat = fn.slice(self.row, start=start, shape=shape[0] * shape[1] * shape[2], axes=[0])
+        count = shape[0:1] * shape[1:2] * shape[2:3]
+        flat = fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
         array = fn.reshape(flat, shape=shape, layout="HWC")
         return array if self.options.device_id is None else array.gpu()
 

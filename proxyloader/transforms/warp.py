@@ -28,7 +28,7 @@ Matrix = tuple[float, ...]
 
 WARPED = {
     "nearest": Closeness(0.1, 16, 255, "a place that falls between two pixels may go to the other one"),
-    "bilinear": Closeness(0.1, 8, 255, "both round; and at its border the image may end a pixel earlier or later"),
+    "bilinear": Closeness(0.15, 8, 255, "both round; and at its border the image may end a pixel earlier or later"),
 }
 """By interpolation."""
 
