@@ -15,11 +15,11 @@ from proxyloader.transforms.registry import plan_for
 
 from .compare import Bound, Images, assert_as_torchvision, images
 
-MIXED = Bound(0.05, 1, 25)
+MIXED = Bound(0.3, 1, 25)
 """The weights sum up to about one, and whole levels are cut off: where the sum is nearly whole, the last bit of a float
 decides, in a pixel of 50. And a warp may fetch a pixel from the other side of a border."""
 
-DEEP = Bound(0.05, 12, 40)
+DEEP = Bound(0.3, 12, 40)
 """As MIXED; and where one operation upon the other differs in a pixel, Equalize makes levels of it."""
 
 both_versions = pytest.mark.parametrize("version", [autoaugment, v2], ids=["v1", "v2"])

@@ -245,7 +245,7 @@ class Mixture(Step):
     branches: tuple[Branch, ...]
     slow_on_cpu: ClassVar[bool] = True
     closeness: ClassVar[Closeness] = Closeness(
-        0.05, 1, 25, "weights whose sum is a float's breadth beside 1, before a level is cut off"
+        0.3, 1, 25, "equalized images are within a level, and the weighted sum is cut off"
     )
 
     @property
