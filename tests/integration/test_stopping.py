@@ -285,9 +285,11 @@ def test_timeout_also_ends_the_wait_for_a_persistent_worker_that_hangs_from_the_
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 CONTROL_C = {
+    # Said late, when the trainer waits indeed: Python may lose an interrupt while it still forks and builds.
     "waiting for the first batch": """
-        for batch in loader_of(root, lambda index: say_ready_and_hang() if index >= 4 else hang()): pass
-    """,  # the second worker says so: the first of them is ready before the other has begun
+        late = lambda index: (time.sleep(3), say_ready_and_hang()) if index == 4 else hang()
+        for batch in loader_of(root, late): pass
+    """,
     "waiting for a batch in mid epoch": "for batch in loader_of(root, Misstep(13, say_ready_and_hang, notes)): pass",
     "in the body of the loop": "for batch in loader_of(root): say_ready(); hang()",
     "in the body, with a worker that sleeps": """
