@@ -37,7 +37,7 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 import proxyloader
-from proxyloader._dali import fn, pipeline_def, types
+from proxyloader._dali import fn, pipeline_def, types, upright
 from proxyloader.make_dataset import make_dataset
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -147,7 +147,7 @@ def decoded(args: argparse.Namespace, encoded: Any, **decoder: Any) -> Any:
     """The decoder, set as proxyloader sets it."""
     where = {"device": "mixed", **decoder} if args.device == "cuda" else {"device": "cpu"}
     return fn.decoders.image(
-        encoded, output_type=types.RGB, jpeg_fancy_upsampling=True, adjust_orientation=False, **where
+        encoded, output_type=types.RGB, jpeg_fancy_upsampling=True, **upright("decoders__Image"), **where
     )
 
 

@@ -34,7 +34,7 @@ HOW_PILLOW_SEES = {
     "odd_palette_transparent.png": ("PNG", "P"),
     "odd_rgba.png": ("PNG", "RGBA"),
     "odd_grey_alpha.png": ("PNG", "LA"),
-    "odd_grey_16_bit.png": ("PNG", "I;16"),
+    "odd_grey_16_bit.png": ("PNG", "I"),
     "odd_1_bit.png": ("PNG", "1"),
     "odd_rgb.tif": ("TIFF", "RGB"),
     "odd_lossy.webp": ("WEBP", "RGB"),
@@ -63,7 +63,8 @@ def test_the_tests_know_all_of_them() -> None:
 def test_pillow_reads_it_as_what_it_says_it_is_and_sees_the_picture(name: str, picture: Image.Image) -> None:
     mode = "1" if "1_bit" in name else "L" if "grey" in name else "RGB"
     with Image.open(io.BytesIO(ODD_FORMATS[name](picture))) as image:
-        assert (image.format, image.mode) == HOW_PILLOW_SEES[name]
+        seen = image.format, image.mode.replace("I;16", "I")  # as which Pillow opened it until version 10
+        assert seen == HOW_PILLOW_SEES[name]
         assert image.size == picture.size
         if name == "odd_grey_16_bit.png":  # Pillow cuts it off at 255 on the way to RGB
             return

@@ -18,6 +18,7 @@ from proxyloader.operators import OPERATORS
 from proxyloader.operators.geometry import EXACT_EDGES_BELOW
 from proxyloader.pipeline import PipelineOptions
 from proxyloader.server import ProxyServer
+from proxyloader.transforms.convert import ToFloat, ToTensor
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 
@@ -46,6 +47,15 @@ MADE_OF_OTHERS = [
     v2.RandomResize(9, 12),
 ]
 """A transform for each kind of step that has no operator of its own."""
+
+
+def steps_of(transform: Any) -> list[Step]:
+    """Of a transform of tensors, without those of the conversion."""
+    # Older versions of torchvision take float tensors only.
+    conversion = v1.ToTensor() if isinstance(transform, v2.GaussianNoise) else v1.PILToTensor()
+    return [
+        step for step in plan_for(v1.Compose([conversion, transform])).steps if type(step) not in (ToTensor, ToFloat)
+    ]
 
 
 class Compiled:
@@ -78,8 +88,7 @@ class TestOperators:
                 for branch in getattr(step, "branches", ()):
                     yield from primitives(operation for inner in branch for operation in inner.operations)
 
-        _, *steps = plan_for(v1.Compose([v1.PILToTensor(), transform])).steps
-        for step in steps:
+        for step in steps_of(transform):
             assert step.operations != (step,)
             assert {type(each) for each in primitives(step.operations)} <= set(OPERATORS)
             assert step.columns == sum(each.columns for each in step.operations)
@@ -89,7 +98,7 @@ class TestOperators:
         wanted = {cls for cls in kinds if cls.operations is not Step.operations}
         found = set()
         for transform in MADE_OF_OTHERS:
-            waiting = list(plan_for(v1.Compose([v1.PILToTensor(), transform])).steps)
+            waiting = steps_of(transform)
             while waiting:
                 step = waiting.pop()
                 found.add(type(step))
