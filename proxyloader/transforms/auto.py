@@ -39,12 +39,7 @@ from .warp import Affine, Kind, affine, rotation, warp_fill, warp_interpolation
 Operation = tuple[str, float]
 """torchvision's name of it, and its magnitude."""
 
-NAMES = (
-    *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
-    *("Brightness", "Color", "Contrast", "Sharpness"),
-    *("Posterize", "Solarize", "AutoContrast", "Equalize", "Invert"),
-)
-GEOMETRY = NAMES[:5]
+GEOMETRY = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
 
 @dataclass(frozen=True)
@@ -191,10 +186,6 @@ class Automatic(Step):
         return (self.choices.choice,) * self.layers
 
     @property
-    def columns(self) -> int:
-        return self.choices.choice.columns * self.layers
-
-    @property
     def drawn(self) -> str:
         return f"operations, magnitudes: {self.name}.forward"
 
@@ -285,10 +276,6 @@ class AugMix(Step):
     @property
     def operations(self) -> Branch:
         return (self.mixture,)
-
-    @property
-    def columns(self) -> int:
-        return self.mixture.columns
 
     def draw(self, size: Size, row: list[float]) -> Size:
         recorded = _recorder("AugMix", self.version, self.arguments)(size)

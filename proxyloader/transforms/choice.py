@@ -36,10 +36,6 @@ class Sometimes(Step):
         return OneOf(((), self.inner))
 
     @property
-    def columns(self) -> int:
-        return self.choice.columns
-
-    @property
     def operations(self) -> tuple[Step, ...]:
         return (self.choice,)
 
@@ -62,10 +58,6 @@ class RandomChoice(Step):
     choice: OneOf
     p: tuple[float, ...] | None
     version: str
-
-    @property
-    def columns(self) -> int:
-        return self.choice.columns
 
     @property
     def operations(self) -> tuple[Step, ...]:
@@ -92,10 +84,6 @@ class RandomOrder(Step):
 
     choice: OneOf
     version: str
-
-    @property
-    def columns(self) -> int:
-        return self.choice.columns * len(self.choice.branches)
 
     @property
     def operations(self) -> tuple[Step, ...]:

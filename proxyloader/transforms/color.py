@@ -198,10 +198,6 @@ class ColorJitter(Step):
         return OneOf(((Brightness(self.kind),), (Contrast(self.kind),), colored, turned, ()))
 
     @property
-    def columns(self) -> int:
-        return self.choice.columns * len(self.operations)
-
-    @property
     def operations(self) -> Branch:
         return (self.choice,) * sum(each is not None for each in self._ranges)
 
@@ -246,10 +242,6 @@ class PhotometricDistort(Step):
             contrast,
             OneOf(((), (ChannelOrder(),))),
         )
-
-    @property
-    def columns(self) -> int:
-        return sum(step.columns for step in self.operations)
 
     @property
     def drawn(self) -> str:

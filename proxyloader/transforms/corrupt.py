@@ -110,10 +110,6 @@ class RandomErasing(Step):
     version: Version
 
     @property
-    def columns(self) -> int:
-        return self.erase.columns
-
-    @property
     def drawn(self) -> str:
         noise = ", noise" if isinstance(self.erase, Paste) else ""
         return f"top, left, height, width{noise}: RandomErasing.{parameter_function(self.version)}"

@@ -111,8 +111,8 @@ class Step:
 
     @property
     def columns(self) -> int:
-        """How many numbers it takes for an image."""
-        return 0
+        """How many numbers it takes for an image: as many as what it is made of."""
+        return sum(step.columns for step in self.operations if step is not self)
 
     @property
     def operations(self) -> tuple[Step, ...]:
