@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,15 +14,15 @@ from torchvision.datasets.vision import StandardTransform, VisionDataset
 
 from .proxy import Proxy
 from .sample import EncodedImage
-from .transforms import CompiledTransform, compile_transforms
-from .transforms.compiled import WorkerTransform
+from .transforms import compile_transforms
+from .transforms.compiled import WorkerTransform, compiled_in, with_max_pixels
+from .transforms.held import held_in
 from .transforms.plan import Plan
 
 D = TypeVar("D")
-Compile = Callable[[Any], CompiledTransform | WorkerTransform]
 
 
-def wrap(dataset: D, max_pixels: int | None = None, *, compile: Compile = compile_transforms) -> D:
+def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
     """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI.
 
     ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``,
@@ -34,7 +33,8 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Compile = compil
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and what inherits from them; ``Subset``,
             ``random_split`` and ``ConcatDataset`` of such, nested at will; any dataset that keeps a torchvision
-            transform in ``.transform`` and calls it with an RGB image (then Pillow decodes, in the worker).
+            transform in ``.transform``, or an object that calls some, and calls it with an RGB image (then Pillow
+            decodes, in the worker).
         max_pixels: most that an image may have; by default what Pillow opens.
         compile: makes what stands in the place of a transform.
 
@@ -51,9 +51,9 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Compile = compil
     transform = getattr(dataset, "transform", None)
     if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not _is_for_images(dataset, transform):
         return dataset
-    compiled = transform if isinstance(transform, CompiledTransform) else compile(transform)
+    compiled = compile(transform)
     if max_pixels is not None:
-        compiled = dataclasses.replace(compiled, max_pixels=max_pixels)
+        compiled = with_max_pixels(compiled, max_pixels)
     changed: dict[str, Any] = {"transform": compiled}
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
@@ -69,15 +69,16 @@ def plans_in(dataset: Any) -> dict[str, Plan]:
         return plans_in(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return {key: plan for part in dataset.datasets for key, plan in plans_in(part).items()}
-    compiled = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, CompiledTransform)]
-    return {each.plan.key: each.plan for each in compiled}
+    attributes = [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
+    return {each.plan.key: each.plan for value in attributes for each in compiled_in(value)}
 
 
 def _is_for_images(dataset: Any, transform: Any) -> bool:
     """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
     known = ("torchvision.transforms", __package__)
-    parts = (transform, getattr(transform, "transforms", None))
-    return isinstance(dataset, VisionDataset) or any(type(part).__module__.startswith(known) for part in parts)
+    return (
+        isinstance(dataset, VisionDataset) or type(transform).__module__.startswith(known) or bool(held_in(transform))
+    )
 
 
 def _with(dataset: D, /, **changed: Any) -> D:

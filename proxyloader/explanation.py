@@ -21,8 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .errors import MissingDaliError, UnsupportedTransformError
-from .transforms.plan import EXACT, Branch, Closeness, Step, made_of, plan_of
-from .transforms.registry import COMPOSES, CONTAINERS, Part, translate
+from .transforms.held import held_in
+from .transforms.plan import EXACT, Branch, Closeness, Fixed, Step, made_of, plan_of
+from .transforms.registry import Part, is_holder, translate
 
 WIDTH = 120
 """Of ``str(explanation)``, in characters."""
@@ -97,29 +98,26 @@ def explain(transform: Any) -> Explanation:
     """Say what becomes of each part of a torchvision transform; ``print`` it for a table.
 
     Args:
-        transform: what ``dataset.transform`` is: a Compose (v1 or v2), nested at will, one transform, or a callable
-            whose ``.transforms`` is a Compose.
+        transform: what ``dataset.transform`` is: a Compose (v1 or v2), nested at will, one transform, or an object that
+            holds such in its attributes and calls them.
 
     Returns:
         A row for each part, those that are refused too, with the reason and what to do. Nothing is raised for them.
     """
-    whole = translate(transform)
+    held = held_in(transform) if is_holder(transform) else {"": transform}
+    return Explanation(tuple(row for at, each in held.items() for row in _rows_of(each, f"transform{at}")))
+
+
+def _rows_of(transform: Any, position: str) -> Iterator[Row]:
+    """Of all its parts, and of what comes out."""
+    whole = translate(transform, position)
     device_id = 0 if torch.cuda.is_available() else None
-    parts = list(_on_the_way(whole))
+    parts = list(whole.on_the_way())
     *operators, of_output = _operators([part.steps for part in parts], device_id)
-    rows = [row for part, names in zip(parts, operators) for row in _rows(part, names, device_id)]
+    for part, names in zip(parts, operators):
+        yield from _rows(part, names, device_id)
     if not any(part.refusal for part in whole):  # else nobody knows what comes out
-        rows.append(_output(whole, of_output))
-    return Explanation(tuple(rows))
-
-
-def _on_the_way(part: Part) -> Iterator[Part]:
-    """The parts that an image comes through, one after the other: in place of a Compose those in it."""
-    if part.refusal or type(part.transform) in CONTAINERS or not (part.inside or type(part.transform) in COMPOSES):
-        yield part
-    else:
-        for each in part.inside:
-            yield from _on_the_way(each)
+        yield _output(whole, of_output)
 
 
 def _operators(branches: list[Branch], device_id: int | None) -> list[tuple[str, ...] | None]:
@@ -137,13 +135,13 @@ def _operators(branches: list[Branch], device_id: int | None) -> list[tuple[str,
 def _rows(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
     """Of a part and of those that it holds, among which chance decides."""
     inside: list[Row] = []
-    for each in itertools.chain.from_iterable(map(_on_the_way, part.inside)):
+    for each in itertools.chain.from_iterable(each.on_the_way() for each in part.inside):
         inside += _rows(each, _operators_of_branch(each, device_id), device_id)
     shown = _in_one_line(part)
     if part.refusal:
         return [Row(part.position, shown, refusal=part.refusal), *inside]
     if not inside:
-        return [Row(part.position, shown, _drawn(made_of(part.steps)), operators, _closeness(part.steps))]
+        return [Row(part.position, shown, _drawn(_drawing(part.steps)), operators, _closeness(part.steps))]
     of_those = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
     its_own = None if operators is None else tuple(name for name in operators if name not in of_those)
     return [Row(part.position, shown, _drawn(part.steps), its_own, "as what it holds"), *inside]
@@ -163,7 +161,18 @@ def _output(whole: Part, operators: tuple[str, ...] | None) -> Row:
     except UnsupportedTransformError as error:
         return Row("output", "a PIL image", refusal=str(error))
     height, width = state.size or ("H", "W")
-    return Row("output", f"{state.dtype} ({state.channels}, {height}, {width})", "", operators, str(EXACT))
+    shown = f"{state.dtype} ({state.channels}, {height}, {width})"
+    shown = shown if state.images == 1 else f"{state.images} images, each {shown}"
+    return Row("output", shown, "", operators, str(EXACT))
+
+
+def _drawing(steps: Branch) -> Iterator[Step]:
+    """As ``made_of``, but what a step with fixed numbers is made of draws none."""
+    for step in steps:
+        yield step
+        for branch in (*getattr(step, "branches", ()), step.operations):
+            if branch != (step,) and not isinstance(step, Fixed):
+                yield from _drawing(branch)
 
 
 def _drawn(steps: Iterable[Step]) -> str:

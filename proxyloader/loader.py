@@ -21,14 +21,14 @@ from .road import Road, run_size
 from .sampling import Progress
 from .scans import KnownScans
 from .seeding import SeededIterator, kept_generators, seed_generators
-from .transforms.compiled import WorkerTransform
+from .transforms.compiled import compile_transforms, left_to_torchvision
 from .transforms.plan import Plan
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
 
 log = logging.getLogger("proxyloader")
 
-Unsupported = Literal["raise", "cpu"]
-UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "cpu")
+Unsupported = Literal["raise", "batch", "cpu"]
+UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
 T = TypeVar("T")
 
 
@@ -58,9 +58,11 @@ class DataLoader(TorchDataLoader[T]):
             ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: before a JPEG goes to a GPU for the first time, look in the worker whether its scan is whole, which
             takes about 0.6 ms; a damaged one is left to Pillow. Without it, damaged ones may show parts of others.
-        unsupported: what becomes of a transform that is not translated: "raise" when the loader is built, or "cpu":
-            torchvision does all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself
-            where torchvision is faster at a transform than DALI.)
+        unsupported: what becomes of a transform that is not translated: "raise" when the loader is built; "batch": it
+            and what follows it is called on each batch (N, C, H, W) on ``device``, if images are tensors of one size
+            there (random numbers are then drawn once for the batch, in the training process); "cpu": torchvision does
+            all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself where
+            torchvision is faster at a transform than DALI.)
         prefetch: most decoded batches that wait for the training loop.
         num_threads: DALI's CPU threads; by default the cores of this process, and at most 4 where a GPU decodes.
         hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some.
@@ -240,14 +242,18 @@ class DataLoader(TorchDataLoader[T]):
         if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
             _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
             return self.dataset, {}
+        on_batches = self.unsupported == "batch"
         try:
-            dataset = wrap(self.dataset, self.max_pixels)
+            compile = functools.partial(compile_transforms, unsupported="batch" if on_batches else "raise")
+            dataset = wrap(self.dataset, self.max_pixels, compile=compile)
         except UnsupportedTransformError as error:
-            if self.unsupported == "raise":
+            if self.unsupported != "cpu":
                 raise
             _say_once(f"{error}. As unsupported='cpu' says, torchvision does all of it in the workers")
             return self._left_to_torchvision()
         plans = plans_in(dataset)
+        for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
+            _say_once(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
         if not self._on_gpu and any(plan.slow_on_cpu for plan in plans.values()):
             _say_once(
                 "on a CPU torchvision is faster at some of these transforms than DALI, so it does all of them in the "
@@ -270,7 +276,7 @@ class DataLoader(TorchDataLoader[T]):
         return dataset, plans
 
     def _left_to_torchvision(self) -> tuple[Any, dict[str, Plan]]:
-        dataset = wrap(self.dataset, self.max_pixels, compile=WorkerTransform)
+        dataset = wrap(self.dataset, self.max_pixels, compile=left_to_torchvision)
         return dataset, plans_in(dataset)  # those of transforms that the user compiled
 
     @property
@@ -306,12 +312,13 @@ class DataLoader(TorchDataLoader[T]):
         if not plans:
             return {} if self.server is None else {self.server.key: self.server}
         from .pipeline import PipelineOptions, build_pipeline
-        from .server import ProxyServer
+        from .server import PlanServer
 
         device_id = _cuda_ordinal(self.device)
         options = PipelineOptions(run_size(self), device_id, self.num_threads, self.prefetch + 1, self.hw_decoder_load)
         self._servers = {
-            key: self._servers.get(key) or ProxyServer(build_pipeline(plan, options)) for key, plan in plans.items()
+            key: self._servers.get(key) or PlanServer(build_pipeline(plan, options), plan.rest)
+            for key, plan in plans.items()
         }
         return self._servers if self.server is None else self._servers | {self.server.key: self.server}
 

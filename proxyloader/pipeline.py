@@ -15,8 +15,8 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     """Build the DALI pipeline of a plan.
 
     Its inputs are ``images``, (bytes,) uint8 each, and, where the plan draws anything, ``draws``, (columns,) float32
-    and the arrays behind them. Its output is a batch of tensors (C, H, W), float32 or uint8, on ``options.device_id``
-    or the CPU.
+    and the arrays behind them. Its outputs, as many as ``plan.output.images``, are batches of tensors (C, H, W),
+    float32 or uint8, on ``options.device_id`` or the CPU.
     """
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
@@ -29,7 +29,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
         draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.columns else None
-        return Graph(options, images, draws, plan.columns).output_of(plan.steps)
+        return tuple(Graph(options, images, draws, plan.columns).outputs_of(plan.steps))
 
     pipeline = proxyloader_plan()
     pipeline.build()
@@ -46,7 +46,8 @@ class _Watched(Graph):
     def add(self, steps: Branch) -> None:
         for step in steps:
             super().add((step,))
-            self.reached.append(self.reached[-1] if self.node is None else self.node)
+            node = self.views[0].node if self.views else self.node
+            self.reached.append(self.reached[-1] if node is None else node)
 
 
 def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
@@ -64,7 +65,7 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
         columns = sum(step.columns for step in steps)
         graph = _Watched(PipelineOptions(1, device_id), encoded, draws, columns)
-        output = graph.output_of(steps)
+        output, *_ = graph.outputs_of(steps)
         # A Normalize at the end is the output itself.
         reached = [*graph.reached, output, output][: len(steps) + 2]
         return [operators_between(before, after) for before, after in itertools.pairwise(reached)]

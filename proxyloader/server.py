@@ -25,6 +25,7 @@ from . import _dali, forks
 from .errors import InputError, PipelineError
 from .packing import one_kind
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
+from .transforms.rest import Rest
 
 log = logging.getLogger("proxyloader")
 
@@ -310,6 +311,24 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         for name, arrays in zip(self._dali_input_names, inputs):
             one_kind(f"input {name!r}", arrays)
         return self.collect(self.submit(inputs))
+
+
+class PlanServer(ProxyServer):
+    """The server of a plan's pipeline: does to each batch what the plan leaves to be done.
+
+    Args:
+        pipeline: of the plan.
+        rest: of the plan.
+    """
+
+    def __init__(self, pipeline: _dali.Pipeline, rest: Rest | None) -> None:
+        super().__init__(pipeline)
+        self._rest = rest
+
+    def collect(self, ticket: Ticket) -> Outputs:
+        outputs = super().collect(ticket)
+        # A plan with a rest gives images of one size, so that its batches are tensors.
+        return outputs if self._rest is None else [self._rest(output) for output in outputs]  # type: ignore[arg-type]
 
 
 def _stacked_or_listed(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:

@@ -20,6 +20,7 @@ from proxyloader._dali import _name_in_fn
 from proxyloader.cli import main
 from proxyloader.explanation import Explanation, find
 from proxyloader.pipeline import PipelineOptions, build_pipeline
+from proxyloader.transforms.compiled import compile_transforms, compiled_in
 from proxyloader.transforms.registry import CONTAINERS, RULES, plan_for
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -116,7 +117,7 @@ class TestRefusals:
         assert "resize" in (explanation.rows[0].operators or ())
 
     def test_are_those_that_the_loader_raises(self) -> None:
-        transform = v1.Compose([v1.RandomApply([v1.Pad(1), v1.Pad(1, padding_mode="edge")]), v1.FiveCrop(3)])
+        transform = v1.Compose([v1.RandomApply([v1.Pad(1), v1.Pad(1, padding_mode="edge")]), v1.ToPILImage()])
         first, *_ = explain(transform).refused
         with pytest.raises(proxyloader.UnsupportedTransformError) as caught:
             plan_for(transform)
@@ -161,8 +162,10 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "RandomRotation": (9,),
     "RandomShortestSize": (20,),
     "RandomSolarize": (99,),
+    "FiveCrop": (9,),
     "Resize": (20,),
     "ScaleJitter": ((20, 20),),
+    "TenCrop": (9,),
     "ToDtype": (torch.float32,),
 }
 """For the classes that need some."""
@@ -314,8 +317,8 @@ class TestNames:
     @pytest.mark.parametrize("name", ["transform", "make", "partial", "Preset", "Holder.inner"])
     def test_of_a_transform_in_a_module_or_of_what_makes_one(self, module: str, name: str) -> None:
         expected = plan_for(v1.Compose([v1.Resize(32), v1.ToTensor()]))
-        assert plan_for(find(f"{module}:{name}")) == expected
-        assert plan_for(find(f"{module}.py:{name}")) == expected
+        for spelled in (f"{module}:{name}", f"{module}.py:{name}"):
+            assert [each.plan for each in compiled_in(compile_transforms(find(spelled)))] == [expected]
 
     @pytest.mark.parametrize(
         "name",

@@ -59,6 +59,7 @@ class Graph:
         mirror: 1 where the image is to be mirrored, or None.
         channels: 3 or 1.
         forks: on the way to this branch, as (predicate, which side).
+        views: where several images are made of one: a graph for each, and all that follows is added to every one.
     """
 
     def __init__(
@@ -70,11 +71,15 @@ class Graph:
         self.scale: float | None = None
         self.mirror: Any = None
         self.channels = 3
+        self.views: list[Graph] = []
 
-    def output_of(self, steps: Branch) -> Any:
-        """The tensors (C, H, W) after all steps."""
+    def outputs_of(self, steps: Branch) -> list[Any]:
+        """The tensors (C, H, W) after all steps: one, or one for each of the views."""
         last = steps[-1]
         self.add(steps[:-1] if isinstance(last, Normalize) else steps)
+        return [each._output(last) for each in self.views or [self]]
+
+    def _output(self, last: Step) -> Any:
         if isinstance(last, Normalize):
             return self.normalized(last.mean, last.std, "CHW")
         if self.scale is not None:
@@ -85,7 +90,16 @@ class Graph:
     def add(self, steps: Branch) -> None:
         for step in steps:
             for operation in step.operations:
-                OPERATORS[type(operation)](self, operation)
+                self._add(operation)
+
+    def _add(self, operation: Step) -> None:
+        if not self.views:
+            OPERATORS[type(operation)](self, operation)
+        else:  # all of them take the same numbers
+            for view in self.views:
+                view.column = self.column
+                view._add(operation)
+            self.column = self.views[0].column
 
     def branch(self, node: Any, row: Any, column: int, forks: tuple[tuple[Any, int], ...] = ()) -> Graph:
         """The same point for those of the images that went this way, from a column of their rows on."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
 from ..errors import InputError
-from ..proxy import ProxyCall, ProxySample
+from ..proxy import NO_TENSOR_YET, ProxyCall, ProxySample
 from ..sample import EncodedImage, refuse_too_large
+from .held import held_in, with_held
 from .plan import Plan
-from .registry import plan_for
+from .registry import is_holder, plan_for
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,15 @@ class CompiledTransform:
     plan: Plan
     max_pixels: int | None = None
 
-    def __call__(self, image: EncodedImage | Image.Image | np.ndarray[Any, Any]) -> ProxySample:
+    def __call__(
+        self, image: EncodedImage | Image.Image | np.ndarray[Any, Any]
+    ) -> ProxySample | tuple[ProxySample, ...]:
         """
         Args:
             image: an EncodedImage, a PIL image in mode RGB, or an array (H, W, 3) uint8.
+
+        Returns:
+            What stands for the tensor that the transform gives, or for each of them, as behind FiveCrop.
 
         Raises:
             ImageError: the image is too large.
@@ -40,6 +46,8 @@ class CompiledTransform:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
             image = EncodedImage.from_pil(image, getattr(image, "filename", ""))
+        if isinstance(image, ProxySample):
+            raise InputError(NO_TENSOR_YET)
         if not isinstance(image, EncodedImage):
             raise InputError(
                 f"the dataset gave its transform a {type(image).__name__}"
@@ -49,7 +57,10 @@ class CompiledTransform:
         refuse_too_large(image.height, image.width, image.path, self.max_pixels)
         encoded = np.frombuffer(image.data, np.uint8)
         row = self.plan.draw(image.height, image.width)
-        return ProxySample(ProxyCall(self.plan.key, (encoded, row) if row.size else (encoded,), image.path))
+        call = ProxyCall(self.plan.key, (encoded, row) if row.size else (encoded,), image.path)
+        if self.plan.output.images == 1:
+            return ProxySample(call)
+        return tuple(ProxySample(call, output) for output in range(self.plan.output.images))
 
 
 @dataclass(frozen=True)
@@ -76,15 +87,55 @@ class WorkerTransform:
         return self.transform(image)
 
 
-def compile_transforms(transform: Any) -> CompiledTransform:
+def compile_transforms(transform: Any, *, unsupported: Literal["raise", "batch"] = "raise") -> Any:
     """Translate a torchvision transform, to be called in a dataset of your own.
 
     ``DataLoader`` does this by itself for every dataset that keeps its transform in ``dataset.transform``.
 
     Args:
-        transform: a torchvision Compose (v1 or v2), one transform, or a callable whose ``.transforms`` is a Compose.
+        transform: a torchvision Compose (v1 or v2) or one transform; or an object of your own that holds such in its
+            attributes and calls them, once or several times for an image, as ``TwoCropsTransform`` does.
+        unsupported: what becomes of a part that is not translated: "raise", or "batch": it and what follows is called
+            on the decoded batches, if images are tensors of one size there. Random numbers are then drawn once for
+            the whole batch.
+
+    Returns:
+        A CompiledTransform; or a copy of your object, which holds CompiledTransforms.
 
     Raises:
         UnsupportedTransformError: something in it has no equal in DALI; names the position and the class.
     """
-    return transform if isinstance(transform, CompiledTransform) else CompiledTransform(plan_for(transform))
+    if isinstance(transform, CompiledTransform):
+        return transform
+    rest = unsupported == "batch"
+    if not is_holder(transform):
+        return CompiledTransform(plan_for(transform, rest=rest))
+    return with_held(transform, lambda at, held: _compiled(held, f"transform{at}", rest))
+
+
+def left_to_torchvision(transform: Any) -> Any:
+    """A WorkerTransform of it, unless it is compiled already; where some of what it holds is, of each of the others."""
+    if not compiled_in(transform):
+        return WorkerTransform(transform)
+    return with_held(transform, lambda _, held: held if isinstance(held, CompiledTransform) else WorkerTransform(held))
+
+
+def _compiled(transform: Any, position: str, rest: bool) -> CompiledTransform:
+    if isinstance(transform, CompiledTransform):
+        return transform
+    return CompiledTransform(plan_for(transform, position, rest=rest))
+
+
+def compiled_in(transform: Any) -> list[CompiledTransform]:
+    """What ``compile_transforms`` has put there; nothing where it has not."""
+    found = [transform] if isinstance(transform, CompiledTransform) else held_in(transform).values()
+    return [each for each in found if isinstance(each, CompiledTransform)]
+
+
+def with_max_pixels(transform: Any, max_pixels: int | None) -> Any:
+    """As it was, with another limit for the images that it takes."""
+    if isinstance(transform, (CompiledTransform, WorkerTransform)):
+        return replace(transform, max_pixels=max_pixels)
+    return with_held(
+        transform, lambda _, held: replace(held, max_pixels=max_pixels) if isinstance(held, CompiledTransform) else held
+    )

@@ -21,15 +21,16 @@ class ToTensor(Step):
     """A PIL image becomes a uint8 tensor (C, H, W); the values stay.
 
     Attributes:
-        order: in torch's memory; it is nothing that DALI does differently, so plans that differ in it are equal.
+        order, pure: as of ImageState; nothing that DALI does differently, so plans that differ in them are equal.
     """
 
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
+    pure: bool = field(default=True, compare=False, repr=False)
     keeps_order: ClassVar[bool] = True
     closeness: ClassVar[Closeness] = EXACT
 
     def state_after(self, state: ImageState) -> ImageState:
-        return replace(state, kind="tensor", order=self.order)
+        return replace(state, kind="tensor", order=self.order, pure=self.pure)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ def to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 @rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
 def pil_to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
-    return (ToTensor(),) if state.kind == "pil" else _tensor_already(transform)
+    if state.kind == "tensor":
+        return _tensor_already(transform)
+    return (ToTensor(pure=not isinstance(transform, v2.ToImage)),)
 
 
 def _tensor_already(transform: Any) -> tuple[Step, ...]:

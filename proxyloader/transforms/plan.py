@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnsupportedTransformError
+from .rest import Rest
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -35,7 +36,9 @@ class ImageState:
         channels: 3 (RGB) or 1 (grey).
         scale: the value that a pixel of 1 (of 255) has, while the values are pixels times a number; else None.
         size: (height, width) where it is the same for every image, else None.
+        images: how many there are; FiveCrop makes five of one.
         order: of a tensor in memory, where it is known; torch deals noise out in that order.
+        pure: a tensor is a plain one, no ``tv_tensors.Image``; of several of those v2 takes the first alone.
     """
 
     kind: Literal["pil", "tensor"] = "pil"
@@ -43,7 +46,9 @@ class ImageState:
     channels: int = 3
     scale: float | None = 1.0
     size: Size | None = None
+    images: int = 1
     order: MemoryOrder | None = field(default=None, compare=False)
+    pure: bool = field(default=True, compare=False)
 
 
 class Row(list[float]):
@@ -173,6 +178,8 @@ class OneOf(Step):
     def state_after(self, state: ImageState) -> ImageState:
         found = [state_after(branch, state) for branch in self.branches]
         alike = {replace(each, size=None, scale=None) for each in found}
+        if any(each.images > state.images for each in found):
+            raise UnsupportedTransformError("it holds one that makes several images; put that beside it")
         if len(alike) > 1:
             raise UnsupportedTransformError(
                 "what it leaves behind depends on chance (the kind of image, its type or its channels); "
@@ -229,17 +236,19 @@ class Plan:
 
     Attributes:
         steps: in the order they act.
-        output: dtype, channels and (where it is fixed) size of the tensors that come out.
+        output: dtype, channels and (where it is fixed) size of the tensors that come out, and how many for an image.
+        rest: what is done to the batches afterwards, by other means.
     """
 
     steps: tuple[Step, ...]
     output: ImageState
+    rest: Rest | None = None
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Equal plans in different datasets share one pipeline, and workers name it by this.
         digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
-        object.__setattr__(self, "key", f"plan-{digest[:16]}")
+        object.__setattr__(self, "key", f"plan-{digest[:16]}{f'-{self.rest.key}' if self.rest else ''}")
 
     @property
     def slow_on_cpu(self) -> bool:

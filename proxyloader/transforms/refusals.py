@@ -8,11 +8,18 @@ from collections.abc import Iterable
 from typing import Any
 
 LEAVE_OUT = "Leave it out, or use torch.utils.data.DataLoader for this dataset"
-ON_BATCHES = "Do it on the batches that the loader gives, or use torch.utils.data.DataLoader for this dataset"
+ON_BATCHES = (
+    "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
+    "by then, or in the workers with unsupported='cpu'"
+)
 STOCK_LOADER = "Use torch.utils.data.DataLoader for this dataset"
 MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
-SEVERAL = f"it makes several images of one, and a sample has one place for it. {STOCK_LOADER}"
 BOXES = f"it is about boxes or points, and the dataset's transform gets the image alone. {LEAVE_OUT}"
+CALLS_BY_ITSELF = (
+    "it is an object of your own that calls the transforms which it holds, and that is translated where it is the "
+    "dataset's whole transform. Do there what stands around it here"
+)
+TAKES_ONE = "there are several images of one here, and torchvision's v1 classes take one image. Use v2.{name}"
 
 REFUSED = {
     "ClampBoundingBoxes": BOXES,
@@ -20,7 +27,6 @@ REFUSED = {
     "ConvertBoundingBoxFormat": BOXES,
     "CutMix": MIXES,
     "ElasticTransform": f"it fetches every pixel from a place of its own, which DALI does on GPUs only. {LEAVE_OUT}",
-    "FiveCrop": SEVERAL,
     "JPEG": f"what DALI makes of it on a GPU has not been held against torchvision yet. {LEAVE_OUT}",
     "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
     "LinearTransformation": (
@@ -35,7 +41,6 @@ REFUSED = {
     "SemanticSegmentation": "it is for another task. In its place: Resize, ToTensor and Normalize, with its numbers",
     "Sequential": "it holds modules of any kind. Put the transforms into a Compose",
     "SetClampingMode": BOXES,
-    "TenCrop": SEVERAL,
     "ToPILImage": "images end as tensors here. Put what needs a PIL image before the conversion, and leave this out",
     "UniformTemporalSubsample": f"it takes frames out of a video. {STOCK_LOADER}",
     "VideoClassification": f"it works on videos. {STOCK_LOADER}",

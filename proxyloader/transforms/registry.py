@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchvision.transforms import Compose as ComposeV1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .plan import Branch, ImageState, Plan, Step, plan_of, state_after
-from .refusals import reason_against
+from .held import held_in
+from .plan import Branch, ImageState, Plan, Step, made_of, plan_of, state_after
+from .refusals import CALLS_BY_ITSELF, TAKES_ONE, reason_against
+from .rest import Rest
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
 """Takes a transform and the state of the image before it; returns its steps. Raises UnsupportedTransformError with
@@ -75,6 +77,19 @@ class Part:
     inside: tuple[Part, ...] = ()
     refusal: str = ""
 
+    @property
+    def refused(self) -> Part | None:
+        """It, or the first in it, that is refused."""
+        return next((part for part in self if part.refusal), None)
+
+    def on_the_way(self) -> Iterator[Part]:
+        """The parts that an image comes through, one after the other: in place of a Compose those in it."""
+        if self.refusal or type(self.transform) not in COMPOSES:
+            yield self
+        else:
+            for each in self.inside:
+                yield from each.on_the_way()
+
     def __iter__(self) -> Iterator[Part]:
         """What it holds, in order, and itself."""
         for part in self.inside:
@@ -87,29 +102,55 @@ class Part:
         return _name(self.transform)
 
 
-def plan_for(transform: Any) -> Plan:
+def plan_for(transform: Any, position: str = "transform", *, rest: bool = False) -> Plan:
     """Translate a torchvision transform (v1 or v2) into a plan.
 
     Args:
-        transform: a Compose, nested at will, one transform, or a callable object whose ``.transforms`` is a Compose
-            (as in torchvision's training reference).
+        transform: a Compose, nested at will, or one transform.
+        position: of it, for messages.
+        rest: where images are tensors of one size already, leave what is not translated, and all after it, to
+            ``plan.rest``.
 
     Raises:
         UnsupportedTransformError: something in it is not translated; names the position and the class.
     """
-    translated = translate(transform)
-    for part in translated:
-        if part.refusal:
-            raise UnsupportedTransformError(f"{part.position}: {part.name}: {part.refusal}")
-    return plan_of(translated.steps)
+    translated = translate(transform, position)
+    way = list(translated.on_the_way())
+    first = next((k for k, part in enumerate(way) if part.refused), len(way))
+    steps = sum((part.steps for part in way[:first]), ())
+    if first < len(way):
+        refused = way[first].refused
+        assert refused is not None
+        message = f"{refused.position}: {refused.name}: {refused.refusal}"
+        if not rest:
+            raise UnsupportedTransformError(message)
+        _refuse_on_batches(state_after(steps, ImageState()), message)
+    left = tuple(part.transform for part in way[first:])
+    try:
+        return replace(plan_of(steps), rest=Rest(way[first].position, left) if left else None)
+    except UnsupportedTransformError as error:
+        raise UnsupportedTransformError(f"{position}: {error}") from None
+
+
+def _refuse_on_batches(state: ImageState, message: str) -> None:
+    if state.kind == "pil":
+        why = "images are no tensors yet there"
+    elif state.size is None:
+        why = "images differ in size there, so that there is no batch of them"
+    elif state.images > 1:
+        why = "there are several images of one there"
+    else:
+        return
+    raise UnsupportedTransformError(f"{message}. (unsupported='batch' does not help: {why}; unsupported='cpu' does)")
 
 
 def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:
     """As ``plan_for``, but nothing is raised: what is refused says so in its part, and the others are translated."""
     state = state or ImageState()
-    inner = getattr(transform, "transforms", None)
     if type(transform) in COMPOSES:
         return _sequence(transform, transform.transforms, position, state)
+    if state.images > 1 and not isinstance(transform, v2.Transform):
+        return Part(position, transform, state, refusal=TAKES_ONE.format(name=type(transform).__name__))
     if type(transform) in CONTAINERS:
         make, in_sequence = CONTAINERS[type(transform)]
         if in_sequence:
@@ -122,10 +163,20 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
         return _checked(lambda: (make(transform, branches),), transform, position, state, inside)
     if type(transform) in RULES:
         return _checked(lambda: RULES[type(transform)](transform, state), transform, position, state)
-    if type(inner) in COMPOSES and callable(transform):
-        whole = translate(inner, f"{position}.transforms", state)
-        return Part(position, transform, state, whole.steps, (whole,))
-    return Part(position, transform, state, refusal=reason_against(transform, [*COMPOSES, *CONTAINERS, *RULES]))
+    reason = CALLS_BY_ITSELF if is_holder(transform) else reason_against(transform, _known())
+    return Part(position, transform, state, refusal=reason)
+
+
+def is_holder(transform: Any) -> bool:
+    """It is an object of the user's own that holds transforms and calls them itself (see ``held.py``)."""
+    cls = type(transform)
+    if cls.__module__.startswith("torch.") or any(base in _known() for base in cls.__mro__):
+        return False
+    return bool(held_in(transform))
+
+
+def _known() -> set[type]:
+    return {*COMPOSES, *CONTAINERS, *RULES}
 
 
 def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: ImageState) -> Part:
@@ -134,6 +185,8 @@ def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: I
     for k, each in enumerate(transforms):
         inside.append(translate(each, f"{position}.transforms[{k}]", state))
         state = state_after(inside[-1].steps, state)
+        if not all(map(_keeps_class, inside[-1])):
+            state = replace(state, pure=True)
     return Part(position, transform, before, sum((part.steps for part in inside), ()), tuple(inside))
 
 
@@ -144,9 +197,28 @@ def _checked(
     try:
         steps = make()
         state_after(steps, state)
+        if state.images > 1 and steps:
+            _refuse_of_several(steps, state)
     except UnsupportedTransformError as error:
         return Part(position, transform, state, inside=inside, refusal=str(error))
     return Part(position, transform, state, steps, inside)
+
+
+def _keeps_class(part: Part) -> bool:
+    """A ``tv_tensors.Image`` stays one; v1 may make a plain tensor of it."""
+    transform = part.transform
+    return type(transform) in COMPOSES or (
+        isinstance(transform, v2.Transform) and not isinstance(transform, v2.ToPureTensor)
+    )
+
+
+def _refuse_of_several(steps: Branch, state: ImageState) -> None:
+    if state.kind == "tensor" and state.pure:
+        raise UnsupportedTransformError(
+            "of several plain tensors torchvision transforms the first alone; make images of them by v2.ToImage()"
+        )
+    if any(step.drawn for step in made_of(steps)):
+        raise UnsupportedTransformError("there are several images of one here; put what is random before they are made")
 
 
 def _name(transform: Any) -> str:

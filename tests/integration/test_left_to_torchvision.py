@@ -120,7 +120,7 @@ def test_a_bad_file_is_named_or_left_out(spelled_root: Path, tmp_path: Path, on_
 
 
 def test_another_word_for_unsupported_is_refused(photos: Path) -> None:
-    with pytest.raises(ValueError, match="unsupported is one of 'raise', 'cpu'; got 'gpu'"):
+    with pytest.raises(ValueError, match="unsupported is one of 'raise', 'batch', 'cpu'; got 'gpu'"):
         DataLoader(ImageFolder(str(photos), AUGMENTED), unsupported="gpu")  # type: ignore[arg-type]
 
 

@@ -1,0 +1,74 @@
+"""Transforms that an object of the user's own holds and calls: found, and exchanged in a copy of it.
+
+``TwoCropsTransform`` and its like keep a Compose or several in their attributes, call them as often as they like, and
+put what comes back into a list. Their own code goes on doing that, with compiled transforms in the attributes.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Exchange = Callable[[str, Any], Any]
+"""Takes where a transform is held, such as ``.crops[1]``, and the transform; gives what is to stand there."""
+
+THEIR_MODULES = ("torchvision.transforms", __package__)
+
+
+def held_in(holder: Any) -> dict[str, Any]:
+    """The transforms that a callable object keeps in attributes, also in lists, tuples and dicts there, or in callable
+    objects there; by where they are held. Nothing for what is a transform of torchvision's, a function or a class."""
+    found: dict[str, Any] = {}
+
+    def note(position: str, transform: Any) -> Any:
+        found[position] = transform
+        return transform
+
+    with_held(holder, note)
+    return found
+
+
+def with_held(holder: Any, exchange: Exchange) -> Any:
+    """A copy of ``holder`` with what ``exchange`` gives for each transform in its place, or itself."""
+    return holder if _is_transform(holder) or not _may_hold(holder) else _exchanged(holder, "", exchange, set())
+
+
+def _exchanged(value: Any, position: str, exchange: Exchange, seen: set[int]) -> Any:
+    if _is_transform(value):
+        return exchange(position, value)
+    if type(value) in (list, tuple):
+        items = [_exchanged(each, f"{position}[{k}]", exchange, seen) for k, each in enumerate(value)]
+        return value if all(new is old for new, old in zip(items, value)) else type(value)(items)
+    if type(value) is dict:
+        changed = _changed_in(value, f"{position}[{{!r}}]", exchange, seen)
+        return {**value, **changed} if changed else value
+    if not _may_hold(value) or id(value) in seen:
+        return value
+    seen.add(id(value))
+    attributes = {name: each for name, each in vars(value).items() if name != "_modules"}
+    changed = _changed_in(attributes, f"{position}.{{}}", exchange, seen)
+    if isinstance(value, torch.nn.Module):
+        modules = _changed_in(value._modules, f"{position}.{{}}", exchange, seen)
+        changed |= {"_modules": {**value._modules, **modules}} if modules else {}
+    if not changed:
+        return value
+    other = copy.copy(value)
+    vars(other).update(changed)
+    return other
+
+
+def _changed_in(values: dict[str, Any], position: str, exchange: Exchange, seen: set[int]) -> dict[str, Any]:
+    new = {name: _exchanged(value, position.format(name), exchange, seen) for name, value in values.items()}
+    return {name: value for name, value in new.items() if value is not values[name]}
+
+
+def _is_transform(value: Any) -> bool:
+    return type(value).__module__.startswith(THEIR_MODULES) and callable(value)
+
+
+def _may_hold(value: Any) -> bool:
+    return callable(value) and hasattr(value, "__dict__") and not (inspect.isroutine(value) or inspect.isclass(value))

@@ -1,0 +1,80 @@
+"""Transforms that make several images of one: FiveCrop and TenCrop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from ..errors import UnsupportedTransformError
+from .geometry import Box, CenterRegion, Crop, Flip, as_pair
+from .plan import Branch, Fixed, ImageState, Row, Size, Step
+from .registry import rule
+
+
+@dataclass(frozen=True)
+class Views(Step):
+    """Every branch is taken, each from the image as it is here, and gives an image of its own."""
+
+    branches: tuple[Branch, ...]
+
+    @property
+    def columns(self) -> int:
+        return sum(step.columns for branch in self.branches for step in branch)
+
+    def draw(self, size: Size, row: Row) -> Size:
+        for branch in self.branches:
+            after = size
+            for step in branch:
+                after = step.draw(after, row)
+        return after
+
+    def state_after(self, state: ImageState) -> ImageState:
+        if state.images > 1:
+            raise UnsupportedTransformError("there are several images of one already, and it takes one")
+        return replace(self.branches[0][-1].state_after(state), images=len(self.branches))
+
+
+@dataclass(frozen=True)
+class CornerRegion:
+    """One of the four corners of ``functional.five_crop``.
+
+    Raises:
+        ValueError: from ``box``, the image is smaller.
+    """
+
+    size: Size
+    bottom: bool
+    right: bool
+    inside: ClassVar[bool] = True
+    drawn: ClassVar[str] = ""
+
+    def box(self, height: int, width: int) -> Box:
+        _refuse_larger(self.size, height, width)
+        top, left = height - self.size[0], width - self.size[1]
+        return top if self.bottom else 0, left if self.right else 0, *self.size
+
+
+def _refuse_larger(size: Size, height: int, width: int) -> None:
+    if size[0] > height or size[1] > width:
+        raise ValueError(f"FiveCrop and TenCrop of {size} from an image of {height} x {width} (height x width)")
+
+
+@rule(v1.FiveCrop, v2.FiveCrop)
+def five_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return (Views(tuple((crop,) for crop in _five(as_pair(transform.size)))),)
+
+
+@rule(v1.TenCrop, v2.TenCrop)
+def ten_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    flip = Fixed(Flip("vertical" if transform.vertical_flip else "horizontal", 1.0), (1.0,))
+    five = _five(as_pair(transform.size))
+    return (Views((*((crop,) for crop in five), *((flip, crop) for crop in five))),)
+
+
+def _five(size: Size) -> list[Crop]:
+    """In torchvision's order: the corners, those on top first, and the centre."""
+    corners = [CornerRegion(size, bottom, right) for bottom in (False, True) for right in (False, True)]
+    return [*map(Crop, corners), Crop(CenterRegion(size))]
