@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import PILToTensor
 
 from proxyloader.make_dataset import make_dataset
+from proxyloader.pipeline import PipelineOptions, build_pipeline
+from proxyloader.transforms.registry import plan_for
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -24,7 +27,16 @@ def device(request: pytest.FixtureRequest) -> str:
         if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
             pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
         pytest.skip("no CUDA device")
+    if request.param == "cuda":
+        request.getfixturevalue("loaded_decoder")
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def loaded_decoder() -> object:
+    """DALI loads its decoders with the first pipeline that has one, which takes 1.7 s on a GPU, and lets them go with
+    the last. So one stays."""
+    return build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.auto import AugMix
 from proxyloader.transforms.registry import plan_for
 
-from .compare import Bound, Images, assert_as_torchvision, images
+from .compare import Bound, Images, assert_as_torchvision, images, lossless
 
 MIXED = Bound(0.3, 1, 25)
 """The weights sum up to about one, and whole levels are cut off: where the sum is nearly whole, the last bit of a float
@@ -31,7 +31,7 @@ def composed(*transforms: Any) -> v1.Compose:
 
 def many(*names: str, times: int = 8) -> Images:
     """Each image several times, as each time something else is drawn."""
-    return {f"{name} {k}": data for name, data in images(*names).items() for k in range(times)}
+    return {f"{name} {k}": data for name, data in lossless(*names).items() for k in range(times)}
 
 
 @both_versions

@@ -33,6 +33,8 @@ def perspective(graph: Graph, step: Perspective) -> None:
     numbers = graph.drawn(8)
     one = graph.constant(np.ones(1, np.float32))
     matrix = fn.reshape(fn.cat(numbers, one), shape=[3, 3])
+    if graph.options.device_id is not None:
+        matrix = matrix.gpu()
 
     def warp(node: Any, fill_value: float | None = None, **how: Any) -> Any:
         border = {"border_mode": "replicate"} if fill_value is None else {"fill_value": [fill_value] * 1}
