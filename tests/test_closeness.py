@@ -29,9 +29,10 @@ from proxyloader.transforms.color import (
 )
 from proxyloader.transforms.convert import Normalize, ToFloat, ToTensor
 from proxyloader.transforms.corrupt import Add, Blur, Erase, Paste
-from proxyloader.transforms.geometry import Crop, Flip, Resize
+from proxyloader.transforms.geometry import Crop, Flip
 from proxyloader.transforms.plan import EXACT, Closeness, OneOf, Step, made_of
 from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.warp import Affine, Perspective
 
 from .compare import FLOAT_ROUNDING, Bound, images, run

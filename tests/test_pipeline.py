@@ -15,7 +15,7 @@ from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader.operators import OPERATORS
-from proxyloader.operators.geometry import EXACT_EDGES_BELOW
+from proxyloader.operators.resize import EXACT_EDGES_BELOW
 from proxyloader.pipeline import PipelineOptions
 from proxyloader.server import ProxyServer
 from proxyloader.transforms.convert import ToFloat, ToTensor

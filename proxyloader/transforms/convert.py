@@ -11,9 +11,10 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
-from .geometry import CenterRegion, Crop, as_pair, resize_step
+from .geometry import CenterRegion, Crop, as_pair
 from .plan import EXACT, Closeness, ImageState, MemoryOrder, Step
 from .registry import rule
+from .resize import resize_step
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from torchvision.transforms._functional_tensor import _compute_affine_output_siz
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
 from .drawing import Version, like, parameter_function, v2_transform, version_of
-from .geometry import as_fill, interpolation_value
+from .geometry import as_fill
 from .plan import Branch, Closeness, ImageState, Size, Step
 from .registry import rule
+from .resize import interpolation_value
 
 Kind = Literal["pil", "tensor"]
 Matrix = tuple[float, ...]
