@@ -32,12 +32,14 @@ from proxyloader.transforms.corrupt import Add, Blur, Erase, Paste
 from proxyloader.transforms.geometry import Crop, Flip
 from proxyloader.transforms.plan import EXACT, Closeness, OneOf, Step, made_of
 from proxyloader.transforms.registry import plan_for
-from proxyloader.transforms.resize import Resize
+from proxyloader.transforms.resize import Resize, ResizeNearest
 from proxyloader.transforms.warp import Affine, Perspective
 
 from .compare import FLOAT_ROUNDING, Bound, images, run
 
-NEAREST, BILINEAR, BICUBIC = InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
+NEAREST, BILINEAR, BICUBIC, LANCZOS = (
+    InterpolationMode(name) for name in ("nearest", "bilinear", "bicubic", "lanczos")
+)
 
 SHOWN_BY: dict[type[Step], list[Any]] = {
     Add: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise(0.1, 0.2)])],
@@ -59,7 +61,8 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Paste: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.RandomErasing(1, value="random")])],
     Perspective: [v1.RandomPerspective(0.5, 1, NEAREST), v2.RandomPerspective(0.5, 1, fill=40)],
     Posterize: [v1.RandomPosterize(3, 1)],
-    Resize: [v1.Resize(50), v1.Resize(200), v1.Resize(50, BICUBIC), v1.Resize(200, BICUBIC), v1.Resize(90, NEAREST)],
+    Resize: [v1.Resize(size, how) for size in (50, 200) for how in (BILINEAR, BICUBIC, LANCZOS)],
+    ResizeNearest: [v1.Resize(90, NEAREST), v2.Resize((91, 45), InterpolationMode.NEAREST_EXACT)],
     Saturation: [v1.ColorJitter(0, 0, 0.5)],
     Sharpness: [v1.RandomAdjustSharpness(2.3, 1)],
     Solarize: [v1.RandomSolarize(100, 1)],
@@ -76,7 +79,7 @@ def cases() -> list[Any]:
         for each in shown:
             name = f"{step.__name__}: {each}"
             found.append(pytest.param(step, v1.Compose([each, v2.ToImage()]), id=f"{name} of a PIL image"))
-            pil_alone = step in (ToTensor, ToFloat) or (step is Resize and each.interpolation is NEAREST)
+            pil_alone = step in (ToTensor, ToFloat) or (step is Resize and each.interpolation is LANCZOS)
             if not pil_alone:
                 found.append(pytest.param(step, v1.Compose([v2.ToImage(), each]), id=f"{name} of a tensor"))
     return found

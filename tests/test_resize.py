@@ -5,18 +5,20 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision.transforms.functional as F1
 import torchvision.transforms.v2.functional as F2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms
 from proxyloader.transforms.registry import plan_for
-from proxyloader.transforms.resize import interpolation_name, resized_size
+from proxyloader.transforms.resize import interpolation_value, nearest_pixels, resized_size
 
 from . import compare
 from .compare import (
@@ -29,7 +31,7 @@ from .compare import (
     Images,
     assert_as_torchvision,
     images,
-    jpeg_of,
+    lossless,
 )
 
 BOUNDS = {
@@ -46,8 +48,12 @@ NOT_THIN = ("one pixel high", "one pixel wide")
 """Images of which nothing is left where their longer edge is made short; torchvision raises there, too."""
 
 sides = st.integers(1, 60)
+edges = st.integers(1, 900)
 both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 every_interpolation = pytest.mark.parametrize("interpolation", BOUNDS, ids=lambda mode: mode.value)
+each_nearest = pytest.mark.parametrize(
+    "nearest", [InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT], ids=lambda mode: mode.value
+)
 
 BEFORE = {
     "a PIL image": [],
@@ -124,12 +130,7 @@ class TestResize:
     @every_interpolation
     @pytest.mark.parametrize("size", [24, [96], (64, 80), (1, 1), (1, 40)], ids=str)
     def test_to_a_small_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
-        files = images(but=("large",) if interpolation is InterpolationMode.NEAREST else ())
-        transform = composed(version.Resize(size, interpolation))
-        if interpolation is InterpolationMode.NEAREST:
-            assert_as_nearest(transform, device, files)
-        else:
-            assert_as_torchvision(transform, device, files, bound=BOUNDS[interpolation])
+        assert_as_torchvision(composed(version.Resize(size, interpolation)), device, bound=BOUNDS[interpolation])
 
     @both_versions
     @every_interpolation
@@ -137,10 +138,7 @@ class TestResize:
     def test_to_a_large_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
         files = images("landscape", "portrait", "large", "grey")
         transform = composed(version.Resize(size, interpolation))
-        if interpolation is InterpolationMode.NEAREST:
-            assert_as_nearest(transform, device, files)
-        else:
-            assert_as_torchvision(transform, device, files, bound=LARGE_BOUNDS[interpolation])
+        assert_as_torchvision(transform, device, files, bound=LARGE_BOUNDS[interpolation])
 
     @pytest.mark.parametrize("size", [128, (200, 150)], ids=str)
     def test_to_a_large_size_is_within_a_level_but_for_the_frame(self, size: Any, device: str) -> None:
@@ -186,15 +184,6 @@ class TestResize:
         bicubic = v1.Compose([v1.PILToTensor(), version.Resize((40, 50), InterpolationMode.BICUBIC)])
         assert_as_torchvision(bicubic, device, bound=BICUBIC)
 
-    @both_versions
-    def test_of_a_tensor_with_nearest_exact(self, version: Any, device: str) -> None:
-        for resize in (version.Resize((40, 50), InterpolationMode.NEAREST_EXACT), version.Resize(200, interpolation=0)):
-            pil = composed(resize)
-            assert_as_nearest(pil, device, images("landscape", "tiny"))
-        to_float = [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]
-        transform = v1.Compose([*to_float, version.Resize((40, 50), InterpolationMode.NEAREST_EXACT)])
-        assert_as_nearest(transform, device, images())
-
     def test_of_a_pil_image_is_antialiased_whatever_is_asked_for(self, device: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torchvision says so too
@@ -223,36 +212,57 @@ class TestResize:
         name = r"transforms\[1\]: (v2\.)?Resize: "
         cubic = version.Resize(9, InterpolationMode.BICUBIC, antialias=False)
         refused(cubic, name + "bicubic without antialias .* use antialias=True", tensor=True)
-        nearest = version.Resize(9, InterpolationMode.NEAREST)
-        refused(
-            nearest, name + "interpolation 'nearest' on a tensor .* or use InterpolationMode.NEAREST_EXACT", tensor=True
-        )
 
     @pytest.mark.parametrize("written", [InterpolationMode.BILINEAR, "bilinear", 2])
     def test_interpolations_may_be_written_in_three_ways(self, written: Any) -> None:
-        assert interpolation_name(written) == "bilinear"
+        assert interpolation_value(written) == "bilinear"
         assert plan_for(composed(v2.Resize(9, written))) == plan_for(composed(v1.Resize(9)))
 
 
-def assert_as_nearest(transform: Any, device: str, files: compare.Images) -> None:
-    """Every row and every column is one that torchvision took too, or its neighbour where both are equally near.
+class TestNearest:
+    """The rows and columns that Pillow takes of a PIL image, and torch of a tensor, also from the border of two."""
 
-    Where a sample falls exactly on the border of two pixels, Pillow's sum of many steps decides, which may have been
-    rounded down or up. Such rows and columns are few.
-    """
-    outputs = compare.run(transform, device, files)
-    for name, a, b, data in zip(files, outputs.stock, outputs.ours, files.values()):
-        width, height = compare.opened(data).size
-        rows = _not_on_a_border(height, a.shape[1])
-        columns = _not_on_a_border(width, a.shape[2])
-        difference = (a - b.to(a.dtype)).abs() if a.is_floating_point() else (a.int() - b.int()).abs() / 255
-        off_border = difference[:, rows][:, :, columns]
-        assert off_border.numel() == 0 or off_border.amax() * 255 <= EXACT.on(device).max + compare.FLOAT_ROUNDING, name
+    @both_versions
+    @of_each_kind
+    @each_nearest
+    @pytest.mark.parametrize("size", [90, (90, 91), (1, 1), (5, 700), (120, 160)], ids=str)
+    def test_pixels(self, version: Any, before: list[Any], nearest: Any, size: Any, device: str) -> None:
+        assert_as_torchvision(composed(*before, version.Resize(size, nearest)), device, lossless(), bound=EXACT)
 
+    @both_versions
+    @of_each_kind
+    @each_nearest
+    def test_of_random_crops(self, version: Any, before: list[Any], nearest: Any, device: str) -> None:
+        for size in (96, (224, 150)):
+            transform = composed(*before, version.RandomResizedCrop(size, interpolation=nearest))
+            assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=2)
 
-def _not_on_a_border(size: int, new_size: int) -> torch.Tensor:
-    """Which of the new pixels have their centre inside an old one: (2 k + 1) size / (2 new_size) is no whole number."""
-    return (2 * torch.arange(new_size) + 1) * size % (2 * new_size) != 0
+    @of_each_kind
+    @each_nearest
+    def test_to_sizes_that_are_drawn(self, before: list[Any], nearest: Any, device: str) -> None:
+        sizes = v2.RandomResize(20, 90, nearest), v2.ScaleJitter((90, 120), (0.3, 1.1), nearest)
+        transform = composed(*before, v2.RandomShortestSize([50, 80], 90, nearest), v2.RandomHorizontalFlip(), *sizes)
+        assert_as_torchvision(transform, device, lossless(but=NOT_THIN), bound=EXACT, times=3)
+
+    @of_each_kind
+    def test_in_branches_beside_noise(self, before: list[Any], device: str) -> None:
+        nearest = [v1.Resize((90, 60), InterpolationMode.NEAREST), v2.Resize(91, InterpolationMode.NEAREST_EXACT)]
+        containers = v1.RandomApply([v1.Grayscale(3), nearest[0]]), v2.RandomChoice([*nearest, v2.RandomVerticalFlip()])
+        noise = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v1.RandomErasing(value="random")]
+        assert_as_torchvision(composed(*before, *containers, *noise), device, lossless(), bound=EXACT, times=3)
+
+    @pytest.mark.parametrize("nearest", ["pil", "nearest", "nearest-exact"])
+    @given(size=st.tuples(edges, edges), new_size=st.tuples(edges, edges))
+    @settings(max_examples=100, deadline=None)
+    def test_lines_say_what_is_taken_in_images(self, nearest: Any, size: Any, new_size: Any) -> None:
+        image = 1000 * torch.arange(size[0])[:, None] + torch.arange(size[1])
+        rows, columns = (nearest_pixels(*counts, nearest) for counts in zip(size, new_size))
+        if nearest == "pil":
+            picture = Image.fromarray(image.numpy().astype(np.int32))
+            found = np.asarray(picture.resize(new_size[::-1], Image.Resampling.NEAREST))
+        else:
+            found = F2.resize(image[None].float(), list(new_size), InterpolationMode(nearest))[0].numpy()
+        assert np.array_equal(found, 1000 * rows[:, None] + columns)
 
 
 class TestRandomResizedCrop:
@@ -262,12 +272,6 @@ class TestRandomResizedCrop:
     def test_to_a_small_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
         transform = composed(version.RandomResizedCrop(size, interpolation=interpolation))
         assert_as_torchvision(transform, device, bound=BOUNDS[interpolation])
-
-    @both_versions
-    @pytest.mark.parametrize("interpolation", [InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT])
-    def test_nearest(self, version: Any, interpolation: Any, device: str) -> None:
-        transform = composed(version.RandomResizedCrop(compare.NEVER_ON_A_BORDER, interpolation=interpolation))
-        assert_as_torchvision(transform, device, images(but=("large",)), bound=EXACT)
 
     @both_versions
     @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
@@ -329,11 +333,6 @@ class TestRandomSizes:
     def test_all_large_ones_are_as_large_resizes(self, device: str) -> None:
         transform = composed(v2.RandomShortestSize([130, 180], 300))
         assert_as_torchvision(transform, device, images("landscape", "large", "PNG"), bound=LARGE_BILINEAR)
-
-    def test_nearest(self, device: str) -> None:
-        transform = composed(v2.RandomShortestSize(128, interpolation=InterpolationMode.NEAREST))
-        files = {"square": jpeg_of((100, 100)), "another": jpeg_of((91, 91))}
-        assert_as_torchvision(transform, device, files, bound=EXACT)
 
     def test_an_image_of_which_nothing_would_be_left_is_an_error_as_in_torchvision(self) -> None:
         compiled = compile_transforms(composed(v2.ScaleJitter((20, 20), (0.1, 0.2))))
