@@ -28,7 +28,7 @@ from proxyloader.transforms.color import (
     Solarize,
 )
 from proxyloader.transforms.convert import Normalize, ToFloat, ToTensor
-from proxyloader.transforms.corrupt import Add, Blur, Erase, Paste
+from proxyloader.transforms.corrupt import Add, Blur, Compress, Erase, Paste
 from proxyloader.transforms.geometry import Crop, Flip
 from proxyloader.transforms.plan import EXACT, Closeness, OneOf, Step, made_of
 from proxyloader.transforms.registry import plan_for
@@ -48,6 +48,7 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Blur: [v1.GaussianBlur(5, (0.5, 3))],
     Brightness: [v1.ColorJitter(0.5)],
     ChannelOrder: [v2.RandomChannelPermutation()],
+    Compress: [v2.JPEG((1, 100))],
     Contrast: [v1.ColorJitter(0, 0.5)],
     Crop: [v1.RandomCrop(90, padding=5, pad_if_needed=True)],
     Equalize: [v1.RandomEqualize(1)],
@@ -92,6 +93,7 @@ def test_every_step_with_an_operator_says_how_close_it_is_and_is_held_to_it_here
     assert not missing, f"these steps are not held to what they say; add a transform to SHOWN_BY: {missing}"
 
 
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
 @pytest.mark.parametrize(("step", "transform"), cases())
 def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device: str) -> None:
     (says,) = {each.closeness for each in made_of(plan_for(transform).steps) if type(each) is step}

@@ -52,6 +52,7 @@ IN_BOTH = {
 IN_V2_ONLY = {
     "GaussianNoise",
     "Identity",
+    "JPEG",
     "RGB",
     "RandomChannelPermutation",
     "RandomPhotometricDistort",
