@@ -29,10 +29,10 @@ from proxyloader.transforms.color import (
 )
 from proxyloader.transforms.convert import Normalize, ToFloat, ToTensor
 from proxyloader.transforms.corrupt import Add, Blur, Compress, Erase, Paste
-from proxyloader.transforms.geometry import Crop, Flip
+from proxyloader.transforms.geometry import Crop, Flip, Lines
 from proxyloader.transforms.plan import EXACT, Closeness, OneOf, Step, made_of
 from proxyloader.transforms.registry import plan_for
-from proxyloader.transforms.resize import Resize, ResizeNearest
+from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.warp import Affine, Perspective
 
 from .compare import FLOAT_ROUNDING, Bound, images, run
@@ -56,6 +56,7 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Flip: [v1.RandomVerticalFlip()],
     Grayscale: [v1.Grayscale(3)],
     Hue: [v1.ColorJitter(0, 0, 0, 0.5)],
+    Lines: [v1.Resize(90, NEAREST), v2.Resize((91, 45), InterpolationMode.NEAREST_EXACT)],
     Invert: [v1.RandomInvert(1)],
     Mixture: [torchvision.transforms.AugMix()],
     Normalize: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.Normalize([99.0] * 3, [9.0] * 3)])],
@@ -63,7 +64,6 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Perspective: [v1.RandomPerspective(0.5, 1, NEAREST), v2.RandomPerspective(0.5, 1, fill=40)],
     Posterize: [v1.RandomPosterize(3, 1)],
     Resize: [v1.Resize(size, how) for size in (50, 200) for how in (BILINEAR, BICUBIC, LANCZOS)],
-    ResizeNearest: [v1.Resize(90, NEAREST), v2.Resize((91, 45), InterpolationMode.NEAREST_EXACT)],
     Saturation: [v1.ColorJitter(0, 0, 0.5)],
     Sharpness: [v1.RandomAdjustSharpness(2.3, 1)],
     Solarize: [v1.RandomSolarize(100, 1)],

@@ -44,6 +44,7 @@ MADE_OF_OTHERS = [
     v1.GaussianBlur(3),
     v2.RandomErasing(),
     v2.GaussianNoise(),
+    v2.Resize(9, InterpolationMode.NEAREST),
 ]
 """A transform for each kind of step that has no operator of its own."""
 

@@ -1,9 +1,11 @@
-"""Crop, flip."""
+"""Crop, flip, whole rows and columns."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._dali import fn, types
-from ..transforms.geometry import Crop, Flip
+from ..transforms.geometry import Crop, Flip, Lines
 from .graph import Graph, operator
 
 
@@ -31,3 +33,23 @@ def flip(graph: Graph, step: Flip) -> None:
     else:
         graph.settle_mirror()
         graph.mirror = wanted
+
+
+@operator(Lines)
+def lines(graph: Graph, step: Lines) -> None:
+    drawn, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
+    height, width = drawn[0:1], drawn[1:2]
+    numbers = fn.cast(graph.attached(drawn[2], height + width), dtype=types.INT32)
+    if step.fill:  # as one more row and column, before the others
+        shape, fill = node.shape(dtype=types.INT32)[0:2] + 1, list(step.fill)
+        node = fn.slice(node, start=[-1, -1], shape=shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=fill)
+        numbers += 1
+    # The operator takes entries of the outermost dimension, so the columns come to stand there, and go back.
+    node = _taken(node, fn.slice(numbers, start=[0], shape=height, axes=[0]))
+    node = _taken(fn.transpose(node, perm=[1, 2, 0]), fn.slice(numbers, start=height, shape=width, axes=[0]))
+    graph.node = fn.reshape(fn.transpose(node, perm=[2, 0, 1]), layout="HWC")
+
+
+def _taken(node: Any, which: Any) -> Any:
+    """The entries of these numbers; ``F`` is what DALI calls the dimension that it looks for them in."""
+    return fn.sequence_rearrange(fn.reshape(node, layout="FXY"), new_order=which)

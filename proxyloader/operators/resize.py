@@ -1,11 +1,11 @@
-"""Resize, with torchvision's edges, or by taking the rows and columns that torchvision takes."""
+"""Resize, with torchvision's edges."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .._dali import fn, types
-from ..transforms.resize import Resize, ResizeNearest
+from ..transforms.resize import Resize
 from .graph import Graph, operator
 
 INTERPOLATIONS = {
@@ -49,22 +49,3 @@ def _resized_with_exact_edges(node: Any, colors: int, reach: int, size: Any, how
     start, end = (fn.cast(corner, dtype=types.FLOAT) for corner in (around, around + shape))
     sums: Any = fn.resize(node, roi_start=start, roi_end=end, dtype=types.FLOAT, **how)
     return sums[:, :, :colors] / sums[:, :, colors:]
-
-
-@operator(ResizeNearest)
-def resize_nearest(graph: Graph, step: ResizeNearest) -> None:
-    drawn, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
-    height, width = drawn[0:1], drawn[1:2]
-    numbers = fn.cast(graph.attached(drawn[2], height + width), dtype=types.INT32)
-    rows, columns = (
-        fn.slice(numbers, start=start, shape=count, axes=[0]) for start, count in ((0, height), (height, width))
-    )
-    # The operator takes entries of the outermost dimension, so the columns come to stand there, and go back.
-    node = fn.transpose(_taken(node, rows), perm=[1, 2, 0])
-    node = fn.transpose(_taken(node, columns), perm=[2, 0, 1])
-    graph.node = fn.reshape(node, layout="HWC")
-
-
-def _taken(node: Any, which: Any) -> Any:
-    """The entries of these numbers; ``F`` is what DALI calls the dimension that it looks for them in."""
-    return fn.sequence_rearrange(fn.reshape(node, layout="FXY"), new_order=which)

@@ -1,4 +1,5 @@
-"""Steps that move pixels as they are: crop, pad, flip. All boxes are settled in the worker, in whole pixels."""
+"""Steps that move pixels as they are: crop, pad, flip, whole rows and columns. All is settled in the worker, in whole
+pixels."""
 
 from __future__ import annotations
 
@@ -6,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
 from .drawing import Version, like, parameter_function, v2_transform, version_of
-from .plan import EXACT, Closeness, ImageState, Size, Step
+from .plan import EXACT, Closeness, ImageState, Row, Size, Step
 from .registry import rule
 
 Box = tuple[int, int, int, int]
@@ -271,3 +274,29 @@ def random_horizontal_flip(transform: Any, state: ImageState) -> tuple[Step, ...
 @rule(v1.RandomVerticalFlip, v2.RandomVerticalFlip)
 def random_vertical_flip(transform: Any, state: ImageState) -> tuple[Step, ...]:
     return (Flip("vertical", float(transform.p)),)
+
+
+# --- rows and columns ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lines(Step):
+    """Rows and columns of the image, in any order. Takes the new height and width, and where the array is that says
+    which they are: the numbers of the rows, and then those of the columns. What is outside of the image has -1.
+
+    Attributes:
+        fill: what stands there, one number for each channel; none: all are inside.
+    """
+
+    fill: tuple[float, ...] = ()
+    columns: ClassVar[int] = 3
+    closeness: ClassVar[Closeness] = EXACT
+
+    def put(self, rows: NDArray[np.float32], columns: NDArray[np.float32], row: Row) -> Size:
+        """Write the numbers into the row of an image; returns the new size."""
+        new_size = len(rows), len(columns)
+        row.extend((*new_size, row.attach(np.concatenate([rows, columns]))))
+        return new_size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=None)

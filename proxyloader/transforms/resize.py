@@ -15,8 +15,8 @@ from torchvision.transforms import transforms as v1
 
 from ..errors import UnsupportedTransformError
 from .drawing import like, v2_transform, version_of
-from .geometry import Crop, RandomResizedRegion, as_pair
-from .plan import EXACT, Closeness, ImageState, Row, Size, Step
+from .geometry import Crop, Lines, RandomResizedRegion, as_pair
+from .plan import Branch, Closeness, ImageState, Row, Size, Step
 from .registry import rule
 
 # --- which size ------------------------------------------------------------------------------------------------------
@@ -179,8 +179,7 @@ def _not_empty(size: Size, new_size: Size) -> Size:
 
 @dataclass(frozen=True)
 class ResizeNearest(Step):
-    """``functional.resize`` to rows and columns that the image has. Takes the new height and width, and where the array
-    is that says which they are: the numbers of the rows, and then those of the columns.
+    """``functional.resize`` to rows and columns that the image has.
 
     Pillow adds up many small steps, and torch multiplies in float32, so that either rounds a place on the border of two
     pixels in ways of its own. The worker asks them.
@@ -188,8 +187,10 @@ class ResizeNearest(Step):
 
     to: NewSize
     nearest: Nearest = "pil"
-    columns: ClassVar[int] = 3
-    closeness: ClassVar[Closeness] = EXACT
+
+    @property
+    def operations(self) -> Branch:
+        return (Lines(),)
 
     @property
     def drawn(self) -> str:
@@ -197,9 +198,8 @@ class ResizeNearest(Step):
 
     def draw(self, size: Size, row: Row) -> Size:
         new_size = _not_empty(size, self.to.of(size))
-        lines = [nearest_pixels(*counts, self.nearest) for counts in zip(size, new_size)]
-        row.extend((*new_size, row.attach(np.concatenate(lines))))
-        return new_size
+        rows, columns = (nearest_pixels(*counts, self.nearest) for counts in zip(size, new_size))
+        return Lines().put(rows, columns, row)
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, size=self.to.always)
@@ -274,8 +274,8 @@ def _resize_to(to: NewSize, transform: Any, state: ImageState) -> Step:
     if mode in ("nearest", "nearest-exact"):
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
     if mode not in ("bilinear", "bicubic", "lanczos"):
-        allowed = "nearest, nearest-exact, bilinear, bicubic, lanczos"
-        raise UnsupportedTransformError(f"interpolation {mode!r} is not translated; {allowed} are")
+        known = "nearest, nearest-exact, bilinear, bicubic and lanczos"
+        raise UnsupportedTransformError(f"interpolation {mode!r} is a filter that DALI does not have; use {known}")
     if state.kind == "tensor" and mode == "lanczos":
         raise UnsupportedTransformError(
             "interpolation 'lanczos' on a tensor is not translated (and only the newest v2 classes do it); "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
@@ -17,8 +18,8 @@ from torchvision.transforms._functional_tensor import _compute_affine_output_siz
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
 from .drawing import Version, like, parameter_function, v2_transform, version_of
-from .geometry import as_fill
-from .plan import Branch, Closeness, ImageState, Size, Step
+from .geometry import Lines, as_fill
+from .plan import Branch, Closeness, ImageState, Row, Size, Step
 from .registry import rule
 from .resize import interpolation_value
 
@@ -69,7 +70,7 @@ def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
     Half of one is added to each place, which changes no pixel, and keeps those on a border from being rounded down.
     """
     a, b, c, d, e, f = matrix
-    if b == 0 and d == 0:  # Pillow leaves this to ``ImagingScaleAffine``, in double precision
+    if b == 0 and d == 0:  # Pillow leaves this to ``ImagingScaleAffine``, which adds up steps
         return matrix
 
     def fixed(value: float) -> float:
@@ -248,17 +249,23 @@ class RandomAffine(Step):
     shear: tuple[float, ...] | None
     center: tuple[float, ...] | None
     version: Version
-    columns: ClassVar[int] = 8
 
     @property
     def drawn(self) -> str:
         return f"an angle, a shift, a scale, a shear: RandomAffine.{parameter_function(self.version)}"
 
     @property
-    def operations(self) -> Branch:
-        return (self.warp,)
+    def lines(self) -> Lines | None:
+        """What does it where nothing is turned or sheared, of PIL images. (torch rounds in ways that are its own.)"""
+        upright = self.degrees == (0.0, 0.0) and not any(self.shear or ())
+        whole = upright and self.warp.kind == "pil" and self.warp.interpolation == "nearest"
+        return Lines(self.warp.fill or (0.0,)) if whole else None
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    @property
+    def operations(self) -> Branch:
+        return (self.lines or self.warp,)
+
+    def draw(self, size: Size, row: Row) -> Size:
         if self.version == "v1":
             lists = (None if each is None else list(each) for each in (self.translate, self.scale, self.shear))
             angle, translate, scale, shear = v1.RandomAffine.get_params(list(self.degrees), *lists, [size[1], size[0]])
@@ -266,11 +273,25 @@ class RandomAffine(Step):
             transform = v2_transform(v2.RandomAffine, self.degrees, self.translate, self.scale, self.shear)
             drawn = transform.make_params([like(*size)])
             angle, translate, scale, shear = drawn["angle"], drawn["translate"], drawn["scale"], drawn["shear"]
-        row.extend(affine(size, self.warp, angle, translate, scale, shear, self.center))
-        return size
+        numbers = affine(size, self.warp, angle, translate, scale, shear, self.center)
+        if self.lines is None:
+            row.extend(numbers)
+            return size
+        _, _, a, _, c, _, e, f = numbers
+        return self.lines.put(_fetched_by_pillow(size[0], e, f), _fetched_by_pillow(size[1], a, c), row)
 
     def state_after(self, state: ImageState) -> ImageState:
         return state
+
+
+def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.float32]:
+    """Which pixels of a line of ``count`` Pillow fetches from ``scale`` times their places and ``shift``; -1: fill.
+
+    It adds up many small steps, so that what lies on the border of two pixels is rounded to either.
+    """
+    line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
+    matrix = (scale, 0.0, shift, 0.0, 1.0, 0.0)
+    return np.array(line.transform((count, 1), Image.Transform.AFFINE, matrix, fillcolor=-1)).reshape(count)
 
 
 @rule(v1.RandomAffine, v2.RandomAffine)
