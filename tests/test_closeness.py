@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,15 @@ NEAREST, BILINEAR, BICUBIC, LANCZOS = (
     InterpolationMode(name) for name in ("nearest", "bilinear", "bicubic", "lanczos")
 )
 
+A_31ST = math.degrees(math.atan(1 / 31))
+"""A shear by which each 31st line of pixels is taken from between two."""
+
 SHOWN_BY: dict[type[Step], list[Any]] = {
     Add: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise(0.1, 0.2)])],
-    Affine: [v1.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (10, 20)), v2.RandomRotation(40, BILINEAR, fill=50)],
+    Affine: [
+        *(v1.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (10, 20)), v2.RandomRotation(40, BILINEAR, fill=50)),
+        *(v2.RandomAffine((180, 180), interpolation=BILINEAR), v1.RandomAffine(0, shear=[A_31ST, A_31ST])),
+    ],
     Autocontrast: [v1.RandomAutocontrast(1)],
     Blur: [v1.GaussianBlur(5, (0.5, 3))],
     Brightness: [v1.ColorJitter(0.5)],
