@@ -13,6 +13,7 @@ import torchvision.transforms.v2.functional as F2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
@@ -33,6 +34,7 @@ from .compare import (
     images,
     lossless,
 )
+from .side_by_side import assert_as_torch
 
 BOUNDS = {
     InterpolationMode.NEAREST: EXACT,
@@ -253,6 +255,17 @@ class TestNearest:
         containers = v1.RandomApply([v1.Grayscale(3), nearest[0]]), v2.RandomChoice([*nearest, v2.RandomVerticalFlip()])
         noise = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v1.RandomErasing(value="random")]
         assert_as_torchvision(composed(*before, *containers, *noise), device, lossless(), bound=EXACT, times=3)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_come_through_a_loader(self, workers: int, folder: ImageFolder, device: str) -> None:
+        crop = v1.RandomResizedCrop(90, interpolation=InterpolationMode.NEAREST)
+        transform = v1.Compose([crop, v2.RandomAffine(0, scale=(0.5, 0.5)), v1.ToTensor()])
+
+        def build(loader_class: Any) -> Any:
+            photos = ImageFolder(folder.root, transform)
+            return loader_class(photos, batch_size=10, shuffle=True, num_workers=workers)
+
+        assert_as_torch(build, device=device)
 
     @pytest.mark.parametrize("nearest", ["pil", "nearest", "nearest-exact"])
     @given(size=st.tuples(edges, edges), new_size=st.tuples(edges, edges))
