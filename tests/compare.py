@@ -42,9 +42,6 @@ SHAPES = {
 
 FORMATS = {"grey": "odd_grey.jpg", "4:2:2": "odd_422.jpg", "progressive": "odd_progressive.jpg", "PNG": "odd_rgb.png"}
 
-NEVER_ON_A_BORDER = 128
-"""A size to which nearest resizes are exact from anything below 256 pixels: no sample falls between two pixels."""
-
 FLOAT_ROUNDING = 2e-3
 """In levels, allowed beside every bound; 8e-6 in values of 0 to 1."""
 

@@ -31,15 +31,14 @@ def leaves(draw: st.DrawFn, version: Any, kind: str, equalizing: bool) -> Any:
     p, mode, size = draw(chances), draw(modes), (draw(sides), draw(sides))
     fill = draw(st.sampled_from([0, 1] if kind == "float" else [0, 77, (10, 200, 30)]))
     around = 1 if kind == "float" else 77  # v1 pads tensors with one number only
-    blended = InterpolationMode.BILINEAR
     known = {
         "RandomHorizontalFlip": lambda: version.RandomHorizontalFlip(p),
         "RandomVerticalFlip": lambda: version.RandomVerticalFlip(p),
         "CenterCrop": lambda: version.CenterCrop(size),
         "RandomCrop": lambda: version.RandomCrop(size, padding=2, pad_if_needed=True, fill=around),
         "Pad": lambda: version.Pad((1, 2, 3, 0), fill=around),
-        "Resize": lambda: version.Resize(size, blended, antialias=True),
-        "RandomResizedCrop": lambda: version.RandomResizedCrop(size, interpolation=blended),
+        "Resize": lambda: version.Resize(size, mode, antialias=True),
+        "RandomResizedCrop": lambda: version.RandomResizedCrop(size, interpolation=mode),
         "RandomRotation": lambda: version.RandomRotation(70, mode, expand=p > 0.5, fill=fill),
         "RandomAffine": lambda: version.RandomAffine(20, (0.1, 0.2), (0.7, 1.4), 10, mode, fill=fill),
         "RandomPerspective": lambda: version.RandomPerspective(0.4, p, mode, fill=fill),

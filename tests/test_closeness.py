@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -28,24 +29,34 @@ from proxyloader.transforms.color import (
     Solarize,
 )
 from proxyloader.transforms.convert import Normalize, ToFloat, ToTensor
-from proxyloader.transforms.corrupt import Add, Blur, Erase, Paste
-from proxyloader.transforms.geometry import Crop, Flip, Resize
+from proxyloader.transforms.corrupt import Add, Blur, Compress, Erase, Paste
+from proxyloader.transforms.geometry import Crop, Flip, Lines
 from proxyloader.transforms.plan import EXACT, Closeness, OneOf, Step, made_of
 from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.views import Views
 from proxyloader.transforms.warp import Affine, Perspective
 
 from .compare import FLOAT_ROUNDING, Bound, images, run
 
-NEAREST, BILINEAR, BICUBIC = InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
+NEAREST, BILINEAR, BICUBIC, LANCZOS = (
+    InterpolationMode(name) for name in ("nearest", "bilinear", "bicubic", "lanczos")
+)
+
+A_31ST = math.degrees(math.atan(1 / 31))
+"""A shear by which each 31st line of pixels is taken from between two."""
 
 SHOWN_BY: dict[type[Step], list[Any]] = {
     Add: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise(0.1, 0.2)])],
-    Affine: [v1.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (10, 20)), v2.RandomRotation(40, BILINEAR, fill=50)],
+    Affine: [
+        *(v1.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (10, 20)), v2.RandomRotation(40, BILINEAR, fill=50)),
+        *(v2.RandomAffine((180, 180), interpolation=BILINEAR), v1.RandomAffine(0, shear=[A_31ST, A_31ST])),
+    ],
     Autocontrast: [v1.RandomAutocontrast(1)],
     Blur: [v1.GaussianBlur(5, (0.5, 3))],
     Brightness: [v1.ColorJitter(0.5)],
     ChannelOrder: [v2.RandomChannelPermutation()],
+    Compress: [v2.JPEG((1, 100))],
     Contrast: [v1.ColorJitter(0, 0.5)],
     Crop: [v1.RandomCrop(90, padding=5, pad_if_needed=True)],
     Equalize: [v1.RandomEqualize(1)],
@@ -53,13 +64,14 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Flip: [v1.RandomVerticalFlip()],
     Grayscale: [v1.Grayscale(3)],
     Hue: [v1.ColorJitter(0, 0, 0, 0.5)],
+    Lines: [v1.Resize(90, NEAREST), v2.Resize((91, 45), InterpolationMode.NEAREST_EXACT)],
     Invert: [v1.RandomInvert(1)],
     Mixture: [torchvision.transforms.AugMix()],
     Normalize: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.Normalize([99.0] * 3, [9.0] * 3)])],
     Paste: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.RandomErasing(1, value="random")])],
     Perspective: [v1.RandomPerspective(0.5, 1, NEAREST), v2.RandomPerspective(0.5, 1, fill=40)],
     Posterize: [v1.RandomPosterize(3, 1)],
-    Resize: [v1.Resize(50), v1.Resize(200), v1.Resize(50, BICUBIC), v1.Resize(200, BICUBIC), v1.Resize(90, NEAREST)],
+    Resize: [v1.Resize(size, how) for size in (50, 200) for how in (BILINEAR, BICUBIC, LANCZOS)],
     Saturation: [v1.ColorJitter(0, 0, 0.5)],
     Sharpness: [v1.RandomAdjustSharpness(2.3, 1)],
     Solarize: [v1.RandomSolarize(100, 1)],
@@ -76,7 +88,7 @@ def cases() -> list[Any]:
         for each in shown:
             name = f"{step.__name__}: {each}"
             found.append(pytest.param(step, v1.Compose([each, v2.ToImage()]), id=f"{name} of a PIL image"))
-            pil_alone = step in (ToTensor, ToFloat) or (step is Resize and each.interpolation is NEAREST)
+            pil_alone = step in (ToTensor, ToFloat) or (step is Resize and each.interpolation is LANCZOS)
             if not pil_alone:
                 found.append(pytest.param(step, v1.Compose([v2.ToImage(), each]), id=f"{name} of a tensor"))
     return found
@@ -90,6 +102,7 @@ def test_every_step_with_an_operator_says_how_close_it_is_and_is_held_to_it_here
     assert not missing, f"these steps are not held to what they say; add a transform to SHOWN_BY: {missing}"
 
 
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
 @pytest.mark.parametrize(("step", "transform"), cases())
 def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device: str) -> None:
     (says,) = {each.closeness for each in made_of(plan_for(transform).steps) if type(each) is step}

@@ -1,4 +1,4 @@
-"""Blur, noise and erased boxes: torchvision's for PIL images, uint8 tensors and float tensors."""
+"""Blur, compression, noise and erased boxes: torchvision's for PIL images, uint8 tensors and float tensors."""
 
 from __future__ import annotations
 
@@ -82,6 +82,44 @@ class TestGaussianBlur:
             transform(torch.zeros(3, 48, 1, dtype=torch.uint8))
         just_enough = composed([], v1.CenterCrop((4, 2)), v1.GaussianBlur((3, 7)))
         assert_as_torchvision(just_enough, "cpu", images("small"), bound=BLUR)
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
+class TestJPEG:
+    BEFORE_LEVELS = {name: before for name, before in BEFORE.items() if before is not TO_FLOAT}
+    of_levels = pytest.mark.parametrize("before", BEFORE_LEVELS.values(), ids=BEFORE_LEVELS)
+
+    @of_levels
+    @pytest.mark.parametrize("quality", [1, 10, 50, 75, 95, 100, (1, 100)], ids=str)
+    def test_is_exact(self, before: list[Any], quality: Any, device: str) -> None:
+        assert_as_torchvision(composed(before, v2.JPEG(quality)), device, lossless(), bound=EXACT, times=2)
+
+    @of_levels
+    def test_of_a_grey_image(self, before: list[Any], device: str) -> None:
+        transform = composed(before, v2.Grayscale(), v2.JPEG((5, 60)))
+        assert_as_torchvision(transform, device, lossless("grey"), bound=EXACT, times=5)
+
+    @of_levels
+    def test_among_other_steps_for_some_of_the_images(self, before: list[Any], device: str) -> None:
+        jpeg = v2.RandomApply([v2.JPEG((1, 30)), v1.RandomVerticalFlip()])
+        transform = composed([*before, v1.RandomHorizontalFlip()], jpeg, v2.RandomCrop((30, 20), 2, True), *TO_FLOAT)
+        assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=3)
+
+    def test_of_floats_is_refused_as_by_torchvision(self) -> None:
+        with pytest.raises(RuntimeError, match="uint8"):
+            v2.JPEG(50)(torch.zeros(3, 8, 8))
+        with pytest.raises(UnsupportedTransformError, match=r"v2\.JPEG: it is translated for whole levels"):
+            plan_for(composed(TO_FLOAT, v2.JPEG(50)))
+
+    def test_draws_are_torchvisions(self) -> None:
+        transform = v2.JPEG((3, 97))
+        plan = plan_for(composed([], transform))
+        torch.manual_seed(5)
+        expected = [transform.make_params([])["quality"] for _ in range(100)]
+        state = torch.get_rng_state()
+        torch.manual_seed(5)
+        assert [plan.draw(9, 9)[0] for _ in range(100)] == expected
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 class TestRandomErasing:

@@ -148,6 +148,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "ColorJitter": (0.1, 0.1, 0.1, 0.1),
     "ConvertImageDtype": (torch.float32,),
     "GaussianBlur": (3,),
+    "JPEG": ((5, 90),),
     "Normalize": (MEAN, STD),
     "Pad": (2,),
     "RandomAdjustSharpness": (2,),

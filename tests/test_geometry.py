@@ -1,8 +1,7 @@
-"""Crops, pads, resizes and flips: the boxes and sizes are torchvision's exactly, the pixels within a stated bound."""
+"""Crops, pads and flips: the boxes are torchvision's, and the pixels, too."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -11,42 +10,33 @@ import torchvision.transforms.functional as F1
 import torchvision.transforms.v2.functional as F2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
 
 from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.geometry import (
-    CenterRegion,
-    Crop,
-    Flip,
-    RandomRegion,
-    RandomResizedRegion,
-    Resize,
-    interpolation_name,
-    resized_size,
-)
+from proxyloader.transforms.geometry import CenterRegion, Crop, Flip, RandomRegion, RandomResizedRegion
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import Resize
 
-from . import compare
-from .compare import BICUBIC, BILINEAR, EXACT, LARGE_BICUBIC, LARGE_BILINEAR, Bound, assert_as_torchvision, images
+from .compare import EXACT, Images, assert_as_torchvision, images
 
 SEEDS = 200
-BOUNDS = {
-    InterpolationMode.NEAREST: EXACT,
-    InterpolationMode.BILINEAR: BILINEAR,
-    InterpolationMode.BICUBIC: BICUBIC,
-}
-LARGE_BOUNDS = BOUNDS | {InterpolationMode.BILINEAR: LARGE_BILINEAR, InterpolationMode.BICUBIC: LARGE_BICUBIC}
 
 sides = st.integers(1, 60)
 both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
-every_interpolation = pytest.mark.parametrize("interpolation", BOUNDS, ids=lambda mode: mode.value)
+
+BEFORE = {
+    "a PIL image": [],
+    "a uint8 tensor": [v2.ToImage()],
+    "a float tensor": [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
+}
+of_each_kind = pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
 
 
 def composed(*transforms: Any) -> v1.Compose:
-    """Ends in a uint8 tensor, where a difference is a whole level."""
-    return v1.Compose([*transforms, v1.PILToTensor()])
+    """Ends in a tensor, whatever it begins with; of a PIL image in whole levels."""
+    return v1.Compose([*transforms, v2.ToImage()])
 
 
 def steps_of(transform: Any) -> tuple[Step, ...]:
@@ -57,6 +47,11 @@ def drawn_by(step: Step, height: int, width: int) -> list[float]:
     row: list[float] = []
     step.draw((height, width), row)
     return row
+
+
+def many(*names: str, times: int = 4) -> Images:
+    """Each image several times, as each time something else is drawn."""
+    return {f"{name} {k}": data for name, data in images(*names).items() for k in range(times)}
 
 
 class Surrounded:
@@ -184,46 +179,6 @@ class TestDraws:
         assert region(*arguments, "v1") != region(*arguments, "v2")
 
 
-class TestResizedSize:
-    @given(
-        height=st.integers(1, 3000), width=st.integers(1, 3000), shorter=st.integers(1, 600), more=st.integers(1, 900)
-    )
-    @settings(max_examples=300, deadline=None)
-    def test_is_torchvisions(self, height: int, width: int, shorter: int, more: int) -> None:
-        computed = F1._compute_resized_output_size
-        assert list(resized_size(height, width, shorter, None)) == computed((height, width), [shorter])
-        bounded = list(resized_size(height, width, shorter, shorter + more))
-        assert bounded == computed((height, width), [shorter], max_size=shorter + more)
-        longest = list(resized_size(height, width, None, more))
-        assert longest == computed((height, width), None, max_size=more, allow_size_none=True)
-
-    @given(height=sides, width=sides, shorter=sides, more=sides)
-    @settings(max_examples=100, deadline=None)
-    def test_is_the_size_that_comes_out_of_both_versions(
-        self, height: int, width: int, shorter: int, more: int
-    ) -> None:
-        image = torch.empty((3, height, width), device="meta")
-        for max_size in (None, shorter + more):
-            expected = resized_size(height, width, shorter, max_size)
-            if 0 not in expected:
-                assert F1.resize(image, [shorter], max_size=max_size).shape[1:] == expected
-                assert F2.resize(image, [shorter], max_size=max_size).shape[1:] == expected
-        expected = resized_size(height, width, None, more)
-        if 0 not in expected:
-            assert F2.resize(image, None, max_size=more).shape[1:] == expected
-
-    def test_needs_one_of_its_numbers(self) -> None:
-        with pytest.raises(ValueError, match="one of shorter and max_size"):
-            resized_size(3, 4, None, None)
-
-    def test_of_nothing_raises_where_pillow_raises_too(self) -> None:
-        transform = composed(v2.Resize(None, max_size=20))
-        with pytest.raises(ValueError, match="must be > 0"):
-            transform(compare.opened(images("one pixel high")["one pixel high"]))
-        with pytest.raises(ValueError, match=r"1 x 64 \(height x width\) would be resized to \(0, 20\)"):
-            plan_for(transform).draw(1, 64)
-
-
 class TestCenterCrop:
     @given(height=sides, width=sides, crop_height=sides, crop_width=sides)
     @settings(max_examples=300, deadline=None)
@@ -333,184 +288,25 @@ class TestCropAndPad:
             steps_of(v2.Pad(2, fill=fill))
 
 
-class TestResize:
-    @both_versions
-    @every_interpolation
-    @pytest.mark.parametrize("size", [24, [96], (64, 80), (1, 1), (1, 40)], ids=str)
-    def test_to_a_small_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
-        files = images(but=("large",) if interpolation is InterpolationMode.NEAREST else ())
-        transform = composed(version.Resize(size, interpolation))
-        if interpolation is InterpolationMode.NEAREST:
-            assert_as_nearest(transform, device, files)
-        else:
-            assert_as_torchvision(transform, device, files, bound=BOUNDS[interpolation])
+class TestRandomZoomOut:
+    @of_each_kind
+    def test_is_exact(self, before: list[Any], device: str) -> None:
+        transform = composed(*before, v2.RandomZoomOut(p=0.7), v2.RandomHorizontalFlip())
+        files = images(but=("large",)) | many("small", times=8)
+        assert_as_torchvision(transform, device, files, bound=EXACT)
 
-    @both_versions
-    @every_interpolation
-    @pytest.mark.parametrize("size", [128, (200, 150)], ids=str)
-    def test_to_a_large_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
-        files = images("landscape", "portrait", "large", "grey")
-        transform = composed(version.Resize(size, interpolation))
-        if interpolation is InterpolationMode.NEAREST:
-            assert_as_nearest(transform, device, files)
-        else:
-            assert_as_torchvision(transform, device, files, bound=LARGE_BOUNDS[interpolation])
+    @pytest.mark.parametrize("fill", [7, (10, 200, 30)], ids=str)
+    def test_fills_the_canvas(self, fill: Any, device: str) -> None:
+        transform = composed(v2.RandomZoomOut(fill, (1.1, 2.5), p=1))
+        assert_as_torchvision(transform, device, many("landscape", "tiny", "one pixel wide"), bound=EXACT)
 
-    @pytest.mark.parametrize("size", [128, (200, 150)], ids=str)
-    def test_to_a_large_size_is_within_a_level_but_for_the_frame(self, size: Any, device: str) -> None:
-        files = images("landscape", "portrait", "large", "grey")
-        assert_as_torchvision(composed(v1.Resize(size)), device, files, bound=BILINEAR, inner=1)
+    def test_the_next_step_sees_the_canvas(self, device: str) -> None:
+        transform = composed(v2.RandomZoomOut((9, 8, 7), (1, 2)), v2.RandomCrop(9, pad_if_needed=True))
+        assert_as_torchvision(transform, device, many("small", "tiny", times=10), bound=EXACT)
 
-    def test_a_photograph_shrunk_tenfold_is_further_off_in_the_frame_only(self, device: str) -> None:
-        files = {"photograph": compare.jpeg_of((1400, 1300))}
-        transform = composed(v1.Resize((130, 130)))
-        assert_as_torchvision(transform, device, files, bound=Bound(0.25, 6, 20))
-        assert_as_torchvision(transform, device, files, bound=BILINEAR, inner=1)
-
-    @pytest.mark.parametrize("max_size", [41, 50, 1000])
-    def test_max_size(self, max_size: int, device: str) -> None:
-        for version in (v1, v2):
-            files = images(but=("one pixel high", "one pixel wide"))
-            assert_as_torchvision(composed(version.Resize(40, max_size=max_size)), device, files, bound=BILINEAR)
-
-    def test_max_size_alone(self, device: str) -> None:
-        assert_as_torchvision(composed(v2.Resize(None, max_size=100)), device, bound=BILINEAR)
-
-    @both_versions
-    @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
-    def test_to_its_own_size_changes_nothing(self, version: Any, interpolation: Any, device: str) -> None:
-        for name, size in (("landscape", (120, 160)), ("portrait", 120), ("small", (30, 40)), ("tiny", 7)):
-            assert_as_torchvision(composed(version.Resize(size, interpolation)), device, images(name), bound=EXACT)
-
-    @both_versions
-    @pytest.mark.parametrize("antialias", [True, False, None])
-    def test_of_a_float_tensor(self, version: Any, antialias: Any, device: str) -> None:
-        to_float = [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]
-        transform = v1.Compose([*to_float, version.Resize((40, 50), antialias=antialias)])
-        assert_as_torchvision(transform, device, bound=EXACT)  # nothing is rounded on the way
-        bicubic = v1.Compose([*to_float, version.Resize((40, 50), InterpolationMode.BICUBIC)])
-        # DALI has the filter in a table.
-        assert_as_torchvision(bicubic, device, bound=Bound(0.02, 0.1, 0.2))
-
-    @both_versions
-    @pytest.mark.parametrize("antialias", [True, False, None])
-    def test_of_a_uint8_tensor(self, version: Any, antialias: Any, device: str) -> None:
-        transform = v1.Compose([v1.PILToTensor(), version.Resize((40, 50), antialias=antialias)])
-        assert_as_torchvision(transform, device, bound=BILINEAR)
-        bicubic = v1.Compose([v1.PILToTensor(), version.Resize((40, 50), InterpolationMode.BICUBIC)])
-        assert_as_torchvision(bicubic, device, bound=BICUBIC)
-
-    @both_versions
-    def test_of_a_tensor_with_nearest_exact(self, version: Any, device: str) -> None:
-        for resize in (version.Resize((40, 50), InterpolationMode.NEAREST_EXACT), version.Resize(200, interpolation=0)):
-            pil = composed(resize)
-            assert_as_nearest(pil, device, images("landscape", "tiny"))
-        to_float = [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]
-        transform = v1.Compose([*to_float, version.Resize((40, 50), InterpolationMode.NEAREST_EXACT)])
-        assert_as_nearest(transform, device, images())
-
-    def test_of_a_pil_image_is_antialiased_whatever_is_asked_for(self, device: str) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torchvision says so too
-            assert_as_torchvision(composed(v1.Resize(24, antialias=False)), device, bound=BILINEAR)
-            assert_as_torchvision(composed(v2.Resize(24, antialias=None)), device, bound=BILINEAR)
-
-    def test_after_normalize(self, device: str) -> None:
-        normalize = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-        transform = v1.Compose([v1.ToTensor(), normalize, v1.Resize((40, 50)), v1.Resize((50, 31))])
-        assert_as_torchvision(transform, device, bound=EXACT)
-
-    def test_of_a_grey_image(self, device: str) -> None:
-        assert_as_torchvision(composed(v1.Grayscale(), v1.Resize((40, 50))), device, bound=BILINEAR)
-
-    @both_versions
-    def test_what_has_no_equal_is_refused(self, version: Any) -> None:
-        def refused(resize: Any, match: str, tensor: bool = False) -> None:
-            with pytest.raises(UnsupportedTransformError, match=match):
-                plan_for(v1.Compose([v1.PILToTensor(), resize]) if tensor else composed(resize))
-
-        name = r"transforms\[0\]: (v2\.)?Resize: "
-        refused(version.Resize(9, InterpolationMode.HAMMING), name + "interpolation 'hamming' is not .* lanczos are")
-        refused(version.Resize(9, interpolation=4), name + "interpolation 'box' is not translated; nearest, ")
-        refused(version.Resize(9, max_size=9), name + "max_size=9 must be greater than size=9")
-        refused(version.Resize((9, 9), max_size=20), name + r"max_size=20 goes with one number as size.*\(?9, 9")
-        name = r"transforms\[1\]: (v2\.)?Resize: "
-        cubic = version.Resize(9, InterpolationMode.BICUBIC, antialias=False)
-        refused(cubic, name + "bicubic without antialias .* use antialias=True", tensor=True)
-        nearest = version.Resize(9, InterpolationMode.NEAREST)
-        refused(
-            nearest, name + "interpolation 'nearest' on a tensor .* or use InterpolationMode.NEAREST_EXACT", tensor=True
-        )
-
-    @pytest.mark.parametrize("written", [InterpolationMode.BILINEAR, "bilinear", 2])
-    def test_interpolations_may_be_written_in_three_ways(self, written: Any) -> None:
-        assert interpolation_name(written) == "bilinear"
-        assert plan_for(composed(v2.Resize(9, written))) == plan_for(composed(v1.Resize(9)))
-
-
-def assert_as_nearest(transform: Any, device: str, files: compare.Images) -> None:
-    """Every row and every column is one that torchvision took too, or its neighbour where both are equally near.
-
-    Where a sample falls exactly on the border of two pixels, Pillow's sum of many steps decides, which may have been
-    rounded down or up. Such rows and columns are few.
-    """
-    outputs = compare.run(transform, device, files)
-    for name, a, b, data in zip(files, outputs.stock, outputs.ours, files.values()):
-        width, height = compare.opened(data).size
-        rows = _not_on_a_border(height, a.shape[1])
-        columns = _not_on_a_border(width, a.shape[2])
-        difference = (a - b.to(a.dtype)).abs() if a.is_floating_point() else (a.int() - b.int()).abs() / 255
-        off_border = difference[:, rows][:, :, columns]
-        assert off_border.numel() == 0 or off_border.amax() * 255 <= EXACT.on(device).max + compare.FLOAT_ROUNDING, name
-
-
-def _not_on_a_border(size: int, new_size: int) -> torch.Tensor:
-    """Which of the new pixels have their centre inside an old one: (2 k + 1) size / (2 new_size) is no whole number."""
-    return (2 * torch.arange(new_size) + 1) * size % (2 * new_size) != 0
-
-
-class TestRandomResizedCrop:
-    @both_versions
-    @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
-    @pytest.mark.parametrize("size", [32, (96, 64)], ids=str)
-    def test_to_a_small_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
-        transform = composed(version.RandomResizedCrop(size, interpolation=interpolation))
-        assert_as_torchvision(transform, device, bound=BOUNDS[interpolation])
-
-    @both_versions
-    @pytest.mark.parametrize("interpolation", [InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT])
-    def test_nearest(self, version: Any, interpolation: Any, device: str) -> None:
-        transform = composed(version.RandomResizedCrop(compare.NEVER_ON_A_BORDER, interpolation=interpolation))
-        assert_as_torchvision(transform, device, images(but=("large",)), bound=EXACT)
-
-    @both_versions
-    @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
-    def test_to_224(self, version: Any, interpolation: Any, device: str) -> None:
-        transform = composed(version.RandomResizedCrop(224, interpolation=interpolation))
-        files = images("landscape", "portrait", "large", "grey", "4:2:2")
-        assert_as_torchvision(transform, device, files, bound=LARGE_BOUNDS[interpolation])
-
-    def test_of_a_float_tensor(self, device: str) -> None:
-        transform = v1.Compose([v1.ToTensor(), v1.RandomResizedCrop(64), v1.RandomHorizontalFlip()])
-        assert_as_torchvision(transform, device, bound=EXACT)
-
-    def test_after_flips_takes_its_box_from_the_flipped_image(self, device: str) -> None:
-        flips = [v1.RandomHorizontalFlip(1), v1.RandomVerticalFlip(1)]
-        assert_as_torchvision(composed(*flips, v1.RandomResizedCrop(64)), device, bound=BILINEAR)
-        assert_as_torchvision(composed(flips[0], v2.RandomResizedCrop(64)), device, bound=BILINEAR)
-        on_a_tensor = v1.Compose([v1.ToTensor(), v1.RandomHorizontalFlip(1), v1.RandomResizedCrop(64)])
-        assert_as_torchvision(on_a_tensor, device, bound=EXACT)
-
-    def test_crops_one_pixel_wide_are_decoded_a_little_differently(self, device: str) -> None:
-        transform = composed(v1.RandomResizedCrop(8, scale=(0.1, 0.12), ratio=(0.14, 0.17)))
-        tiny = images("tiny")["tiny"]
-        files = {f"tiny {k}": tiny for k in range(40)}
-        assert_as_torchvision(transform, device, files, bound=Bound(0.5, 10, 10))
-
-    def test_other_interpolations_are_refused(self) -> None:
-        for version in (v1, v2):
-            with pytest.raises(UnsupportedTransformError, match=r"RandomResizedCrop: interpolation 'box' is not"):
-                steps_of(version.RandomResizedCrop(9, interpolation=InterpolationMode.BOX))
+    def test_a_range_of_one_number_leaves_the_image(self, device: str) -> None:
+        transform = composed(v2.RandomZoomOut(side_range=(1, 1), p=1))
+        assert_as_torchvision(transform, device, images("small"), bound=EXACT)
 
 
 class TestFlips:

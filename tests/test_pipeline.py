@@ -15,7 +15,7 @@ from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader.operators import OPERATORS
-from proxyloader.operators.geometry import EXACT_EDGES_BELOW
+from proxyloader.operators.resize import EXACT_EDGES_BELOW
 from proxyloader.pipeline import PipelineOptions
 from proxyloader.server import ProxyServer
 from proxyloader.transforms.convert import ToFloat, ToTensor
@@ -23,7 +23,7 @@ from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 
 from . import compare
-from .compare import BILINEAR, EXACT, LARGE_BILINEAR, NEVER_ON_A_BORDER, Images, assert_as_torchvision, images
+from .compare import BILINEAR, EXACT, LARGE_BILINEAR, Images, assert_as_torchvision, images
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -44,7 +44,7 @@ MADE_OF_OTHERS = [
     v1.GaussianBlur(3),
     v2.RandomErasing(),
     v2.GaussianNoise(),
-    v2.RandomResize(9, 12),
+    v2.Resize(9, InterpolationMode.NEAREST),
 ]
 """A transform for each kind of step that has no operator of its own."""
 
@@ -146,7 +146,7 @@ def some_transforms(seed: int) -> list[Any]:
                     (rng.randint(20, 90), rng.randint(20, 90)), padding=3, pad_if_needed=True, fill=1
                 ),
                 lambda: version.Pad((1, 2, 3, rng.randint(0, 9)), fill=rng.choice([0, 1])),
-                lambda: version.RandomResizedCrop(NEVER_ON_A_BORDER, interpolation=InterpolationMode.NEAREST_EXACT),
+                lambda: version.RandomResizedCrop(rng.randint(20, 90), interpolation=InterpolationMode.NEAREST),
             ]
         )()
 

@@ -17,9 +17,10 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.geometry import Crop, Flip, Resize
+from proxyloader.transforms.geometry import Crop, Flip
 from proxyloader.transforms.plan import ImageState, Plan, Step, plan_of
 from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import Resize
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

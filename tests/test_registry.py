@@ -51,6 +51,7 @@ IN_BOTH = {
 IN_V2_ONLY = {
     "GaussianNoise",
     "Identity",
+    "JPEG",
     "RGB",
     "RandomChannelPermutation",
     "RandomPhotometricDistort",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import nvidia.dali
 import pytest
+from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from .compare import BILINEAR, EXACT, Bound, assert_as_torchvision, composed, each_kind, lossless
+from .compare import BILINEAR, EXACT, Bound, Images, assert_as_torchvision, composed, each_kind, lossless, png_of
 
 NEAREST_OF_PIL = Bound(0.02, 0, 255)
 """Pillow counts in 65536ths of a pixel, and so does the matrix that DALI gets. But float32 holds less than those from
@@ -164,6 +166,48 @@ class TestRightAngles:
         assert_as_torchvision(transform, device, lossless(), bound=BILINEAR if kind == "uint8" else BLENDED_FLOATS)
 
 
+def boards(*sizes: tuple[int, int]) -> Images:
+    """Boards of black and white pixels, (width, height), where each pixel that is another one's is seen."""
+    files = {}
+    for width, height in sizes:
+        white = np.add.outer(np.arange(height), np.arange(width)) % 2 * 255
+        picture = np.stack([white, 255 - white, white], 2).astype(np.uint8)
+        files[f"{width} x {height}"] = png_of(Image.fromarray(picture))
+    return files
+
+
+class TestNearestOfPil:
+    BOARDS = boards((64, 64), (63, 64), (65, 65), (225, 224), (500, 375))
+
+    @both_versions
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            *({"scale": (scale, scale)} for scale in (0.5, 0.75, 0.8, 2, 3)),
+            {"scale": (0.8, 0.8), "translate": (0.3, 0.4), "fill": (9, 99, 255)},
+            {"scale": (0.3, 3), "translate": (1, 1), "fill": 77},
+            {"scale": (0.5, 0.5), "center": (3, 100), "shear": (0, 0)},
+            {"translate": (0.3, 0.4), "fill": None},
+        ],
+        ids=str,
+    )
+    def test_is_exact_where_nothing_is_turned_or_sheared(self, version: Any, arguments: Any, device: str) -> None:
+        transform = composed("pil", version.RandomAffine(0, **arguments))
+        assert_as_torchvision(transform, device, lossless() | self.BOARDS, bound=EXACT, times=2)
+
+    @both_versions
+    def test_of_a_grey_image_is_exact_likewise(self, version: Any, device: str) -> None:
+        transform = composed("pil", version.Grayscale(), version.RandomAffine(0, scale=(0.75, 0.75), fill=200))
+        assert_as_torchvision(transform, device, lossless("grey", "tiny"), bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("arguments", [(45,), (30,), (90,), (0, None, None, 45)], ids=str)
+    def test_takes_few_other_pixels_of_a_board(self, version: Any, arguments: Any, device: str) -> None:
+        degrees, *others = arguments
+        transform = composed("pil", version.RandomAffine((degrees, degrees), *others))
+        assert_as_torchvision(transform, device, self.BOARDS, bound=Bound(0.6, 255, 255))
+
+
 class TestRefusals:
     @both_versions
     @pytest.mark.parametrize(
@@ -196,6 +240,18 @@ class TestRefusals:
             plan_for(composed("uint8", transform))
         plan_for(composed("uint8", getattr(version, name)(**arguments, interpolation=InterpolationMode.BILINEAR)))
         assert_as_torchvision(composed("pil", transform), device, lossless("large", "tiny"), bound=NEAREST_OF_PIL)
+
+    @both_versions
+    def test_of_what_takes_whole_lines_of_a_pil_image_from_its_edge(self, version: Any, device: str) -> None:
+        shrunk = version.RandomAffine(0, scale=(0.8, 0.8), interpolation=InterpolationMode.BILINEAR)
+        reason = (
+            r"it takes \d% of the pixels of an image of 65 x 65 from its very edge, .* use InterpolationMode.NEAREST"
+        )
+        with pytest.raises(UnsupportedTransformError, match=reason):
+            plan_for(composed("pil", version.CenterCrop(65), shrunk))
+        assert_as_torchvision(composed("pil", version.CenterCrop(66), shrunk), device, lossless("large"), bound=BLENDED)
+        on_a_tensor = composed("uint8", version.CenterCrop(65), shrunk)
+        assert_as_torchvision(on_a_tensor, device, lossless("large"), bound=Bound(0.1, 1, 255))
 
     @both_versions
     @pytest.mark.parametrize("fill", [(1, 2), "red", 300, -1], ids=str)

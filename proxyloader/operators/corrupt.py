@@ -1,4 +1,4 @@
-"""Blur, noise, and boxes that are erased."""
+"""Blur, compression, noise, and boxes that are erased."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._dali import fn, math, types
-from ..transforms.corrupt import Add, Blur, Erase, Paste
+from ..transforms.corrupt import Add, Blur, Compress, Erase, Paste
 from .graph import Graph, operator
 
 
@@ -16,6 +16,18 @@ def blur(graph: Graph, step: Blur) -> None:
     sigma, node = graph.drawn(1)[0], graph.settle()
     blurred = fn.gaussian_blur(node, sigma=sigma, window_size=list(step.window), dtype=types.FLOAT)
     graph.node = fn.cast(blurred, dtype=types.UINT8) if graph.scale is None else blurred
+
+
+@operator(Compress)
+def compress(graph: Graph, step: Compress) -> None:
+    """On the CPU in any case, where DALI calls the JPEG library; its operator for GPUs computes in its own way."""
+    quality, node = fn.cast(graph.drawn(1)[0], dtype=types.INT32), graph.settle()
+    if graph.options.device_id is not None:
+        node = node.cpu()
+    if graph.channels == 1:  # it takes colours; those of a grey image stay grey
+        node = fn.cat(node, node, node, axis=2)
+    node = fn.jpeg_compression_distortion(node, quality=quality)[:, :, : graph.channels]
+    graph.node = fn.reshape(node if graph.options.device_id is None else node.gpu(), layout="HWC")
 
 
 @operator(Erase)

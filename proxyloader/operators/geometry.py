@@ -1,26 +1,12 @@
-"""Crop, resize, flip."""
+"""Crop, flip, whole rows and columns."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .._dali import fn, types
-from ..transforms.geometry import Crop, Flip, Resize
+from ..transforms.geometry import Crop, Flip, Lines
 from .graph import Graph, operator
-
-INTERPOLATIONS = {
-    "nearest": types.INTERP_NN,
-    "bilinear": types.INTERP_LINEAR,
-    "bicubic": types.INTERP_CUBIC,
-    "lanczos": types.INTERP_LANCZOS3,
-}
-
-FILTER_REACH = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
-"""How far a filter reaches to each side, in pixels of the smaller image."""
-
-EXACT_EDGES_BELOW = 128
-"""Images resized to a side shorter than this, in pixels, get edges as torchvision makes them. In larger ones the frame,
-one pixel wide (two where bicubic), is a few levels off, which is too little to spend half as much CPU time again on."""
 
 
 @operator(Crop)
@@ -39,35 +25,6 @@ def crop(graph: Graph, step: Crop) -> None:
     graph.node = fn.slice(node, **region)
 
 
-@operator(Resize)
-def resize(graph: Graph, step: Resize) -> None:
-    size, node = graph.drawn(2), graph.settle()
-    how = {"size": size, "interp_type": INTERPOLATIONS[step.interpolation], "antialias": step.antialias}
-    side = min(step.target) if step.target else step.shorter or step.max_size or 0
-    small = side < EXACT_EDGES_BELOW or step.interpolation == "lanczos"  # whose edges are off far into the image
-    if step.antialias and step.interpolation in FILTER_REACH and small:
-        resized = _resized_with_exact_edges(node, graph.channels, FILTER_REACH[step.interpolation], size, how)
-        graph.node = fn.cast(resized, dtype=types.UINT8) if graph.scale is None else resized
-    else:
-        graph.node = fn.resize(node, **how)
-
-
-def _resized_with_exact_edges(node: Any, colors: int, reach: int, size: Any, how: dict[str, Any]) -> Any:
-    """Where the filter reaches beyond the image, Pillow and torch leave that part of it out; DALI repeats the edge.
-
-    So zeros are put around the image, and a channel of ones beside its colours; resized alike, it is the sum of the
-    weights that fell inside, which the colours are divided by.
-    """
-    pad: dict[str, Any] = {"out_of_bounds_policy": "pad"}
-    shape = node.shape(dtype=types.INT32)[0:2]
-    around = fn.cast(reach * (shape / size + 1), dtype=types.INT32)
-    node = fn.slice(node, start=[0], shape=[colors + 1], axes=[2], fill_values=[0.0] * colors + [1.0], **pad)
-    node = fn.slice(node, start=-around, shape=shape + 2 * around, axes=[0, 1], fill_values=[0.0], **pad)
-    start, end = (fn.cast(corner, dtype=types.FLOAT) for corner in (around, around + shape))
-    sums: Any = fn.resize(node, roi_start=start, roi_end=end, dtype=types.FLOAT, **how)
-    return sums[:, :, :colors] / sums[:, :, colors:]
-
-
 @operator(Flip)
 def flip(graph: Graph, step: Flip) -> None:
     wanted = fn.cast(graph.drawn(1)[0], dtype=types.INT32)
@@ -76,3 +33,23 @@ def flip(graph: Graph, step: Flip) -> None:
     else:
         graph.settle_mirror()
         graph.mirror = wanted
+
+
+@operator(Lines)
+def lines(graph: Graph, step: Lines) -> None:
+    drawn, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
+    height, width = drawn[0:1], drawn[1:2]
+    numbers = fn.cast(graph.attached(drawn[2], height + width), dtype=types.INT32)
+    if step.fill:  # as one more row and column, before the others
+        shape, fill = node.shape(dtype=types.INT32)[0:2] + 1, list(step.fill)
+        node = fn.slice(node, start=[-1, -1], shape=shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=fill)
+        numbers += 1
+    # The operator takes entries of the outermost dimension, so the columns come to stand there, and go back.
+    node = _taken(node, fn.slice(numbers, start=[0], shape=height, axes=[0]))
+    node = _taken(fn.transpose(node, perm=[1, 2, 0]), fn.slice(numbers, start=height, shape=width, axes=[0]))
+    graph.node = fn.reshape(fn.transpose(node, perm=[2, 0, 1]), layout="HWC")
+
+
+def _taken(node: Any, which: Any) -> Any:
+    """The entries of these numbers; ``F`` is what DALI calls the dimension that it looks for them in."""
+    return fn.sequence_rearrange(fn.reshape(node, layout="FXY"), new_order=which)

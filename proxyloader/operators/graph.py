@@ -119,11 +119,14 @@ class Graph:
             first_block: the column that says where it is.
             shape: (3,) int32.
         """
-        start = self.columns + fn.cast(first_block, dtype=types.INT32) * Row.BLOCK
-        count = shape[0:1] * shape[1:2] * shape[2:3]
-        flat = fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
+        flat = self.attached(first_block, shape[0:1] * shape[1:2] * shape[2:3])
         array = fn.reshape(flat, shape=shape, layout="HWC")
         return array if self.options.device_id is None else array.gpu()
+
+    def attached(self, first_block: Any, count: Any) -> Any:
+        """The first ``count``, (1,) int32, of the numbers that were attached to the row from a block on, on the CPU."""
+        start = self.columns + fn.cast(first_block, dtype=types.INT32) * Row.BLOCK
+        return fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
 
     def constant(self, array: NDArray[Any]) -> Any:
         """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)"""

@@ -11,9 +11,10 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
-from .geometry import CenterRegion, Crop, as_pair, resize_step
+from .geometry import CenterRegion, Crop, as_pair
 from .plan import EXACT, Closeness, ImageState, MemoryOrder, Step
 from .registry import rule
+from .resize import resize_step
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _normalize(mean: Any, std: Any, state: ImageState) -> Normalize:
 def image_classification(transform: Any, state: ImageState) -> tuple[Step, ...]:
     """The preset that torchvision's weights carry: resize, centre crop, to float, normalise."""
     steps: list[Step] = [
-        resize_step(transform.resize_size, None, transform.interpolation, transform.antialias, state),
+        resize_step(transform.resize_size, transform, state),
         Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels),
     ]
     if state.kind == "pil":

@@ -1,4 +1,4 @@
-"""Steps that spoil an image: blur, noise, and boxes that are erased."""
+"""Steps that spoil an image: blur, compression, noise, and boxes that are erased."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
+from .color import WHOLE_LEVELS_ONLY
 from .drawing import Version, like, parameter_function, v2_transform, version_of
 from .geometry import as_fill
 from .plan import EXACT, Branch, Closeness, ImageState, MemoryOrder, Row, Size, Step
@@ -64,6 +65,35 @@ def gaussian_blur(transform: Any, state: ImageState) -> Branch:
     width, height = map(int, transform.kernel_size)
     low, high = map(float, transform.sigma)
     return (GaussianBlur(Blur((height, width)), (low, high)),)
+
+
+# --- JPEG ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compress(Step):
+    """JPEG (v2): the image is made a JPEG and decoded again. Takes the quality.
+
+    Attributes:
+        quality: (least, most), of 1 to 100.
+    """
+
+    quality: tuple[int, int]
+    columns: ClassVar[int] = 1
+    drawn: ClassVar[str] = "quality: JPEG.make_params"
+    closeness: ClassVar[Closeness] = EXACT
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        row.append(v2_transform(v2.JPEG, self.quality).make_params([])["quality"])
+        return size
+
+
+@rule(v2.JPEG)
+def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
+    if state.dtype != "uint8":
+        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
+    low, high = transform.quality
+    return (Compress((low, high)),)
 
 
 # --- RandomErasing ---------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ REFUSED = {
     "ConvertBoundingBoxFormat": BOXES,
     "CutMix": MIXES,
     "ElasticTransform": f"it fetches every pixel from a place of its own, which DALI does on GPUs only. {LEAVE_OUT}",
-    "JPEG": f"what DALI makes of it on a GPU has not been held against torchvision yet. {LEAVE_OUT}",
     "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
     "LinearTransformation": (
         f"it multiplies the whole image by one matrix, for which DALI has no operator. {ON_BATCHES}"

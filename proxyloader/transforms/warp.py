@@ -8,18 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._functional_tensor import _compute_affine_output_size
+from torchvision.transforms.v2.functional import _geometry as F2
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
 from .drawing import Version, like, parameter_function, v2_transform, version_of
-from .geometry import as_fill, interpolation_value
-from .plan import Branch, Closeness, ImageState, Size, Step
+from .geometry import Lines, as_fill
+from .plan import Branch, Closeness, ImageState, Row, Size, Step
 from .registry import rule
+from .resize import interpolation_value
 
 Kind = Literal["pil", "tensor"]
 Matrix = tuple[float, ...]
@@ -27,10 +30,16 @@ Matrix = tuple[float, ...]
 
 
 WARPED = {
-    "nearest": Closeness(0.1, 16, 255, "a place that falls between two pixels may go to the other one"),
-    "bilinear": Closeness(0.15, 8, 255, "both round; and at its border the image may end a pixel earlier or later"),
+    ("nearest", "pil"): Closeness(0.1, 16, 255, "beyond 256 pixels float32 holds coarser steps than Pillow counts in"),
+    ("nearest", "tensor"): Closeness(
+        1, 60, 255, "places on the border of two pixels, which are few where numbers are random: mean 0.05 then"
+    ),
+    ("bilinear", "pil"): Closeness(
+        0.5, 8, 255, "both round; and at its border the image may end a pixel earlier or later"
+    ),
+    ("bilinear", "tensor"): Closeness(0.15, 8, 255, "both round; and at its border the image may end otherwise"),
 }
-"""By interpolation."""
+"""By interpolation and kind of image. The largest means are those of numbers that are the same for all images."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Affine(Step):
 
     @property
     def closeness(self) -> Closeness:
-        return WARPED[self.interpolation]
+        return WARPED[self.interpolation, self.kind]
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, size=None)
@@ -68,7 +77,7 @@ def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
     Half of one is added to each place, which changes no pixel, and keeps those on a border from being rounded down.
     """
     a, b, c, d, e, f = matrix
-    if b == 0 and d == 0:  # Pillow leaves this to ``ImagingScaleAffine``, in double precision
+    if b == 0 and d == 0:  # Pillow leaves this to ``ImagingScaleAffine``, which adds up steps
         return matrix
 
     def fixed(value: float) -> float:
@@ -91,7 +100,11 @@ class Perspective(Step):
 
     @property
     def closeness(self) -> Closeness:
-        return WARPED[self.interpolation]
+        return WARPED[self.interpolation, self.kind]
+
+
+INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}
+"""They differ in the last bit, which decides about places that lie on a border."""
 
 
 def rotation(
@@ -109,7 +122,7 @@ def rotation(
         return warp.taking(wanted.new_size, wanted.matrix)
     height, width = size
     middle = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
-    a, b, c, d, e, f = F._get_inverse_affine_matrix(list(middle), -angle, [0.0, 0.0], 1.0, [0.0, 0.0])
+    a, b, c, d, e, f = INVERSE_AFFINE[version](list(middle), -angle, [0.0, 0.0], 1.0, [0.0, 0.0])
     new_width, new_height = (
         _compute_affine_output_size([a, b, c, d, e, f], width, height) if expand else (width, height)
     )
@@ -154,10 +167,11 @@ def affine(
     scale: float,
     shear: Sequence[float],
     center: Sequence[float] | None = None,
+    version: Version = "v1",
 ) -> list[float]:
     """What ``warp`` takes to do as ``functional.affine``: degrees, pixels, and (x, y) as torchvision has them."""
     center = [size[1] * 0.5, size[0] * 0.5] if center is None else list(center)
-    return warp.taking(size, F._get_inverse_affine_matrix(center, angle, list(translate), scale, list(shear)))
+    return warp.taking(size, INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear)))
 
 
 def warp_interpolation(interpolation: Any) -> Literal["nearest", "bilinear"]:
@@ -174,23 +188,44 @@ def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
 
 
 def _refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
-    """Refuse what puts every image's places on the border of two pixels, as a quarter turn of 64 x 63 pixels does.
+    """Refuse what puts every image's places where rounding decides, as a quarter turn of 64 x 63 pixels does: on the
+    border of two pixels, where torch takes one of them, or on the edge of the image, where Pillow blends no further.
 
-    Which of both a tensor gets is left to torch's rounding. Where numbers are random such places are few.
+    Where numbers are random such places are few.
     """
-    if warp.kind == "pil" or warp.interpolation != "nearest":
+    if (warp.kind == "pil") == (warp.interpolation == "nearest"):
         return
     for size in [state.size] if state.size else [(64, 64), (64, 63), (63, 64), (63, 63)]:
-        height, width, a, b, c, d, e, f = taken(size)
-        y, x = np.mgrid[: int(height), : int(width)] + 0.5
-        places = np.stack([a * x + b * y + c, d * x + e * y + f])
-        share = (abs(places - places.round()) < 1e-4).any(0).mean()
-        if share > 0.08:  # of photographs, that is about a level in the mean
-            raise UnsupportedTransformError(
-                f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, and "
-                "which of both is left to rounding; put it before the conversion to a tensor, "
-                "or use InterpolationMode.BILINEAR"
-            )
+        numbers = np.array(taken(size))
+        if warp.kind == "pil":
+            share = (_inside(numbers, size) != _inside(numbers.astype(np.float32), size)).mean()
+            if share > 0.008:  # of photographs, that is about a level in the mean
+                raise UnsupportedTransformError(
+                    f"it takes {share:.0%} of the pixels of an image of {size[0]} x {size[1]} from its very edge, and "
+                    "whether that is outside is left to rounding; use InterpolationMode.NEAREST"
+                )
+        else:
+            places = _places(numbers)
+            share = (abs(places - places.round()) < 1e-4).any(0).mean()
+            if share > 0.05:  # likewise; two pixels that touch are more alike than the image and the fill
+                raise UnsupportedTransformError(
+                    f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, "
+                    "and which of both is left to rounding; put it before the conversion to a tensor, "
+                    "or use InterpolationMode.BILINEAR"
+                )
+
+
+def _places(numbers: NDArray[Any]) -> NDArray[Any]:
+    """Where the pixels of the new image are fetched from: x and y, (2, height, width), as precise as the numbers."""
+    height, width, a, b, c, d, e, f = numbers
+    y, x = np.mgrid[: int(height), : int(width)].astype(numbers.dtype) + numbers.dtype.type(0.5)
+    return np.stack([a * x + b * y + c, d * x + e * y + f])
+
+
+def _inside(numbers: NDArray[Any], size: Size) -> NDArray[Any]:
+    x, y = _places(numbers)
+    inside: NDArray[Any] = (x >= 0) & (x < size[1]) & (y >= 0) & (y < size[0])
+    return inside
 
 
 # --- RandomRotation --------------------------------------------------------------------------------------------------
@@ -229,7 +264,8 @@ def random_rotation(transform: Any, state: ImageState) -> Branch:
     low, high = map(float, transform.degrees)
     version, expand = version_of(transform), bool(transform.expand)
     if low == high:
-        _refuse_borders(warp, state, lambda size: rotation(size, low, warp, expand, center, version))
+        (angle,) = _as_drawn(low)
+        _refuse_borders(warp, state, lambda size: rotation(size, angle, warp, expand, center, version))
     return (RandomRotation(warp, (low, high), expand, center, version),)
 
 
@@ -247,17 +283,23 @@ class RandomAffine(Step):
     shear: tuple[float, ...] | None
     center: tuple[float, ...] | None
     version: Version
-    columns: ClassVar[int] = 8
 
     @property
     def drawn(self) -> str:
         return f"an angle, a shift, a scale, a shear: RandomAffine.{parameter_function(self.version)}"
 
     @property
-    def operations(self) -> Branch:
-        return (self.warp,)
+    def lines(self) -> Lines | None:
+        """What does it where nothing is turned or sheared, of PIL images. (torch rounds in ways that are its own.)"""
+        upright = self.degrees == (0.0, 0.0) and not any(self.shear or ())
+        whole = upright and self.warp.kind == "pil" and self.warp.interpolation == "nearest"
+        return Lines(self.warp.fill or (0.0,)) if whole else None
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    @property
+    def operations(self) -> Branch:
+        return (self.lines or self.warp,)
+
+    def draw(self, size: Size, row: Row) -> Size:
         if self.version == "v1":
             lists = (None if each is None else list(each) for each in (self.translate, self.scale, self.shear))
             angle, translate, scale, shear = v1.RandomAffine.get_params(list(self.degrees), *lists, [size[1], size[0]])
@@ -265,11 +307,31 @@ class RandomAffine(Step):
             transform = v2_transform(v2.RandomAffine, self.degrees, self.translate, self.scale, self.shear)
             drawn = transform.make_params([like(*size)])
             angle, translate, scale, shear = drawn["angle"], drawn["translate"], drawn["scale"], drawn["shear"]
-        row.extend(affine(size, self.warp, angle, translate, scale, shear, self.center))
-        return size
+        numbers = affine(size, self.warp, angle, translate, scale, shear, self.center, self.version)
+        if self.lines is None:
+            row.extend(numbers)
+            return size
+        _, _, a, _, c, _, e, f = numbers
+        return self.lines.put(_fetched_by_pillow(size[0], e, f), _fetched_by_pillow(size[1], a, c), row)
 
     def state_after(self, state: ImageState) -> ImageState:
         return state
+
+
+def _as_drawn(*numbers: float) -> list[float]:
+    """torch draws in float32, so that a scale of 0.8 is a little more than that."""
+    drawn: list[float] = np.array(numbers, np.float32).tolist()
+    return drawn
+
+
+def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.float32]:
+    """Which pixels of a line of ``count`` Pillow fetches from ``scale`` times their places and ``shift``; -1: fill.
+
+    It adds up many small steps, so that what lies on the border of two pixels is rounded to either.
+    """
+    line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
+    matrix = (scale, 0.0, shift, 0.0, 1.0, 0.0)
+    return np.array(line.transform((count, 1), Image.Transform.AFFINE, matrix, fillcolor=-1)).reshape(count)
 
 
 @rule(v1.RandomAffine, v2.RandomAffine)
@@ -278,12 +340,13 @@ def random_affine(transform: Any, state: ImageState) -> Branch:
     given = (transform.degrees, transform.translate, transform.scale, transform.shear, transform.center)
     degrees, translate, scale, shear, center = (None if each is None else tuple(map(float, each)) for each in given)
     assert degrees is not None
+    version = version_of(transform)
     ranges = [each[k : k + 2] for each in (degrees, scale, shear) if each for k in range(0, len(each), 2)]
     if all(low == high for low, high in ranges):
-        angle, times = degrees[0], scale[0] if scale else 1.0
         slant = (*(shear or (0.0, 0.0)), 0.0, 0.0)[0:4:2]
-        _refuse_borders(warp, state, lambda size: affine(size, warp, angle, (0, 0), times, slant, center))
-    return (RandomAffine(warp, degrees, translate, scale, shear, center, version_of(transform)),)  # type: ignore[arg-type]
+        angle, times, *slants = _as_drawn(degrees[0], scale[0] if scale else 1.0, *slant)
+        _refuse_borders(warp, state, lambda size: affine(size, warp, angle, (0, 0), times, slants, center, version))
+    return (RandomAffine(warp, degrees, translate, scale, shear, center, version),)  # type: ignore[arg-type]
 
 
 # --- RandomPerspective -----------------------------------------------------------------------------------------------

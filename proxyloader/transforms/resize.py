@@ -1,0 +1,296 @@
+"""Resizes, to sizes that are given or drawn. All sizes are settled in the worker, in whole pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import transforms as v1
+
+from ..errors import UnsupportedTransformError
+from .drawing import like, v2_transform, version_of
+from .geometry import Crop, Lines, RandomResizedRegion, as_pair
+from .plan import Branch, Closeness, ImageState, Row, Size, Step
+from .registry import rule
+
+# --- which size ------------------------------------------------------------------------------------------------------
+
+
+class NewSize(Protocol):
+    """The size that an image is resized to."""
+
+    @property
+    def always(self) -> Size | None:
+        """(height, width) where it does not depend on the image."""
+
+    @property
+    def least_edge(self) -> int:
+        """In pixels, the shorter edge that the smallest of these sizes gives a square image."""
+
+    @property
+    def drawn(self) -> str:
+        """As ``Step.drawn``."""
+
+    def of(self, size: Size) -> Size: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """The same (height, width) for every image."""
+
+    size: Size
+    drawn: ClassVar[str] = ""
+
+    @property
+    def always(self) -> Size:
+        return self.size
+
+    @property
+    def least_edge(self) -> int:
+        return min(self.size)
+
+    def of(self, size: Size) -> Size:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The shape stays.
+
+    Attributes:
+        shorter: length in pixels that the shorter edge gets, or None to bound the longer one only.
+        max_size: most that the longer edge gets, or None.
+    """
+
+    shorter: int | None
+    max_size: int | None = None
+    always: ClassVar[None] = None
+    drawn: ClassVar[str] = ""
+
+    @property
+    def least_edge(self) -> int:
+        return self.shorter or self.max_size or 0
+
+    def of(self, size: Size) -> Size:
+        return resized_size(*size, self.shorter, self.max_size)
+
+
+@dataclass(frozen=True)
+class DrawnSize:
+    """RandomResize, RandomShortestSize and ScaleJitter (v2), which draw a size in ``make_params``.
+
+    Attributes:
+        name: of the class.
+        arguments: that make an instance whose draws these are.
+        least_edge: as of every NewSize.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    least_edge: int
+    always: ClassVar[None] = None
+
+    @property
+    def drawn(self) -> str:
+        return f"height, width: {self.name}.make_params"
+
+    def of(self, size: Size) -> Size:
+        drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([like(*size)])["size"]
+        # A pair is (height, width); one number is for the shorter edge.
+        return as_pair(drawn) if len(drawn) == 2 else resized_size(*size, drawn[0], None)
+
+
+def resized_size(height: int, width: int, shorter: int | None, max_size: int | None) -> Size:
+    """The size that torchvision's Resize gives an image (``functional._compute_resized_output_size``).
+
+    Args:
+        height, width: of the image, in pixels.
+        shorter: wanted length of the shorter edge, None to bound the longer one only.
+        max_size: bound of the longer edge, or None.
+    """
+    short, long = sorted((height, width))
+    if shorter is None:
+        if max_size is None:
+            raise ValueError("one of shorter and max_size must be given")
+        new_short, new_long = int(max_size * short / long), max_size
+    else:
+        new_short, new_long = shorter, int(shorter * long / short)
+        if max_size is not None and new_long > max_size:
+            new_short, new_long = int(max_size * new_short / new_long), max_size
+    return (new_short, new_long) if height <= width else (new_long, new_short)
+
+
+# --- how its pixels are made -----------------------------------------------------------------------------------------
+
+Filter = Literal["bilinear", "bicubic", "lanczos"]
+Nearest = Literal["pil", "nearest", "nearest-exact"]
+"""Whose idea of the nearest pixel: Pillow's, or torch's by its name for ``interpolate``."""
+
+FILTERED = {
+    "bilinear": Closeness(
+        0.25, 6, 16, "Pillow rounds between its passes; from 128 pixels on, the outermost pixels differ more"
+    ),
+    "bicubic": Closeness(
+        0.3, 6, 16, "Pillow rounds between its passes and cuts overshoots; from 128 pixels on, the edges differ more"
+    ),
+    "lanczos": Closeness(0.3, 2, 20, "Pillow rounds between its passes and cuts overshoots"),
+}
+"""By filter. At the edges DALI repeats the outermost pixels where torchvision shortens the filter."""
+
+
+@dataclass(frozen=True)
+class Resize(Step):
+    """``functional.resize`` with a filter: each pixel is a weighted mean. Takes the new height and width."""
+
+    to: NewSize
+    interpolation: Filter = "bilinear"
+    antialias: bool = True
+    columns: ClassVar[int] = 2
+
+    @property
+    def drawn(self) -> str:
+        return self.to.drawn
+
+    @property
+    def closeness(self) -> Closeness:
+        return FILTERED[self.interpolation]
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        new_size = _not_empty(size, self.to.of(size))
+        row.extend(new_size)
+        return new_size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.to.always)
+
+
+def _not_empty(size: Size, new_size: Size) -> Size:
+    """torch and Pillow refuse it in other words; to DALI a side of 0 means "as you like"."""
+    if 0 in new_size:
+        raise ValueError(f"an image of {size[0]} x {size[1]} (height x width) would be resized to {new_size}")
+    return new_size
+
+
+@dataclass(frozen=True)
+class ResizeNearest(Step):
+    """``functional.resize`` to rows and columns that the image has.
+
+    Pillow adds up many small steps, and torch multiplies in float32, so that either rounds a place on the border of two
+    pixels in ways of its own. The worker asks them.
+    """
+
+    to: NewSize
+    nearest: Nearest = "pil"
+
+    @property
+    def operations(self) -> Branch:
+        return (Lines(),)
+
+    @property
+    def drawn(self) -> str:
+        return self.to.drawn
+
+    def draw(self, size: Size, row: Row) -> Size:
+        new_size = _not_empty(size, self.to.of(size))
+        rows, columns = (nearest_pixels(*counts, self.nearest) for counts in zip(size, new_size))
+        return Lines().put(rows, columns, row)
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.to.always)
+
+
+def nearest_pixels(count: int, new_count: int, nearest: Nearest) -> NDArray[np.float32]:
+    """Which pixels of a line of ``count`` are those of a line of ``new_count``, (new_count,) float32."""
+    if nearest == "pil":
+        line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
+        return np.array(line.resize((new_count, 1), Image.Resampling.NEAREST)).reshape(new_count)
+    numbers = torch.arange(count, dtype=torch.float32).reshape(1, 1, count)
+    return torch.nn.functional.interpolate(numbers, new_count, mode=nearest).numpy().reshape(new_count)
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+@rule(v2.RandomResize)
+def random_resize(transform: v2.RandomResize, state: ImageState) -> tuple[Step, ...]:
+    if transform.min_size >= transform.max_size:
+        raise UnsupportedTransformError(
+            f"no size can be drawn from min_size={transform.min_size} up to, not including, "
+            f"max_size={transform.max_size}; min_size must be less"
+        )
+    arguments = transform.min_size, transform.max_size
+    return (_resize_to(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
+
+
+@rule(v2.RandomShortestSize)
+def random_shortest_size(transform: v2.RandomShortestSize, state: ImageState) -> tuple[Step, ...]:
+    arguments = tuple(transform.min_size), transform.max_size
+    return (_resize_to(DrawnSize("RandomShortestSize", arguments, min(transform.min_size)), transform, state),)
+
+
+@rule(v2.ScaleJitter)
+def scale_jitter(transform: v2.ScaleJitter, state: ImageState) -> tuple[Step, ...]:
+    low, high = map(float, transform.scale_range)
+    target = as_pair(transform.target_size)
+    return (_resize_to(DrawnSize("ScaleJitter", (target, (low, high)), int(min(target) * low)), transform, state),)
+
+
+@rule(v1.Resize, v2.Resize)
+def resize(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    return (_resize_to(_given(transform.size, transform.max_size), transform, state),)
+
+
+@rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
+def random_resized_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+    scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
+    region = RandomResizedRegion(scale, ratio, version_of(transform))
+    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform, state)
+
+
+def resize_step(size: Any, transform: Any, state: ImageState) -> Step:
+    """What ``functional.resize`` does to a ``size``, with the interpolation and antialias of a transform."""
+    return _resize_to(_given(size, None), transform, state)
+
+
+def _given(size: Any, max_size: int | None) -> NewSize:
+    if isinstance(size, Sequence) and len(size) == 2:
+        if max_size is not None:
+            raise UnsupportedTransformError(f"max_size={max_size} goes with one number as size, and size={size!r}")
+        return Target(as_pair(size))
+    shorter = int(size[0]) if isinstance(size, Sequence) else size
+    if shorter is not None and max_size is not None and max_size <= shorter:
+        raise UnsupportedTransformError(f"max_size={max_size} must be greater than size={shorter}")
+    return Edges(shorter, max_size)
+
+
+def _resize_to(to: NewSize, transform: Any, state: ImageState) -> Step:
+    mode = interpolation_value(transform.interpolation)
+    if mode in ("nearest", "nearest-exact"):
+        return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
+    if mode not in ("bilinear", "bicubic", "lanczos"):
+        known = "nearest, nearest-exact, bilinear, bicubic and lanczos"
+        raise UnsupportedTransformError(f"interpolation {mode!r} is a filter that DALI does not have; use {known}")
+    if state.kind == "tensor" and mode == "lanczos":
+        raise UnsupportedTransformError(
+            "interpolation 'lanczos' on a tensor is not translated (and only the newest v2 classes do it); "
+            "put the resize before the conversion to a tensor"
+        )
+    # On a PIL image torchvision always antialiases, whatever the argument says; None means no for tensors.
+    smooth = True if state.kind == "pil" else bool(transform.antialias)
+    if mode == "bicubic" and not smooth:
+        raise UnsupportedTransformError("bicubic without antialias has no equal in DALI; use antialias=True")
+    return Resize(to, mode, smooth)  # type: ignore[arg-type]
+
+
+def interpolation_value(interpolation: Any) -> str:
+    """torchvision's name of an interpolation given as an InterpolationMode, a string or a PIL number."""
+    if isinstance(interpolation, InterpolationMode):
+        return str(interpolation.value)
+    names = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+    return names.get(interpolation, str(interpolation))
