@@ -108,8 +108,11 @@ class Graph:
         start = self.columns + fn.cast(first_block, dtype=types.INT32) * Row.BLOCK
         count = shape[0:1] * shape[1:2] * shape[2:3]
         flat = fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
-        array = fn.reshape(flat, shape=shape, layout="HWC")
-        return array if self.options.device_id is None else array.gpu()
+        return self.placed(fn.reshape(flat, shape=shape, layout="HWC"))
+
+    def placed(self, node: Any) -> Any:
+        """A node of the CPU, where the images are."""
+        return node if self.options.device_id is None else node.gpu()
 
     def constant(self, array: NDArray[Any]) -> Any:
         """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)"""
