@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +110,10 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
     """As ``plan_for``, but nothing is raised: what is refused says so in its part, and the others are translated."""
     state = state or ImageState()
     inner = getattr(transform, "transforms", None)
+    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__):
+        missing = _learn_timm()
+        if missing:
+            return Part(position, transform, state, refusal=missing)
     if type(transform) in COMPOSES:
         return _sequence(transform, transform.transforms, position, state)
     if type(transform) in CONTAINERS:
@@ -126,6 +132,17 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
         whole = translate(inner, f"{position}.transforms", state)
         return Part(position, transform, state, whole.steps, (whole,))
     return Part(position, transform, state, refusal=reason_against(transform, [*COMPOSES, *CONTAINERS, *RULES]))
+
+
+@functools.cache
+def _learn_timm() -> str:
+    """Import the rules of timm's classes, which import timm. Returns why that cannot be done, or ""."""
+    try:
+        for name in ("timm", "timm_auto"):
+            importlib.import_module(f".{name}", __package__)
+    except (ImportError, AttributeError) as error:
+        return f"the oldest timm whose transforms are translated is 1.0.16, and the installed one is another ({error})"
+    return ""
 
 
 def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: ImageState) -> Part:
