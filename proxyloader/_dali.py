@@ -55,9 +55,15 @@ def merge(where_true: Any, where_false: Any, predicate: Any) -> Any:
     return module._conditional.merge(where_true, where_false, predicate=predicate)
 
 
-def filter_image(images: Any, kernel: Any, outside: Any) -> Any:
-    """Correlate float images (H, W, C) with a kernel; ``outside`` is what stands around them."""
+def filter_image(images: Any, kernel: Any, outside: Any = None) -> Any:
+    """Correlate float images (H, W, C) with a kernel.
+
+    Args:
+        outside: what stands around them; None: their outermost pixels.
+    """
     module: Any = fn if hasattr(fn, "filter") else fn.experimental  # it left the experiments with DALI 2
+    if outside is None:
+        return module.filter(images, kernel, border="clamp")
     return module.filter(images, kernel, outside, border="constant")
 
 

@@ -14,7 +14,7 @@ from torchvision.datasets.vision import StandardTransform, VisionDataset
 
 from .proxy import Proxy
 from .sample import EncodedImage
-from .transforms import compile_transforms
+from .transforms import CompiledTransform, compile_transforms
 from .transforms.compiled import WorkerTransform, compiled_in, with_max_pixels
 from .transforms.held import held_in
 from .transforms.plan import Plan
@@ -26,15 +26,15 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI.
 
     ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``,
-    by its compiled equal, and in a ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that
-    reads bytes. All else, ``target_transform``, ``classes``, ``samples`` and the dataset's own ``__getitem__`` among
-    it, is the user's.
+    by its compiled equal; in a ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that
+    reads bytes; in timm's ``ImageDataset`` ``load_bytes``, which becomes True. All else, ``target_transform``,
+    ``classes``, ``samples`` and the dataset's own ``__getitem__`` among it, is the user's.
 
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and what inherits from them; ``Subset``,
             ``random_split`` and ``ConcatDataset`` of such, nested at will; any dataset that keeps a torchvision
-            transform in ``.transform``, or an object that calls some, and calls it with an RGB image (then Pillow
-            decodes, in the worker).
+            or timm transform in ``.transform``, or an object that calls some, and calls it with an RGB image (then
+            Pillow decodes, in the worker).
         max_pixels: most that an image may have; by default what Pillow opens.
         compile: makes what stands in the place of a transform.
 
@@ -49,6 +49,8 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
         return _with(dataset, datasets=[wrap(part, max_pixels, compile=compile) for part in dataset.datasets])
     transform = getattr(dataset, "transform", None)
+    if _is_of_timm(dataset, "AugMixDataset"):  # its transform is the first of three
+        return dataset
     if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not _is_for_images(dataset, transform):
         return dataset
     compiled = compile(transform)
@@ -60,6 +62,8 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
         limited = functools.partial(EncodedImage.open, max_pixels=max_pixels)
         changed["loader"] = EncodedImage.open if max_pixels is None else limited
+    if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
+        changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
     return _with(dataset, **changed)
 
 
@@ -75,10 +79,17 @@ def plans_in(dataset: Any) -> dict[str, Plan]:
 
 def _is_for_images(dataset: Any, transform: Any) -> bool:
     """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
-    known = ("torchvision.transforms", __package__)
+    known = ("torchvision.transforms", "timm.data", __package__)
     return (
         isinstance(dataset, VisionDataset) or type(transform).__module__.startswith(known) or bool(held_in(transform))
     )
+
+
+def _is_of_timm(dataset: Any, name: str) -> bool:
+    """It hands out images as timm's class of this name does. timm is not imported for that."""
+    method = getattr(type(dataset), "__getitem__", None)
+    named = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
+    return named == ("timm.data.dataset", f"{name}.__getitem__")
 
 
 def _with(dataset: D, /, **changed: Any) -> D:

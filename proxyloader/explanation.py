@@ -193,7 +193,8 @@ def _in_one_line(part: Part) -> str:
     shown = " ".join(repr(part.transform).split())
     if part.inside or " at 0x" in shown:
         return part.name
-    shown = part.name.removesuffix(type(part.transform).__name__) + shown if part.name.startswith("v2.") else shown
+    if part.name.startswith(("v2.", "timm.")):
+        shown = part.name.removesuffix(type(part.transform).__name__) + shown
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
 
 

@@ -156,7 +156,7 @@ def run(
     times: int = 1,
     inner: int = 0,
 ) -> Outputs:
-    """Run both, and hold what must always agree: shapes, dtypes, and the state that torch's generator is left in.
+    """Run both, and hold what must always agree: shapes, dtypes, and the states that the generators are left in.
 
     Args:
         files: the images; all of them where not given.
@@ -165,20 +165,30 @@ def run(
     """
     files = images() if files is None else files
     pictures = [opened(data) for data in files.values()]
-    torch.manual_seed(seed)
-    random.seed(seed)
+    _seed(seed)
     with _one_thread():
         stock = [transform(picture) for _ in range(times) for picture in pictures]
-    state, python_state = torch.get_rng_state(), random.getstate()
+    state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), _numpy_state()
     ours = run_ours(transform, device, files, seed=seed, times=times)
     assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
     assert random.getstate() == python_state, "Python's generator was left in another state"
+    assert _numpy_state() == numpy_state, "numpy's generator was left in another state"
     for name, a, b in zip(itertools.cycle(files), stock, ours):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
     frame = slice(inner, -inner or None)
     level = _level(compile_transforms(transform).plan)
     return Outputs([a[:, frame, frame] for a in stock], [b.cpu()[:, frame, frame] for b in ours], level)
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def _numpy_state() -> str:
+    return repr(np.random.get_state(legacy=False))
 
 
 def _level(plan: Plan) -> torch.Tensor:
@@ -209,8 +219,7 @@ def _one_thread() -> Iterator[None]:
 def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times: int = 1) -> list[torch.Tensor]:
     """Draw in the order of the images, as one worker does, and run all as one batch; so many times over."""
     compiled = compile_transforms(transform)
-    torch.manual_seed(seed)
-    random.seed(seed)
+    _seed(seed)
     server = ProxyServer(pipeline_of(compiled.plan, device, len(files)))
     outputs: list[torch.Tensor] = []
     for _ in range(times):

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from timm.data.auto_augment import AugmentOp, AugMixAugment
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import CenterCropOrPad
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader.operators import OPERATORS
-from proxyloader.transforms.auto import Mixture
+from proxyloader.transforms.auto import Blend, Mixture
 from proxyloader.transforms.color import (
     Autocontrast,
     Brightness,
@@ -27,15 +30,16 @@ from proxyloader.transforms.color import (
     Saturation,
     Sharpness,
     Solarize,
+    SolarizeAdd,
 )
 from proxyloader.transforms.convert import Normalize, ToFloat, ToTensor
-from proxyloader.transforms.corrupt import Add, Blur, Compress, Erase, Paste
-from proxyloader.transforms.geometry import Crop, Flip, Lines
+from proxyloader.transforms.corrupt import Add, Blur, BoxBlur, Compress, Erase, EraseByColor, Paste
+from proxyloader.transforms.geometry import Crop, Flip, Lines, ReflectedCrop
 from proxyloader.transforms.plan import EXACT, Closeness, OneOf, Step, made_of
 from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.views import Views
-from proxyloader.transforms.warp import Affine, Perspective
+from proxyloader.transforms.warp import Affine, BicubicAffine, Perspective
 
 from .compare import FLOAT_ROUNDING, Bound, images, run
 
@@ -53,7 +57,10 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
         *(v2.RandomAffine((180, 180), interpolation=BILINEAR), v1.RandomAffine(0, shear=[A_31ST, A_31ST])),
     ],
     Autocontrast: [v1.RandomAutocontrast(1)],
+    BicubicAffine: [AugmentOp(name, 1, 9, {"interpolation": 3}) for name in ("Rotate", "ShearX", "TranslateYRel")],
+    Blend: [v1.Compose([v1.CenterCrop(60), AugMixAugment([AugmentOp("Invert"), AugmentOp("SolarizeAdd")], width=1)])],
     Blur: [v1.GaussianBlur(5, (0.5, 3))],
+    BoxBlur: [AugmentOp("GaussianBlur", 1, magnitude) for magnitude in (3, 10)],
     Brightness: [v1.ColorJitter(0.5)],
     ChannelOrder: [v2.RandomChannelPermutation()],
     Compress: [v2.JPEG((1, 100))],
@@ -61,6 +68,7 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Crop: [v1.RandomCrop(90, padding=5, pad_if_needed=True)],
     Equalize: [v1.RandomEqualize(1)],
     Erase: [v2.RandomErasing(1, value=(9, 90, 200))],
+    EraseByColor: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), RandomErasing(1, mode="rand", device="cpu")])],
     Flip: [v1.RandomVerticalFlip()],
     Grayscale: [v1.Grayscale(3)],
     Hue: [v1.ColorJitter(0, 0, 0, 0.5)],
@@ -71,14 +79,19 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Paste: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.RandomErasing(1, value="random")])],
     Perspective: [v1.RandomPerspective(0.5, 1, NEAREST), v2.RandomPerspective(0.5, 1, fill=40)],
     Posterize: [v1.RandomPosterize(3, 1)],
+    ReflectedCrop: [v1.Compose([v1.Pad(9), CenterCropOrPad((60, 75), padding_mode="reflect")])],
     Resize: [v1.Resize(size, how) for size in (50, 200) for how in (BILINEAR, BICUBIC, LANCZOS)],
     Saturation: [v1.ColorJitter(0, 0, 0.5)],
     Sharpness: [v1.RandomAdjustSharpness(2.3, 1)],
     Solarize: [v1.RandomSolarize(100, 1)],
+    SolarizeAdd: [AugmentOp("SolarizeAdd", 1, 8)],
     ToFloat: [v1.ToTensor()],
     ToTensor: [v1.PILToTensor()],
 }
 """For each step with an operator, transforms that do it, and what else they do is exact."""
+
+
+PIL_ALONE = {BicubicAffine, Blend, BoxBlur, ReflectedCrop, SolarizeAdd, ToFloat, ToTensor}
 
 
 def cases() -> list[Any]:
@@ -88,7 +101,7 @@ def cases() -> list[Any]:
         for each in shown:
             name = f"{step.__name__}: {each}"
             found.append(pytest.param(step, v1.Compose([each, v2.ToImage()]), id=f"{name} of a PIL image"))
-            pil_alone = step in (ToTensor, ToFloat) or (step is Resize and each.interpolation is LANCZOS)
+            pil_alone = step in PIL_ALONE or (step is Resize and each.interpolation is LANCZOS)
             if not pil_alone:
                 found.append(pytest.param(step, v1.Compose([v2.ToImage(), each]), id=f"{name} of a tensor"))
     return found

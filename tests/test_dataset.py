@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import AugMixDataset, ImageDataset, create_dataset, create_transform
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 from torchvision import transforms
 from torchvision.datasets import CIFAR10, DatasetFolder, ImageFolder, ImageNet
 from torchvision.datasets.folder import pil_loader
 
-from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, wrap
+from proxyloader import (
+    DataLoader,
+    EncodedImage,
+    ImageError,
+    InputError,
+    UnsupportedTransformError,
+    compile_transforms,
+    wrap,
+)
 from proxyloader.dataset import plans_in
 from proxyloader.proxy import ProxySample
 from proxyloader.transforms import CompiledTransform
+from proxyloader.transforms.compiled import WorkerTransform
 
 TRANSFORM = transforms.Compose([transforms.Resize((20, 30)), transforms.ToTensor()])
 
@@ -163,6 +175,65 @@ def test_a_callable_of_the_users_in_an_image_folder_is_refused_by_name(folder: I
 
 def test_the_wrapped_transform_says_which_inputs_it_takes() -> None:
     compiled = compile_transforms(TRANSFORM)
-    with pytest.raises(ValueError, match=r"a Tensor\[3, 4, 4\]; it must be a PIL image, an EncodedImage, or an array"):
+    with pytest.raises(ValueError, match=r"a Tensor\[3, 4, 4\]; it must be a PIL image, an EncodedImage, an array"):
         compiled(torch.zeros(3, 4, 4))
     assert compiled(np.zeros((5, 4, 3), np.uint8)).call.inputs[0].tobytes().startswith(b"P6\n4 5\n")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # timm's reader leaves the closing of files to Python
+class TestOfTimm:
+    """timm's datasets keep their transform in ``.transform``, too."""
+
+    @pytest.fixture
+    def dataset(self, photos: Path) -> ImageDataset:
+        transform = create_transform(24, is_training=True, interpolation="random", color_jitter=None, re_prob=0.5)
+        return create_dataset("", root=str(photos), split="", transform=transform)
+
+    def test_the_images_of_an_image_dataset_travel_encoded(self, dataset: ImageDataset) -> None:
+        sample, target = wrap(dataset)[5]
+        assert isinstance(sample, ProxySample) and target == dataset.reader.samples[5][1]
+        assert sample.call.inputs[0].tobytes() == Path(dataset.reader.samples[5][0]).read_bytes()
+        assert not dataset.load_bytes and isinstance(dataset[5][0], torch.Tensor)
+
+    def test_what_is_to_be_of_another_mode_is_decoded_in_the_worker(self, dataset: ImageDataset) -> None:
+        dataset.input_img_mode = "L"
+        wrapped = wrap(dataset)
+        assert not wrapped.load_bytes
+        with pytest.raises(InputError, match="the mode is 'L', and images travel as 'RGB'"):
+            wrapped[5]
+
+    def test_what_is_left_to_torchvision_is_opened_by_timm(self, dataset: ImageDataset) -> None:
+        wrapped = wrap(dataset, compile=WorkerTransform)
+        assert not wrapped.load_bytes and wrapped[5][0].shape == (3, 24, 24)
+
+    def test_too_many_pixels_are_an_error(self, dataset: ImageDataset) -> None:
+        with pytest.raises(ImageError, match="and the limit is 100"):
+            wrap(dataset, max_pixels=100)[5]
+
+    def test_a_dataset_that_opens_images_in_its_own_way_is_given_the_transform_alone(
+        self, dataset: ImageDataset
+    ) -> None:
+        class Own(ImageDataset):
+            def __getitem__(self, index: int) -> Any:
+                return self.transform(Image.new("RGB", (30, 20))), index
+
+        dataset.__class__ = Own
+        wrapped = wrap(dataset)
+        assert not wrapped.load_bytes and isinstance(wrapped[3][0], ProxySample)
+
+    def test_one_of_three_transforms_is_left_alone(self, dataset: ImageDataset) -> None:
+        dataset.transform = create_transform(24, is_training=True, separate=True, auto_augment="augmix-m3")
+        mixed = AugMixDataset(dataset)
+        assert wrap(mixed) is mixed and len(mixed[0][0]) == 2
+
+    def test_the_loader_gives_the_batches_of_the_stock_loader(self, dataset: ImageDataset) -> None:
+        def batches(loader: Any) -> list[Any]:
+            torch.manual_seed(3)
+            random.seed(3)
+            np.random.seed(3)
+            return list(loader(dataset, batch_size=8, shuffle=True, num_workers=2))
+
+        ours = batches(functools.partial(DataLoader, device="cpu"))
+        for (images, labels), (wanted, wanted_labels) in zip(ours, batches(torch.utils.data.DataLoader), strict=True):
+            assert torch.equal(labels, wanted_labels)
+            assert (images - wanted).abs().mean() < 0.02  # a level is 0.017

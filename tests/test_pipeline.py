@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.data.auto_augment import AugmentOp, AugMixAugment
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import ResizeKeepRatio
 from torchvision.transforms import AugMix, InterpolationMode, RandAugment, v2
 from torchvision.transforms import transforms as v1
 
@@ -45,17 +48,21 @@ MADE_OF_OTHERS = [
     v2.RandomErasing(),
     v2.GaussianNoise(),
     v2.Resize(9, InterpolationMode.NEAREST),
+    AugmentOp("Rotate"),
+    AugMixAugment([AugmentOp("Invert"), AugmentOp("Rotate")]),
+    ResizeKeepRatio(9, interpolation="random"),
+    RandomErasing(max_count=3, device="cpu"),
 ]
 """A transform for each kind of step that has no operator of its own."""
 
 
 def steps_of(transform: Any) -> list[Step]:
-    """Of a transform of tensors, without those of the conversion."""
+    """Of a transform, without those of the conversion."""
     # Older versions of torchvision take float tensors only.
     conversion = v1.ToTensor() if isinstance(transform, v2.GaussianNoise) else v1.PILToTensor()
-    return [
-        step for step in plan_for(v1.Compose([conversion, transform])).steps if type(step) not in (ToTensor, ToFloat)
-    ]
+    before = isinstance(transform, (AugmentOp, AugMixAugment, ResizeKeepRatio))  # timm's are of PIL images
+    steps = plan_for(v1.Compose([transform, conversion] if before else [conversion, transform])).steps
+    return [step for step in steps if type(step) not in (ToTensor, ToFloat)]
 
 
 class Compiled:

@@ -38,7 +38,8 @@ def public_classes() -> dict[str, type]:
 
 
 def translated() -> set[type]:
-    return {*COMPOSES, *CONTAINERS, *RULES}
+    """Those of torchvision."""
+    return {cls for cls in [*COMPOSES, *CONTAINERS, *RULES] if cls.__module__.startswith("torchvision.")}
 
 
 def refused(transform: Any) -> str:
@@ -60,8 +61,8 @@ class MyRandomHorizontalFlip:
         return image
 
 
-class RandomResizedCropAndInterpolation(MyRandomHorizontalFlip):
-    """The name of a class of timm's."""
+class RandomResizedCropAndMore(MyRandomHorizontalFlip):
+    """A name that begins like one of torchvision's."""
 
 
 class Denoise(MyRandomHorizontalFlip):
@@ -154,7 +155,7 @@ class TestOwnCode:
                 "it is not translated to DALI. Use RandomHorizontalFlip, if that does the same. ",
             ),
             (
-                RandomResizedCropAndInterpolation(),
+                RandomResizedCropAndMore(),
                 "it is not translated to DALI. Use RandomResizedCrop, if that does the same. ",
             ),
             (MyResize(9), "it is a class of its own, derived from Resize, and may do anything. Use Resize itself"),
@@ -168,7 +169,7 @@ class TestOwnCode:
             ([v1.ToTensor()], "it cannot be called, so it is no transform. Leave it out"),
         ],
         ids=[
-            *("a name like one of torchvision's", "a class of timm's", "subclass", "subclass of Compose"),
+            *("a name like one of torchvision's", "a longer name", "subclass", "subclass of Compose"),
             *("like nothing", "function", "lambda", "partial", "class, not an instance", "not callable", "list"),
         ],
     )

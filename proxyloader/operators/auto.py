@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._dali import fn, math, types
-from ..transforms.auto import Mixture
+from ..transforms.auto import Blend, Mixture
 from .graph import Graph, operator
 
 
@@ -17,3 +17,13 @@ def mixture(graph: Graph, step: Mixture) -> None:
         graph.column = part.column
         mixed += part.settle() * weights[k + 1]
     graph.node = fn.cast(math.floor(mixed), dtype=types.UINT8)
+
+
+@operator(Blend)
+def blend(graph: Graph, step: Blend) -> None:
+    share, node = graph.drawn(1)[0], graph.settle()
+    part = graph.branch(node, graph.row, graph.column)
+    part.add(step.branch)
+    graph.column = part.column
+    ours, other = (fn.cast(each, dtype=types.FLOAT) for each in (node, part.settle()))
+    graph.node = fn.cast(math.floor(ours + share * (other - ours)), dtype=types.UINT8)

@@ -20,6 +20,7 @@ from ..transforms.color import (
     Saturation,
     Sharpness,
     Solarize,
+    SolarizeAdd,
 )
 from .graph import Graph, operator
 
@@ -179,6 +180,12 @@ def solarize(graph: Graph, step: Solarize) -> None:
     most = 255.0 if graph.scale is None else 1.0
     inverted = values + _where(values >= threshold) * (most - 2.0 * values)
     graph.node = fn.cast(inverted, dtype=types.UINT8) if graph.scale is None else inverted
+
+
+@operator(SolarizeAdd)
+def solarize_add(graph: Graph, step: SolarizeAdd) -> None:
+    added, values = graph.drawn(1)[0], _real(graph.settle())
+    _put(graph, values + _where(values < 128.0) * added)
 
 
 @operator(Sharpness)

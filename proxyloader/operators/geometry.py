@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._dali import fn, types
-from ..transforms.geometry import Crop, Flip, Lines
+from .._dali import fn, math, types
+from ..transforms.geometry import Crop, Flip, Lines, ReflectedCrop
 from .graph import Graph, operator
 
 
@@ -23,6 +23,18 @@ def crop(graph: Graph, step: Crop) -> None:
     if not step.region.inside:
         region |= {"out_of_bounds_policy": "pad", "fill_values": list(step.fill)}
     graph.node = fn.slice(node, **region)
+
+
+@operator(ReflectedCrop)
+def reflected_crop(graph: Graph, step: ReflectedCrop) -> None:
+    """Out of the image with a mirror image on each side, first left and right, and then above and below these three."""
+    box, node = fn.cast(graph.drawn(4), dtype=types.INT32), graph.settle()
+    beyond = math.max(node.shape(dtype=types.INT32)[0:2] - 1, 1)
+    for axis in (1, 0):
+        mirrored = fn.flip(node, horizontal=axis, vertical=1 - axis)
+        side = {"shape": beyond[axis : axis + 1], "axes": [axis], "out_of_bounds_policy": "pad"}
+        node = fn.cat(fn.slice(mirrored, start=[0], **side), node, fn.slice(mirrored, start=[1], **side), axis=axis)
+    graph.node = fn.slice(node, start=box[0:2] + beyond, shape=box[2:4], axes=[0, 1])
 
 
 @operator(Flip)

@@ -120,8 +120,11 @@ class Graph:
             shape: (3,) int32.
         """
         flat = self.attached(first_block, shape[0:1] * shape[1:2] * shape[2:3])
-        array = fn.reshape(flat, shape=shape, layout="HWC")
-        return array if self.options.device_id is None else array.gpu()
+        return self.placed(fn.reshape(flat, shape=shape, layout="HWC"))
+
+    def placed(self, node: Any) -> Any:
+        """A node of the CPU, where the images are."""
+        return node if self.options.device_id is None else node.gpu()
 
     def attached(self, first_block: Any, count: Any) -> Any:
         """The first ``count``, (1,) int32, of the numbers that were attached to the row from a block on, on the CPU."""

@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .color import (
+    FLOAT32,
     WHOLE_LEVELS_ONLY,
     Autocontrast,
     Brightness,
@@ -247,6 +248,26 @@ class Mixture(Step):
         for branch in self.branches:
             state_after(branch, state)
         return state
+
+
+@dataclass(frozen=True)
+class Blend(Step):
+    """``Image.blend`` of the image, at 0, and what a branch makes of it, at 1; what is after the point is cut off.
+
+    Takes the share of the other one, and then the numbers of the branch. Whole levels only.
+    """
+
+    branch: Branch
+    slow_on_cpu: ClassVar[bool] = True
+    closeness: ClassVar[Closeness] = FLOAT32
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        return (self.branch,)
+
+    @property
+    def columns(self) -> int:
+        return 1 + sum(step.columns for step in self.branch)
 
 
 @dataclass(frozen=True)

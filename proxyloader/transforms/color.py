@@ -116,6 +116,15 @@ class Solarize(Step):
 
 
 @dataclass(frozen=True)
+class SolarizeAdd(Step):
+    """timm's ``solarize_add``: what is darker than 128 gets brighter. Takes the number of levels."""
+
+    slow_on_cpu: ClassVar[bool] = True
+    columns: ClassVar[int] = 1
+    closeness: ClassVar[Closeness] = EXACT
+
+
+@dataclass(frozen=True)
 class Sharpness(Step):
     """``functional.adjust_sharpness``. Takes the factor."""
 

@@ -29,19 +29,21 @@ class CompiledTransform:
     max_pixels: int | None = None
 
     def __call__(
-        self, image: EncodedImage | Image.Image | np.ndarray[Any, Any]
+        self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes
     ) -> ProxySample | tuple[ProxySample, ...]:
         """
         Args:
-            image: an EncodedImage, a PIL image in mode RGB, or an array (H, W, 3) uint8.
+            image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or all bytes of an image file.
 
         Returns:
             What stands for the tensor that the transform gives, or for each of them, as behind FiveCrop.
 
         Raises:
-            ImageError: the image is too large.
+            ImageError: the image is too large, or the bytes are no image that Pillow reads.
             InputError: its mode is not RGB, or it is something else.
         """
+        if isinstance(image, bytes):
+            image = EncodedImage.from_bytes(image, max_pixels=self.max_pixels)
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
@@ -52,7 +54,7 @@ class CompiledTransform:
             raise InputError(
                 f"the dataset gave its transform a {type(image).__name__}"
                 f"{list(image.shape) if hasattr(image, 'shape') else ''}; "
-                "it must be a PIL image, an EncodedImage, or an array (H, W, 3) uint8"
+                "it must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes of a file"
             )
         refuse_too_large(image.height, image.width, image.path, self.max_pixels)
         encoded = np.frombuffer(image.data, np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,6 +68,40 @@ def gaussian_blur(transform: Any, state: ImageState) -> Branch:
     return (GaussianBlur(Blur((height, width)), (low, high)),)
 
 
+@dataclass(frozen=True)
+class BoxBlur(Step):
+    """``ImageFilter.GaussianBlur`` of a PIL image: weighted means of neighbours, three times across, three times down.
+
+    Takes what :func:`box_weights` makes of the radius.
+    """
+
+    slow_on_cpu: ClassVar[bool] = True
+    columns: ClassVar[int] = 4
+    closeness: ClassVar[Closeness] = EXACT
+
+
+PARTLY = 4096.0
+"""In a sum, what the outermost neighbours count for, so that it holds theirs and that of the others in one float32."""
+
+
+def box_weights(radius: float) -> tuple[float, float, float, float]:
+    """Pillow's ``BoxBlur.c``, which counts in whole 2**-24.
+
+    Args:
+        radius: of ``GaussianBlur``, in pixels, at most 2.
+
+    Returns:
+        What the neighbours of a pixel count for in a sum, those at a distance of one and of two pixels (1, PARTLY or
+        0), and the weights in the mean of what counts 1 and of what counts PARTLY.
+    """
+    variance = radius**2 / 3
+    whole = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
+    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
+    full = int(2**24 / np.float32(2 * np.float32(whole + part) + 1))
+    last = (2**24 - (2 * whole + 1) * full) // 2
+    return (1.0, PARTLY, full, last) if whole else (PARTLY, 0.0, full, last)
+
+
 # --- JPEG ------------------------------------------------------------------------------------------------------------
 
 
@@ -110,6 +145,18 @@ class Erase(Step):
     value: tuple[float, ...]
     columns: ClassVar[int] = 4
     closeness: ClassVar[Closeness] = EXACT
+
+
+@dataclass(frozen=True)
+class EraseByColor(Step):
+    """``functional.erase`` with a colour that is drawn. Takes what Erase takes, and then a value for each channel."""
+
+    channels: int
+    closeness: ClassVar[Closeness] = EXACT
+
+    @property
+    def columns(self) -> int:
+        return 4 + self.channels
 
 
 @dataclass(frozen=True)
@@ -163,11 +210,11 @@ class RandomErasing(Step):
             top, left, height, width, value = 0, 0, 0, 0, torch.zeros((self.channels, 1, 1))
         row.extend((top, left, height, width))
         if noisy:
-            row.append(row.attach(_by_pixels(value)))
+            row.append(row.attach(as_pixels(value)))
         return size
 
 
-def _by_pixels(values: torch.Tensor) -> NDArray[np.float32]:
+def as_pixels(values: torch.Tensor) -> NDArray[np.float32]:
     """(C, H, W) as (H, W, C), as DALI has images."""
     return values.permute(1, 2, 0).contiguous().numpy()
 
@@ -248,7 +295,7 @@ class GaussianNoise(Step):
             noise = (self.mean * 255 + noise * (self.sigma * 255)).trunc()
         else:
             noise = self.mean + noise * self.sigma
-        row.append(row.attach(_by_pixels(noise)))
+        row.append(row.attach(as_pixels(noise)))
         return size
 
 

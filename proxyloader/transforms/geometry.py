@@ -67,6 +67,33 @@ class Crop(Step):
 
 
 @dataclass(frozen=True)
+class ReflectedCrop(Step):
+    """As Crop; outside the image stands its mirror image, without the outermost pixel, as far as that reaches."""
+
+    region: Region
+    columns: ClassVar[int] = 4
+    closeness: ClassVar[Closeness] = EXACT
+
+    @property
+    def drawn(self) -> str:
+        return self.region.drawn
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        top, left, height, width = box = self.region.box(*size)
+        for start, wanted, side in (top, height, size[0]), (left, width, size[1]):
+            if start <= -side or start + wanted >= 2 * side:
+                raise ValueError(
+                    f"an image of {size} (height, width) would be reflected more than once to become one of "
+                    f"{box[2:]}. Put a Resize before it, or pad with a constant"
+                )
+        row.extend(box)
+        return height, width
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.region.size)
+
+
+@dataclass(frozen=True)
 class RandomResizedRegion:
     """The box of RandomResizedCrop."""
 

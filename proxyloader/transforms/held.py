@@ -16,7 +16,7 @@ import torch
 Exchange = Callable[[str, Any], Any]
 """Takes where a transform is held, such as ``.crops[1]``, and the transform; gives what is to stand there."""
 
-THEIR_MODULES = ("torchvision.transforms", __package__)
+THEIR_MODULES = ("torchvision.transforms", "timm.data", __package__)
 
 
 def held_in(holder: Any) -> dict[str, Any]:

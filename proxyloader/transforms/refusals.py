@@ -14,6 +14,7 @@ ON_BATCHES = (
 )
 STOCK_LOADER = "Use torch.utils.data.DataLoader for this dataset"
 MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
+NAFLEX = f"it is for images that differ in size within a batch, or come as patches (NaFlex). {STOCK_LOADER}"
 BOXES = f"it is about boxes or points, and the dataset's transform gets the image alone. {LEAVE_OUT}"
 CALLS_BY_ITSELF = (
     "it is an object of your own that calls the transforms which it holds, and that is translated where it is the "
@@ -47,6 +48,23 @@ REFUSED = {
 """By the name of a class of torchvision, the same in v1 and v2, or of torch. ``tests/test_refusals.py`` holds the table
 to the torchvision that is installed."""
 
+REFUSED_OF_TIMM = {
+    "CenterCropToSequence": NAFLEX,
+    "FastCollateMixup": MIXES,
+    "Mixup": MIXES,
+    "MultiLabelTarget": "it is about labels. Use it as the dataset's target_transform",
+    "NaFlexMixup": MIXES,
+    "PatchRandomErasing": NAFLEX,
+    "Patchify": NAFLEX,
+    "RandomCropToSequence": NAFLEX,
+    "RandomResizedCropToSequence": NAFLEX,
+    "ResizeKeepRatioToSequence": NAFLEX,
+    "ResizeToSequence": NAFLEX,
+    "TfPreprocessTransform": "TensorFlow does it. Use create_transform without tf_preprocessing=True",
+    "ToNumpy": "it makes numpy arrays, and images end as tensors here. Put MaybePILToTensor() in its place",
+}
+"""By the name of a class of timm. ``tests/test_timm.py`` holds the table to the timm that is installed."""
+
 
 def reason_against(transform: Any, translated: Iterable[type]) -> str:
     """Why a transform is refused for which there is no rule, and the next step.
@@ -56,11 +74,19 @@ def reason_against(transform: Any, translated: Iterable[type]) -> str:
     """
     cls = type(transform)
     classes = set(translated)
-    names = sorted({each.__name__ for each in classes})
+    # Those of timm are known only where one of them was met.
+    names = sorted({each.__name__ for each in classes if each.__module__.startswith("torchvision.")})
     if isinstance(transform, type):
         return f"it is the class, where an instance, {transform.__name__}(...), is expected"
-    if cls.__module__.startswith(("torchvision.", "torch.")) and cls.__name__ in REFUSED:
-        return REFUSED[cls.__name__]
+    tables = {"torch": REFUSED, "torchvision": REFUSED, "timm": REFUSED_OF_TIMM}
+    refused = tables.get(cls.__module__.partition(".")[0], {})
+    if cls.__name__ in refused:
+        return refused[cls.__name__]
+    if isinstance(transform, tuple):
+        return (
+            "it is a tuple, as of timm's create_transform(..., separate=True), and one transform is expected. "
+            "Put what is in it into a Compose, or use torch.utils.data.DataLoader for this dataset"
+        )
     if not callable(transform):
         return f"it cannot be called, so it is no transform. {LEAVE_OUT}"
     base = next((base for base in cls.__mro__ if base in classes), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,6 +149,10 @@ def _refuse_on_batches(state: ImageState, message: str) -> None:
 def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:
     """As ``plan_for``, but nothing is raised: what is refused says so in its part, and the others are translated."""
     state = state or ImageState()
+    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__):
+        missing = _learn_timm()
+        if missing:
+            return Part(position, transform, state, refusal=missing)
     if type(transform) in COMPOSES:
         return _sequence(transform, transform.transforms, position, state)
     if state.images > 1 and not isinstance(transform, v2.Transform):
@@ -177,6 +183,17 @@ def is_holder(transform: Any) -> bool:
 
 def _known() -> set[type]:
     return {*COMPOSES, *CONTAINERS, *RULES}
+
+
+@functools.cache
+def _learn_timm() -> str:
+    """Import the rules of timm's classes, which import timm. Returns why that cannot be done, or ""."""
+    try:
+        for name in ("timm", "timm_auto"):
+            importlib.import_module(f".{name}", __package__)
+    except (ImportError, AttributeError) as error:
+        return f"the oldest timm whose transforms are translated is 1.0.16, and the installed one is another ({error})"
+    return ""
 
 
 def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: ImageState) -> Part:

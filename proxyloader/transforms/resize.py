@@ -270,7 +270,11 @@ def _given(size: Any, max_size: int | None) -> NewSize:
 
 
 def _resize_to(to: NewSize, transform: Any, state: ImageState) -> Step:
-    mode = interpolation_value(transform.interpolation)
+    return resize_to(to, transform.interpolation, transform.antialias, state)
+
+
+def resize_to(to: NewSize, interpolation: Any, antialias: bool | None, state: ImageState) -> Resize | ResizeNearest:
+    mode = interpolation_value(interpolation)
     if mode in ("nearest", "nearest-exact"):
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
     if mode not in ("bilinear", "bicubic", "lanczos"):
@@ -282,7 +286,7 @@ def _resize_to(to: NewSize, transform: Any, state: ImageState) -> Step:
             "put the resize before the conversion to a tensor"
         )
     # On a PIL image torchvision always antialiases, whatever the argument says; None means no for tensors.
-    smooth = True if state.kind == "pil" else bool(transform.antialias)
+    smooth = True if state.kind == "pil" else bool(antialias)
     if mode == "bicubic" and not smooth:
         raise UnsupportedTransformError("bicubic without antialias has no equal in DALI; use antialias=True")
     return Resize(to, mode, smooth)  # type: ignore[arg-type]

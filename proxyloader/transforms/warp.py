@@ -71,6 +71,30 @@ class Affine(Step):
         return replace(state, size=None)
 
 
+@dataclass(frozen=True)
+class BicubicAffine(Step):
+    """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Takes what an Affine takes.
+
+    Attributes:
+        fill: for places outside of the image, one for each channel.
+    """
+
+    fill: tuple[float, ...]
+    kind: ClassVar[Kind] = "pil"
+    slow_on_cpu: ClassVar[bool] = True
+    columns: ClassVar[int] = 8
+    closeness: ClassVar[Closeness] = Closeness(
+        0.01, 1, 255, "Pillow sums up in double precision; and at its border the image may end a pixel earlier or later"
+    )
+
+    def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
+        """As of an Affine."""
+        return [*size, *matrix]
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=None)
+
+
 def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
     """The matrix that Pillow's ``affine_fixed`` has in truth: whole 65536ths, counted from the centre of a pixel.
 
@@ -110,7 +134,7 @@ INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affi
 def rotation(
     size: Size,
     angle: float,
-    warp: Affine,
+    warp: Affine | BicubicAffine,
     expand: bool = False,
     center: Sequence[float] | None = None,
     version: Version = "v1",

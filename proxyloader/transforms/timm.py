@@ -1,0 +1,328 @@
+"""timm's transforms: crops, resizes, conversions, erasing. The registry imports this file with the first of them.
+
+What is random is drawn by timm's own parameter code, or in its order: mostly from Python's generator.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from timm.data import random_erasing, transforms
+
+from ..errors import UnsupportedTransformError
+from .convert import ToFloat, ToTensor, pil_to_tensor
+from .convert import to_tensor as to_scaled_tensor
+from .corrupt import Erase, EraseByColor, Paste, as_pixels
+from .drawing import like
+from .geometry import (
+    Box,
+    CenterRegion,
+    Crop,
+    ReflectedCrop,
+    Region,
+    as_fill,
+    as_pair,
+)
+from .plan import Branch, ImageState, OneOf, Row, Size, Step
+from .registry import rule
+from .resize import NewSize, Resize, ResizeNearest, Target, resize_to
+
+# --- crop and pad ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomResizedRegion:
+    """The box of RandomResizedCropAndInterpolation."""
+
+    scale: tuple[float, ...]
+    ratio: tuple[float, ...]
+    inside: ClassVar[bool] = True
+    size: ClassVar[None] = None
+    drawn: ClassVar[str] = "top, left, height, width: RandomResizedCropAndInterpolation.get_params"
+
+    def box(self, height: int, width: int) -> Box:
+        drawn = transforms.RandomResizedCropAndInterpolation.get_params(like(height, width), self.scale, self.ratio)
+        top, left, new_height, new_width = drawn
+        _refuse_nothing((height, width), (new_height, new_width))
+        return top, left, new_height, new_width
+
+
+@dataclass(frozen=True)
+class RandomRegion:
+    """The box of RandomCropOrPad."""
+
+    size: Size
+    inside: ClassVar[bool] = False
+    drawn: ClassVar[str] = "top, left: RandomCropOrPad.get_params"
+
+    def box(self, height: int, width: int) -> Box:
+        return *transforms.RandomCropOrPad.get_params(like(height, width), self.size), *self.size
+
+
+@dataclass(frozen=True)
+class RandomPaddedRegion:
+    """The box of RandomPad."""
+
+    least: Size
+    inside: ClassVar[bool] = False
+    size: ClassVar[None] = None
+    drawn: ClassVar[str] = "left, top: RandomPad.get_params"
+
+    def box(self, height: int, width: int) -> Box:
+        left, top, right, bottom = transforms.RandomPad.get_params(like(height, width), self.least)
+        return -top, -left, height + top + bottom, width + left + right
+
+
+@dataclass(frozen=True)
+class TrimmedRegion:
+    """The box of TrimBorder."""
+
+    border: int
+    inside: ClassVar[bool] = True
+    size: ClassVar[None] = None
+    drawn: ClassVar[str] = ""
+
+    def box(self, height: int, width: int) -> Box:
+        new_size = height - 2 * self.border, width - 2 * self.border
+        _refuse_nothing((height, width), new_size)
+        return self.border, self.border, *new_size
+
+
+def _refuse_nothing(size: Size, new_size: Size) -> None:
+    if min(new_size) <= 0:  # Pillow cannot go on with nothing either, and says so in other words
+        raise ValueError(f"nothing is left of an image of {size[0]} x {size[1]} (height x width) when it is cropped")
+
+
+@rule(transforms.CenterCropOrPad)
+def center_crop_or_pad(transform: Any, state: ImageState) -> Branch:
+    return _crop_or_pad(CenterRegion(as_pair(transform.size)), transform, state)
+
+
+@rule(transforms.RandomCropOrPad)
+def random_crop_or_pad(transform: Any, state: ImageState) -> Branch:
+    return _crop_or_pad(RandomRegion(as_pair(transform.size)), transform, state)
+
+
+@rule(transforms.RandomPad)
+def random_pad(transform: Any, state: ImageState) -> Branch:
+    _before_the_conversion(state)
+    return (Crop(RandomPaddedRegion(as_pair(transform.input_size)), as_fill(transform.fill, state)),)
+
+
+@rule(transforms.TrimBorder)
+def trim_border(transform: Any, state: ImageState) -> Branch:
+    _before_the_conversion(state)
+    return (Crop(TrimmedRegion(int(transform.border_size))),)
+
+
+def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
+    _before_the_conversion(state)
+    if transform.padding_mode == "reflect":
+        return (ReflectedCrop(region),)
+    if transform.padding_mode == "constant":
+        return (Crop(region, as_fill(transform.fill, state)),)
+    raise UnsupportedTransformError(
+        f"padding_mode={transform.padding_mode!r} is not translated; 'constant' and 'reflect' are"
+    )
+
+
+def _before_the_conversion(state: ImageState) -> None:
+    if state.kind != "pil":
+        raise UnsupportedTransformError(
+            "it is translated for PIL images only; put it before the conversion to a tensor"
+        )
+
+
+# --- resize ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DrawnSize:
+    """The size that ResizeKeepRatio draws.
+
+    Attributes:
+        least_edge: as of every NewSize.
+        arguments: of ``ResizeKeepRatio.get_params``, after the image.
+    """
+
+    least_edge: int
+    arguments: tuple[Any, ...]
+    always: ClassVar[None] = None
+    drawn: ClassVar[str] = "height, width: ResizeKeepRatio.get_params"
+
+    def of(self, size: Size) -> Size:
+        height, width = transforms.ResizeKeepRatio.get_params(like(*size), *self.arguments)
+        return int(height), int(width)
+
+
+@dataclass(frozen=True)
+class RandomInterpolation(Step):
+    """One of several resizes, which differ in interpolation; the size that they share is drawn before."""
+
+    resizes: tuple[Resize | ResizeNearest, ...]
+
+    @property
+    def choice(self) -> OneOf:
+        return OneOf(tuple((each,) for each in self.resizes))
+
+    @property
+    def operations(self) -> Branch:
+        return (self.choice,)
+
+    @property
+    def drawn(self) -> str:
+        return "; ".join(filter(None, [self.resizes[0].to.drawn, "an interpolation: random.choice"]))
+
+    def draw(self, size: Size, row: Row) -> Size:
+        to = Target(self.resizes[0].to.of(size))
+        chosen = random.choice(range(len(self.resizes)))
+        return OneOf(tuple((replace(each, to=to),) for each in self.resizes)).take(chosen, size, row)
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.resizes[0].to.always)
+
+
+def _resize_to(to: NewSize, interpolation: Any, state: ImageState) -> Step:
+    if not isinstance(interpolation, (tuple, list)):
+        return resize_to(to, interpolation, True, state)
+    return RandomInterpolation(tuple(resize_to(to, each, True, state) for each in interpolation))
+
+
+@rule(transforms.RandomResizedCropAndInterpolation)
+def random_resized_crop(transform: Any, state: ImageState) -> Branch:
+    _before_the_conversion(state)
+    region = RandomResizedRegion(tuple(map(float, transform.scale)), tuple(map(float, transform.ratio)))
+    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state)
+
+
+@rule(transforms.ResizeKeepRatio)
+def resize_keep_ratio(transform: Any, state: ImageState) -> Branch:
+    _before_the_conversion(state)
+    arguments = (
+        as_pair(transform.size),
+        float(transform.longest),
+        float(transform.random_scale_prob),
+        tuple(map(float, transform.random_scale_range)),
+        bool(transform.random_scale_area),
+        float(transform.random_aspect_prob),
+        tuple(map(float, transform.random_aspect_range)),
+    )
+    to = DrawnSize(min(as_pair(transform.size)), arguments)
+    return (_resize_to(to, transform.interpolation, state),)
+
+
+# --- conversion ------------------------------------------------------------------------------------------------------
+
+
+@rule(transforms.MaybeToTensor)
+def maybe_to_tensor(transform: Any, state: ImageState) -> Branch:
+    return to_scaled_tensor(transform, state) if state.kind == "pil" else ()
+
+
+@rule(transforms.MaybePILToTensor)
+def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Branch:
+    return pil_to_tensor(transform, state) if state.kind == "pil" else ()
+
+
+@rule(transforms.ToTensor)
+def to_tensor(transform: Any, state: ImageState) -> Branch:
+    """Without a division by 255."""
+    if state.kind == "tensor":
+        raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
+    if transform.dtype not in (torch.float32, torch.uint8):
+        raise UnsupportedTransformError(f"dtype={transform.dtype} is not translated; torch.float32 and uint8 are")
+    return (ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),)
+
+
+# --- erasing ---------------------------------------------------------------------------------------------------------
+
+
+class _Erased:
+    """Stands in for an image while timm erases boxes of it: notes which, and what comes there."""
+
+    def __init__(self) -> None:
+        self.boxes: list[tuple[Box, torch.Tensor]] = []
+
+    def __setitem__(self, where: tuple[slice, slice, slice], value: torch.Tensor) -> None:
+        top, left, bottom, right = where[1].start, where[2].start, where[1].stop, where[2].stop
+        if top < bottom and left < right:
+            self.boxes.append(((top, left, bottom - top, right - left), value))
+
+
+@functools.lru_cache(maxsize=64)
+def _eraser(mode: str, others: tuple[tuple[str, Any], ...]) -> Any:
+    transform = random_erasing.RandomErasing(mode=mode, device="cpu")
+    vars(transform).update(others)
+    return transform
+
+
+@dataclass(frozen=True)
+class RandomErasing(Step):
+    """timm's RandomErasing: no box, or one, or up to as many as it says.
+
+    Attributes:
+        erase: by zeros, by a colour for each box, or by noise, which travels with the row.
+        mode, others: what makes an instance whose draws these are.
+        most: boxes.
+        channels: of the image.
+    """
+
+    erase: Erase | EraseByColor | Paste
+    mode: str
+    others: tuple[tuple[str, Any], ...]
+    most: int
+    channels: int
+
+    @property
+    def choice(self) -> OneOf:
+        return OneOf(((), (self.erase,) * self.most))
+
+    @property
+    def operations(self) -> Branch:
+        return (self.choice,)
+
+    @property
+    def drawn(self) -> str:
+        what = {"rand": ", a colour", "pixel": ", noise"}.get(self.mode, "")
+        return f"whether it acts, how many boxes, of each top, left, height, width{what}: RandomErasing._erase"
+
+    def draw(self, size: Size, row: Row) -> Size:
+        erased = _Erased()
+        _eraser(self.mode, self.others)._erase(erased, self.channels, *size, torch.float32)
+        numbers: list[float] = []
+        left_over = [((0, 0, 0, 0), torch.zeros((self.channels, 1, 1)))] * (self.most - len(erased.boxes))
+        for box, value in [*erased.boxes, *left_over] if erased.boxes else []:
+            numbers.extend(box)
+            if self.mode == "rand":
+                numbers.extend(value.reshape(-1).tolist())
+            elif self.mode == "pixel":
+                numbers.append(row.attach(as_pixels(value)))
+        self.choice.put(int(bool(numbers)), row, *numbers)
+        return size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return state
+
+
+@rule(random_erasing.RandomErasing)
+def erase_at_random(transform: Any, state: ImageState) -> Branch:
+    if state.kind == "pil":
+        raise UnsupportedTransformError("it works on tensors; put MaybeToTensor() before it")
+    if str(transform.device) != "cpu":
+        raise UnsupportedTransformError(
+            f"device={str(transform.device)!r} is where it would draw, in each worker; device='cpu' is translated"
+        )
+    if transform.mode in ("rand", "pixel") and state.dtype != "float32":
+        raise UnsupportedTransformError(
+            f"mode={transform.mode!r} draws around zero, which whole levels (uint8) cannot hold; "
+            "put the conversion to float before it"
+        )
+    kinds: dict[str, EraseByColor | Paste] = {"rand": EraseByColor(state.channels), "pixel": Paste()}
+    erase = kinds.get(transform.mode) or Erase((0.0,) * state.channels)
+    names = ("probability", "min_area", "max_area", "log_aspect_ratio", "min_count", "max_count")
+    others = tuple((name, getattr(transform, name)) for name in names)
+    return (RandomErasing(erase, transform.mode, others, int(transform.max_count), state.channels),)
