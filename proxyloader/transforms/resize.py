@@ -278,7 +278,7 @@ def resize_to(to: NewSize, interpolation: Any, antialias: bool | None, state: Im
     if mode in ("nearest", "nearest-exact"):
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
     if mode not in ("bilinear", "bicubic", "lanczos"):
-        known = "nearest, nearest-exact, bilinear, bicubic and lanczos"
+        known = "nearest, nearest-exact, bilinear, bicubic or lanczos"
         raise UnsupportedTransformError(f"interpolation {mode!r} is a filter that DALI does not have; use {known}")
     if state.kind == "tensor" and mode == "lanczos":
         raise UnsupportedTransformError(
