@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from swap_speed import TRANSFORM, machine
+from swap_speed import PLAIN, TRANSFORMS, machine
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 
-from proxyloader import wrap
+from proxyloader import compile_transforms, wrap
 from proxyloader._dali import fn, pipeline_def, types
 from proxyloader.arena import Arena
 from proxyloader.fetch import Fetcher
@@ -38,6 +38,7 @@ from proxyloader.sample import EncodedImage
 from proxyloader.sampling import Request
 from proxyloader.scans import is_whole
 from proxyloader.server import ProxyServer
+from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
 
@@ -67,7 +68,7 @@ def reading(root: str) -> dict[str, float]:
 def road(root: str) -> dict[str, float]:
     """A worker's whole batch, and what the training process does with it before DALI takes over."""
     keep_freed_memory()
-    dataset = wrap(ImageFolder(root, TRANSFORM))
+    dataset = wrap(ImageFolder(root, TRANSFORMS[PLAIN]))
     arena = Arena(2, len(dataset) << 20)
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, len(dataset)), arena)
     request = Request(0, 0, list(range(len(dataset))), batched=True, slot=0)
@@ -82,17 +83,24 @@ def road(root: str) -> dict[str, float]:
 
     costs = {
         "worker: a whole batch": median_ms(lambda: packed.__getitems__(request)),
-        "worker: draws alone": median_ms(lambda: [plan.draw(375, 500) for _ in dataset.samples]),
+        "worker: draws alone": drawing(plan, len(dataset)),
         "main: submit a run": median_ms(submit, times=5),
     }
     for ticket in submitted:
         server.collect(ticket)
+    for name, transform in TRANSFORMS.items():
+        if name != PLAIN:
+            costs[f"worker: draws alone, {name}"] = drawing(compile_transforms(transform).plan, len(dataset))
     return costs
+
+
+def drawing(plan: Plan, images: int) -> float:
+    return median_ms(lambda: [plan.draw(375, 500) for _ in range(images)])
 
 
 def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
-    dataset = wrap(ImageFolder(root, TRANSFORM))
+    dataset = wrap(ImageFolder(root, TRANSFORMS[PLAIN]))
     torch.manual_seed(0)
     calls = [dataset[index][0].call for index in range(len(dataset))]
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]

@@ -2,10 +2,13 @@
 
     python benchmarks/swap_speed.py --images 8192                          # on a GPU
     python benchmarks/swap_speed.py --images 1024 --workers 2 --device cpu # on a laptop
+    python benchmarks/swap_speed.py --images 8192 --transforms plain RandAugment AutoAugment --only stock proxyloader
 
 All cases read the same JPEG files, crop and resize to 224, flip and normalise, batch by batch, in one process and in
 rounds: each round runs every case once, so that a change of the machine's mood meets all of them. A case's first loop,
-with the start of its workers, is left out. Appends one JSON line to benchmarks/results/swap_speed.jsonl.
+with the start of its workers, is left out. With ``--transforms`` the two loaders augment, too, behind the flip; each
+is a case of its own, and the table says what is left of the plain one's speed. (On a CPU proxyloader leaves those
+transforms to torchvision.) Appends one JSON line to benchmarks/results/swap_speed.jsonl.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,34 +45,46 @@ from proxyloader._dali import fn, pipeline_def, types, upright
 from proxyloader.make_dataset import make_dataset
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-TRANSFORM = transforms.Compose(
-    [
-        transforms.RandomResizedCrop(224),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-)
+PLAIN = "plain"
+AUGMENTATIONS: dict[str, list[Any]] = {
+    PLAIN: [],
+    "ColorJitter": [transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+    "RandAugment": [transforms.RandAugment()],
+    "TrivialAugmentWide": [transforms.TrivialAugmentWide()],
+    "AutoAugment": [transforms.AutoAugment()],
+    "AugMix": [transforms.AugMix()],
+}
+TRANSFORMS = {
+    name: transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            *added,
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+    for name, added in AUGMENTATIONS.items()
+}
 Case = Callable[[], Iterator[Any]]  # each call is one loop over the data set
 
 
-def stock(args: argparse.Namespace, workers: int) -> Case:
+def stock(args: argparse.Namespace, workers: int, transform: str) -> Case:
     """torch's DataLoader and torchvision's transforms on the CPU."""
-    loader = DataLoader(
-        photographs(args, passes=1), args.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0
-    )
+    dataset = photographs(args, passes=1, transform=TRANSFORMS[transform])
+    loader = DataLoader(dataset, args.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     return lambda: iter(loader)
 
 
 def photographs(args: argparse.Namespace, passes: int, **arguments: Any) -> Dataset[Any]:
     """An epoch of a fast case goes over the files several times: its start weighs little, as in a real one."""
-    return ConcatDataset([ImageFolder(args.data, **(arguments or {"transform": TRANSFORM}))] * passes)
+    return ConcatDataset([ImageFolder(args.data, **arguments)] * passes)
 
 
-def swap(args: argparse.Namespace) -> Case:
+def swap(args: argparse.Namespace, transform: str) -> Case:
     """proxyloader: bytes read by workers, crops drawn by torchvision."""
     loader = proxyloader.DataLoader(
-        photographs(args, args.passes),
+        photographs(args, args.passes, transform=TRANSFORMS[transform]),
         args.batch_size,
         shuffle=True,
         num_workers=args.workers,
@@ -152,7 +168,7 @@ def decoded(args: argparse.Namespace, encoded: Any, **decoder: Any) -> Any:
 
 
 def augmented(args: argparse.Namespace, encoded: Any, **decoder: Any) -> Any:
-    """The work of ``TRANSFORM`` as one writes it in DALI."""
+    """The work of the plain transform as one writes it in DALI."""
     images = decoded(args, encoded, **decoder)
     images = fn.random_resized_crop(images, size=224, interp_type=types.INTERP_LINEAR, antialias=True)
     return fn.crop_mirror_normalize(
@@ -166,21 +182,30 @@ def augmented(args: argparse.Namespace, encoded: Any, **decoder: Any) -> Any:
 
 
 def cases(args: argparse.Namespace) -> dict[str, Callable[[], Case]]:
-    if args.device == "cpu":
-        return {
-            "stock": lambda: stock(args, args.workers),
-            "decoder alone": lambda: decoder_alone(args),
-            "iterator": lambda: iterator(args),
-            "proxyloader": lambda: swap(args),
-        }
+    """DALI's own with the plain transform alone, the loaders with each that is asked for."""
+    workers = args.workers if args.device == "cpu" else 16
+    made = {named(args, "stock", each): partial(stock, args, workers, each) for each in args.transforms}
+    if PLAIN in args.transforms:
+        made |= others_on_cpu(args) if args.device == "cpu" else others_on_gpu(args)
+    return made | {named(args, "proxyloader", each): partial(swap, args, each) for each in args.transforms}
+
+
+def named(args: argparse.Namespace, loader: str, transform: str) -> str:
+    workers = ", 16 workers" if loader == "stock" and args.device == "cuda" else ""
+    return loader + workers + (f", {transform}" if transform != PLAIN else "")
+
+
+def others_on_cpu(args: argparse.Namespace) -> dict[str, Callable[[], Case]]:
+    return {"decoder alone": partial(decoder_alone, args), "iterator": partial(iterator, args)}
+
+
+def others_on_gpu(args: argparse.Namespace) -> dict[str, Callable[[], Case]]:
     return {
-        "stock, 16 workers": lambda: stock(args, 16),
-        "upstream proxy, bytes, hw 0.65 (default)": lambda: upstream(args),
-        "upstream proxy, bytes, hw 1.0": lambda: upstream(args, hw_decoder_load=1.0),
-        "iterator, hw 0.65 (default)": lambda: iterator(args),
-        "iterator, hw 1.0": lambda: iterator(args, hw_decoder_load=1.0),
-        "decoder alone, hw 1.0": lambda: decoder_alone(args, hw_decoder_load=1.0),
-        "proxyloader": lambda: swap(args),
+        "upstream proxy, bytes, hw 0.65 (default)": partial(upstream, args),
+        "upstream proxy, bytes, hw 1.0": partial(upstream, args, hw_decoder_load=1.0),
+        "iterator, hw 0.65 (default)": partial(iterator, args),
+        "iterator, hw 1.0": partial(iterator, args, hw_decoder_load=1.0),
+        "decoder alone, hw 1.0": partial(decoder_alone, args, hw_decoder_load=1.0),
     }
 
 
@@ -230,6 +255,7 @@ def main() -> None:
     parser.add_argument(
         "--passes", type=int, default=4, help="over the files in an epoch of ours (default: %(default)s)"
     )
+    parser.add_argument("--transforms", nargs="+", choices=list(AUGMENTATIONS), default=[PLAIN], help="of both loaders")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="at least, for a case in a round")
     parser.add_argument("--only", nargs="*", help="cases whose names contain one of these")
@@ -265,6 +291,7 @@ def main() -> None:
         "workers": args.workers,
         "threads": args.threads,
         "device": args.device,
+        "transforms": args.transforms,
         "cases": {name: summary(values) for name, values in rows.items()},
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -289,17 +316,24 @@ def as_table(record: dict[str, Any]) -> Table:
     table = Table(
         title=f"batch {record['batch_size']}, {record['workers']} workers, {record['machine']['gpu'] or 'CPU'}"
     )
+    several = len(record["transforms"]) > 1
     for column in ("case", "images/s, median", "lowest to highest", "CPU ms/image", "proxyloader / case"):
         table.add_column(column)
-    ours = record["cases"].get("proxyloader", {}).get("images_per_s")
-    for name, case in record["cases"].items():
-        speeds = case["images_per_s_rounds"]
+    if several:
+        table.add_column("case / the same, plain")
+    cases = record["cases"]
+    for name, case in cases.items():
+        speed, speeds = case["images_per_s"], case["images_per_s_rounds"]
+        transform = next((each for each in record["transforms"] if name.endswith(f", {each}")), None)
+        ours = cases.get("proxyloader" if transform is None else f"proxyloader, {transform}")
+        plain = cases.get(name.removesuffix(f", {transform}")) if transform else None
         table.add_row(
             name,
-            f"{case['images_per_s']:,.0f}",
+            f"{speed:,.0f}",
             f"{min(speeds):,.0f} - {max(speeds):,.0f}",
             f"{case['cpu_ms_per_image']:.2f}",
-            f"{ours / case['images_per_s']:.2f}" if ours else "",
+            f"{ours['images_per_s'] / speed:.2f}" if ours else "",
+            *([f"{speed / plain['images_per_s']:.2f}" if plain else ""] if several else []),
         )
     return table
 

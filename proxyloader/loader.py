@@ -254,12 +254,13 @@ class DataLoader(TorchDataLoader[T]):
         plans = plans_in(dataset)
         for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
             _say_once(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
-        if not self._on_gpu and any(plan.slow_on_cpu for plan in plans.values()):
+        left, by_hand = (dataset, plans) if self._on_gpu else self._left_to_torchvision()
+        if any(plan.slow_on_cpu for key, plan in plans.items() if key not in by_hand):
             _say_once(
                 "on a CPU torchvision is faster at some of these transforms than DALI, so it does all of them in the "
                 "workers, as with torch.utils.data.DataLoader"
             )
-            return self._left_to_torchvision()
+            return left, by_hand
         if not plans and self.server is None:
             kind, transform = type(self.dataset).__name__, getattr(self.dataset, "transform", None)
             if isinstance(transform, Proxy):
@@ -277,7 +278,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def _left_to_torchvision(self) -> tuple[Any, dict[str, Plan]]:
         dataset = wrap(self.dataset, self.max_pixels, compile=left_to_torchvision)
-        return dataset, plans_in(dataset)  # those of transforms that the user compiled
+        return dataset, plans_in(dataset)  # those of transforms that the user compiled: they stay with DALI
 
     @property
     def _on_gpu(self) -> bool:

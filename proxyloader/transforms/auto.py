@@ -59,7 +59,7 @@ class Operations:
     channels: int
     solarize_up_to: float
 
-    @property
+    @functools.cached_property
     def choice(self) -> OneOf:
         color: Branch = (Saturation(self.kind),) if self.channels == 3 else ()
         branches: tuple[Branch, ...] = (
@@ -123,6 +123,15 @@ class Recording:
     weights: list[torch.Tensor] = field(default_factory=list)
 
 
+class _Unmixed:
+    """In place of weights, and of what ``forward`` mixes with them: arithmetic on images without pixels is slow."""
+
+    def itself(self, *_: Any, **__: Any) -> _Unmixed:
+        return self
+
+    __getitem__ = __mul__ = add_ = view = reshape = to = itself
+
+
 def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
     """A function that draws what ``transform`` would do to an image of a size."""
     recording = Recording()
@@ -135,10 +144,10 @@ def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
         done.written_down = True
         return done
 
-    def dirichlet(parameters: torch.Tensor) -> torch.Tensor:
+    def dirichlet(parameters: torch.Tensor) -> _Unmixed:
         # The parameters have no values where the image has no pixels; those of a class are all alpha.
         recording.weights.append(torch._sample_dirichlet(torch.full(parameters.shape, transform.alpha))[0])
-        return parameters
+        return _Unmixed()
 
     if hasattr(transform, "_sample_dirichlet"):
         transform._sample_dirichlet = dirichlet

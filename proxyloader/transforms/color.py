@@ -6,6 +6,7 @@ torch's for a tensor (``kind``).
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -200,7 +201,7 @@ class ColorJitter(Step):
     kind: Kind
     channels: int
 
-    @property
+    @functools.cached_property
     def choice(self) -> OneOf:
         colored: Branch = (Saturation(self.kind),) if self.channels == 3 else ()
         turned: Branch = (Hue(self.kind),) if self.channels == 3 else ()

@@ -7,6 +7,7 @@ graph needs beside the bytes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,7 +159,7 @@ class OneOf(Step):
 
     branches: tuple[Branch, ...]
 
-    @property
+    @functools.cached_property
     def columns(self) -> int:
         return 1 + max(sum(step.columns for step in branch) for branch in self.branches)
 

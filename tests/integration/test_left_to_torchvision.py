@@ -16,7 +16,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.autoaugment import AugMix, RandAugment
 
-from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, loader
+from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, compile_transforms, loader
 
 
 def doubled(image: torch.Tensor) -> torch.Tensor:
@@ -62,6 +62,12 @@ def test_what_is_cheap_stays_with_dali_on_a_cpu(photos: Path) -> None:
     loader = DataLoader(ImageFolder(str(photos), v1.Compose([v1.RandomCrop(32), v1.ToTensor()])), 8, device="cpu")
     next(iter(loader))
     assert loader._servers
+
+
+def test_what_the_user_compiled_stays_with_dali_on_a_cpu(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(ImageFolder(str(photos), compile_transforms(AUGMENTED)), 8, device="cpu")
+    next(iter(loader))
+    assert loader._servers and not caplog.records
 
 
 def test_what_is_not_translated_is_refused_or_torchvisions_as_the_user_says(
