@@ -28,7 +28,7 @@ from proxyloader import UnsupportedTransformError, explain
 from proxyloader.cli import main
 from proxyloader.transforms.refusals import REFUSED_OF_TIMM
 from proxyloader.transforms.registry import RULES, plan_for
-from proxyloader.transforms.timm import RandomErasing, ResizeKeepingRatio
+from proxyloader.transforms.timm import RandomErasing, ResizeAtRandom
 
 from .compare import BICUBIC, BILINEAR, EXACT, Bound, Images, assert_as_torchvision, composed, images, lossless
 
@@ -309,20 +309,14 @@ MODULES = (
     *("target_transforms", "transforms"),
 )
 OF_TENSORFLOW = {"TfPreprocessTransform"}
-NEWER_THAN_THE_OLDEST_TIMM = {
-    *("CenterCropToSequence", "MultiLabelTarget", "NaFlexMixup", "PatchRandomErasing", "Patchify"),
-    *("RandomCropToSequence", "RandomResizedCropToSequence", "ResizeKeepRatioToSequence", "ResizeToSequence"),
-}
+NEWER_THAN_THE_OLDEST_TIMM = {"MultiLabelTarget"}
 
 
 def public_classes() -> dict[str, type]:
     """Of the modules of timm that have transforms, and what mixes batches."""
     found: dict[str, type] = {}
     for module_name in MODULES:
-        try:
-            module = importlib.import_module(f"timm.data.{module_name}")
-        except ModuleNotFoundError:  # of an older timm
-            continue
+        module = importlib.import_module(f"timm.data.{module_name}")
         for name, cls in vars(module).items():
             if inspect.isclass(cls) and cls.__module__ == module.__name__:
                 found[name] = cls
@@ -378,7 +372,6 @@ class TestRefusals:
         assert refused(separate).startswith("transform: builtins.tuple: it is a tuple, as of timm's create_transform(")
         assert plan_for(v1.Compose(list(separate))).output.dtype == "float32"
 
-    @pytest.mark.skipif("naflex" not in inspect.signature(create_transform).parameters, reason="timm has no NaFlex yet")
     def test_of_naflex_and_patches(self) -> None:
         assert (
             "transforms[0]: timm.data.naflex_transforms.RandomResizedCropToSequence: it is for images that differ"
@@ -486,7 +479,7 @@ def test_one_interpolation_is_not_drawn() -> None:
     """timm draws among several only."""
     for interpolation, drawn in ("bilinear", False), ("random", True):
         (step,) = plan_for(composed("pil", timm_transforms.ResizeKeepRatio(9, interpolation=interpolation))).steps[:1]
-        assert isinstance(step, ResizeKeepingRatio)
+        assert isinstance(step, ResizeAtRandom)
         before = random.getstate()
         step.draw((20, 30), [])  # type: ignore[arg-type]
         assert (random.getstate() != before) == drawn

@@ -143,7 +143,7 @@ def _before_the_conversion(state: ImageState) -> None:
 
 
 @dataclass(frozen=True)
-class ResizeKeepingRatio(Step):
+class ResizeAtRandom(Step):
     """ResizeKeepRatio; and the resize of RandomResizedCropAndInterpolation, which goes to a fixed size.
 
     Attributes:
@@ -189,7 +189,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     _before_the_conversion(state)
     region = RandomResizedRegion(tuple(map(float, transform.scale)), tuple(map(float, transform.ratio)))
     resizes = _resizes(as_pair(transform.size), transform.interpolation, state)
-    return Crop(region), ResizeKeepingRatio(resizes, None)
+    return Crop(region), ResizeAtRandom(resizes, None)
 
 
 @rule(transforms.ResizeKeepRatio)
@@ -205,7 +205,7 @@ def resize_keep_ratio(transform: Any, state: ImageState) -> Branch:
         tuple(map(float, transform.random_aspect_range)),
     )
     resizes = _resizes(min(as_pair(transform.size)), transform.interpolation, state)
-    return (ResizeKeepingRatio(resizes, arguments),)
+    return (ResizeAtRandom(resizes, arguments),)
 
 
 # --- conversion ------------------------------------------------------------------------------------------------------
