@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import random
 import re
@@ -316,6 +316,8 @@ def public_classes() -> dict[str, type]:
     """Of the modules of timm that have transforms, and what mixes batches."""
     found: dict[str, type] = {}
     for module_name in MODULES:
+        if importlib.util.find_spec(f"timm.data.{module_name}") is None:  # of an older timm
+            continue
         module = importlib.import_module(f"timm.data.{module_name}")
         for name, cls in vars(module).items():
             if inspect.isclass(cls) and cls.__module__ == module.__name__:
