@@ -24,6 +24,7 @@ from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
 from proxyloader.transforms.color import Grayscale
+from proxyloader.transforms.compiled import compiled_in
 from proxyloader.transforms.convert import Normalize, ToFloat
 from proxyloader.transforms.plan import OneOf, Step
 
@@ -177,7 +178,7 @@ def run(
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
     frame = slice(inner, -inner or None)
-    level = _level(compile_transforms(transform).plan)
+    level = _level(the_plan(compile_transforms(transform)))
     return Outputs([a[:, frame, frame] for a in stock], [b.cpu()[:, frame, frame] for b in ours], level)
 
 
@@ -189,6 +190,12 @@ def _seed(seed: int) -> None:
 
 def _numpy_state() -> str:
     return repr(np.random.get_state(legacy=False))
+
+
+def the_plan(compiled: Any) -> Plan:
+    """Of what ``compile_transforms`` gives for a transform, or for an object that holds one."""
+    (each,) = compiled_in(compiled)
+    return each.plan
 
 
 def _level(plan: Plan) -> torch.Tensor:
@@ -220,7 +227,7 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times
     """Draw in the order of the images, as one worker does, and run all as one batch; so many times over."""
     compiled = compile_transforms(transform)
     _seed(seed)
-    server = ProxyServer(pipeline_of(compiled.plan, device, len(files)))
+    server = ProxyServer(pipeline_of(the_plan(compiled), device, len(files)))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
         calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]

@@ -67,7 +67,7 @@ each_interpolation = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def posterize_to_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """timm posterizes to 0 bits at times and means black by it, which newer Pillows refuse to make."""
+    """timm posterizes to 0 bits at times and means black by it, which Pillow refuses to make from 13 on."""
 
     def posterize(image: Image.Image, bits: int) -> Image.Image:
         return image.point([level & ~(2 ** (8 - bits) - 1) for level in range(256)] * 3)

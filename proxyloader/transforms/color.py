@@ -100,7 +100,7 @@ class Invert(Step):
 
 @dataclass(frozen=True)
 class Posterize(Step):
-    """``functional.posterize``. Takes the number of bits that are kept."""
+    """``functional.posterize``. Takes the number of bits that are kept. 0: black, where Pillow raises from 13 on."""
 
     slow_on_cpu: ClassVar[bool] = True
     columns: ClassVar[int] = 1

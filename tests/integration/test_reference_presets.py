@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.transforms.registry import plan_for
+from proxyloader import compile_transforms
 
+from ..compare import the_plan
 from ..reference_presets import AUGMENTED_AND_ERASED, PRESETS, Eval, Preset, Train
 from .test_same_batches import assert_same, batches, levels
 
@@ -51,4 +52,4 @@ def augments(preset: Preset) -> bool:
 
 def test_on_a_cpu_augmentation_is_left_to_torchvision_and_nothing_else() -> None:
     for preset in PRESETS:
-        assert plan_for(preset).slow_on_cpu == augments(preset), preset
+        assert the_plan(compile_transforms(preset)).slow_on_cpu == augments(preset), preset
