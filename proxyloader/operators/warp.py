@@ -110,9 +110,11 @@ def _cubic(graph: Graph, away: Any) -> Any:
 
 def _warp(graph: Graph, warp: Warp, step: Affine | Perspective) -> None:
     node, fill = graph.settle(), step.fill
-    interpolation = INTERPOLATIONS[step.interpolation]
+    interpolation, on_levels = INTERPOLATIONS[step.interpolation], graph.scale is None
     if step.interpolation == "nearest" and len(set(fill)) <= 1:
-        graph.node = warp(node, interp_type=interpolation, fill_value=fill[0] if fill else 0.0)
+        value = fill[0] if fill else 0.0
+        # Some of DALI's warps cut a fill value off after the point; torch rounds it.
+        graph.node = warp(node, interp_type=interpolation, fill_value=float(round(value)) if on_levels else value)
         return
     # A channel of ones, warped alike, is the share that comes from inside: 0 or 1, and for a bilinear warp of a tensor
     # what lies between, as torch blends into the fill where Pillow repeats the outermost pixel.
@@ -125,7 +127,7 @@ def _warp(graph: Graph, warp: Warp, step: Affine | Perspective) -> None:
         values *= share  # for tensors once more: torchvision multiplies what is blended with zeros already
     if any(fill):
         values += (1.0 - share) * graph.constant(np.array(fill, np.float32).reshape(1, 1, -1))
-    if graph.scale is None:
+    if on_levels:
         # Pillow cuts off after the point, torch rounds.
         values = fn.cast(values if step.kind == "tensor" else math.floor(values + 1e-4), dtype=types.UINT8)
     graph.node = fn.reshape(values, layout="HWC")
