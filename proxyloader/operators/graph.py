@@ -72,6 +72,7 @@ class Graph:
         self.mirror: Any = None
         self.channels = 3
         self.views: list[Graph] = []
+        self._constants: dict[Any, Any] = {}  # nodes by their values and forks
 
     def outputs_of(self, steps: Branch) -> list[Any]:
         """The tensors (C, H, W) after all steps: one, or one for each of the views."""
@@ -105,6 +106,7 @@ class Graph:
         """The same point for those of the images that went this way, from a column of their rows on."""
         part = Graph(self.options, None, row, self.columns, self.forks + forks)
         part.node, part.scale, part.channels, part.column = node, self.scale, self.channels, column
+        part._constants = self._constants
         return part
 
     def drawn(self, count: int) -> Any:
@@ -132,10 +134,21 @@ class Graph:
         return fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
 
     def constant(self, array: NDArray[Any]) -> Any:
-        """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)"""
-        node = types.Constant(array)
+        """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)
+
+        Each is made once: DALI would find those that are equal and make one of them, and for branches on a GPU it
+        loses its way then ("Graph inconsistency detected").
+        """
+        key: Any = array.dtype.str, array.shape, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = types.Constant(array)
+        node = self._constants[key]
         for predicate, side in self.forks:
-            node = split(node, predicate)[side]
+            key = key, predicate.name
+            if key not in self._constants:
+                self._constants[key] = split(node, predicate)
+            node = self._constants[key][side]
+            key = key, side
         return node
 
     def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
