@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from proxyloader import EncodedImage, ProxyServer, compile_transforms
 from proxyloader.make_dataset import make_dataset
-from proxyloader.pipeline import ON_A_GPU, PipelineOptions, build_pipeline
+from proxyloader.pipeline import PipelineOptions, build_pipeline
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
 CASES: dict[str, list[Any]] = {
@@ -105,9 +105,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, help="in a batch (default: 256 on a GPU, 32 on the CPU)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--dali-defaults", action="store_true", help="start operators one after the other, as DALI does by itself"
-    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", help="cases whose names contain one of these; plain is always there")
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "transforms.jsonl", type=Path)
@@ -115,8 +112,6 @@ def main() -> None:
     on_gpu = args.device == "cuda"
     args.images = args.images or (256 if on_gpu else 32)
     torch.set_num_threads(1)
-    if args.dali_defaults:
-        ON_A_GPU.clear()
     root = make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images)
     files = [Path(path).read_bytes() for path, _ in ImageFolder(str(root)).samples]
     wanted = {

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from .errors import MissingDaliError
 
 try:
-    from nvidia.dali import OperatorConcurrency as OperatorConcurrency
     from nvidia.dali import Pipeline as Pipeline
-    from nvidia.dali import StreamPolicy as StreamPolicy
     from nvidia.dali import backend as _backend
     from nvidia.dali import fn as fn
     from nvidia.dali import math as math

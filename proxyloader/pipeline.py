@@ -5,14 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ._dali import OperatorConcurrency, Pipeline, StreamPolicy, fn, operators_between, pipeline_def, types
+from ._dali import Pipeline, fn, operators_between, pipeline_def, types
 from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions
 from .transforms.plan import Branch, ImageState, Plan
-
-ON_A_GPU: dict[str, Any] = {"concurrency": OperatorConcurrency.FULL, "stream_policy": StreamPolicy.SINGLE}
-"""What a GPU does takes less time than starting it, operator by operator; so several threads start them. A stream for
-each would only make them wait for each other. (``transforms.jsonl``, with ``--dali-defaults`` and without.)"""
 
 
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
@@ -29,7 +25,6 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         device_id=options.device_id,
         prefetch_queue_depth=options.prefetch_queue_depth,
         exec_dynamic=True,
-        **(ON_A_GPU if options.device_id is not None else {}),
     )
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
