@@ -41,7 +41,13 @@ SHAPES = {
 }
 """(width, height) of the 4:2:0 JPEGs among the test images."""
 
-FORMATS = {"grey": "odd_grey.jpg", "4:2:2": "odd_422.jpg", "progressive": "odd_progressive.jpg", "PNG": "odd_rgb.png"}
+FORMATS = {
+    "grey": "odd_grey.jpg",
+    "4:2:2": "odd_422.jpg",
+    "progressive": "odd_progressive.jpg",
+    "PNG": "odd_rgb.png",
+    "CMYK": "odd_cmyk.jpg",
+}
 
 FLOAT_ROUNDING = 2e-3
 """In levels, allowed beside every bound; 8e-6 in values of 0 to 1."""
