@@ -1,6 +1,14 @@
 """The one door to DALI's private names and to what differs between its versions.
 
 Importing this module imports DALI. ``tests/test_dali.py`` holds every name used here to the DALI that is installed.
+
+NOTE [ DALI's memory on a GPU ]
+DALI gives memory that a stream has done with to the next operator in that stream without waiting: the stream keeps the
+order. Its image decoder breaks that: it writes from streams of its own, which, it seems, do not wait for the one it
+belongs to. So where other operators work in the decoder's stream, the pictures of a later run are written over those
+that are still to be read. That is so with StreamPolicy SINGLE and PER_OPERATOR: three of four batches were wrong where
+the training stream was far behind (DALI 2.4), and some wherever memory was short. They are refused. The default,
+PER_BACKEND, gives decoders a stream of their own; ``tests/gpu/test_behind.py`` holds it.
 """
 
 from __future__ import annotations
@@ -17,7 +25,9 @@ from numpy.typing import NDArray
 from .errors import MissingDaliError
 
 try:
+    from nvidia.dali import OperatorConcurrency as OperatorConcurrency
     from nvidia.dali import Pipeline as Pipeline
+    from nvidia.dali import StreamPolicy as StreamPolicy
     from nvidia.dali import backend as _backend
     from nvidia.dali import fn as fn
     from nvidia.dali import math as math
@@ -155,6 +165,11 @@ def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.
     asynchronous = stream is not None and pipeline.exec_dynamic
     outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
     return [_to_torch(output, stream, pipeline.exec_dynamic) for output in outputs]
+
+
+def shares_decoder_stream(pipeline: Any) -> bool:
+    """What follows a decoder works in its stream. See NOTE [ DALI's memory on a GPU ]."""
+    return pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND)
 
 
 def _to_torch(output: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor | list[torch.Tensor]:

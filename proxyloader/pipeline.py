@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ._dali import Pipeline, fn, operators_between, pipeline_def, types
+from ._dali import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, types
 from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions
 from .transforms.plan import Branch, ImageState, Plan
@@ -25,6 +25,9 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         device_id=options.device_id,
         prefetch_queue_depth=options.prefetch_queue_depth,
         exec_dynamic=True,
+        # Many operators take a GPU less time than it takes to start them, so several threads start them. (On a CPU
+        # DALI does not run operators beside each other.)
+        concurrency=OperatorConcurrency.FULL,
     )
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)

@@ -75,6 +75,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.
+        ValueError: its ``stream_policy`` lets other operators work in the stream of a GPU's decoder.
         RuntimeError: it has no external source.
 
     Source: ``nvidia.dali.plugin.pytorch.experimental.proxy.DALIServer``.
@@ -83,6 +84,11 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def __init__(self, pipeline: _dali.Pipeline, deterministic: bool = False) -> None:
         self._thread_stop_event = None  # before anything that can raise: upstream's __del__ looks at it
         super().__init__(pipeline, deterministic)
+        if _dali.shares_decoder_stream(pipeline):
+            raise ValueError(
+                f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
+                "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
+            )
         pipeline.build()
         self.key = f"server-{uuid.uuid4().hex}"
         self._runs: deque[Ticket] = deque()

@@ -40,7 +40,7 @@ def test_the_upstream_constructor_sets_what_ours_reads() -> None:
 
 def test_the_pipeline_has_the_private_names_we_use() -> None:
     assert callable(Pipeline._run_once)
-    for name in ("exec_dynamic", "max_batch_size", "device_id", "num_outputs", "prefetch_queue_depth"):
+    for name in ("exec_dynamic", "max_batch_size", "device_id", "num_outputs", "prefetch_queue_depth", "stream_policy"):
         assert isinstance(inspect.getattr_static(Pipeline, name), property), name
     assert "cuda_stream" in inspect.signature(Pipeline.outputs).parameters
 
