@@ -126,16 +126,16 @@ class Bound:
 
 EXACT = Bound(0, 0, 0)
 
-BILINEAR = Bound(0.25, 1, 1)
-"""Pillow rounds to whole levels between its two passes, DALI at the end only."""
+BILINEAR = Bound(0.2, 1, 2)
+"""Pillow rounds values half-way between two levels up, DALI to the even one; and that in two passes."""
 
-BICUBIC = Bound(0.3, 1, 12)
-"""As bilinear; and Pillow cuts overshoots off between its passes, DALI at the end only, which a few pixels show."""
+BICUBIC = Bound(0.1, 1, 4)
+"""As bilinear, with fewer values half-way."""
 
-LARGE_BILINEAR = Bound(0.25, 2, 16)
+LARGE_BILINEAR = Bound(0.2, 2, 16)
 """From EXACT_EDGES_BELOW on DALI repeats the edge where torchvision shortens the filter: outermost pixels differ."""
 
-LARGE_BICUBIC = Bound(0.3, 5, 16)
+LARGE_BICUBIC = Bound(0.1, 5, 16)
 """As LARGE_BILINEAR, in a frame two pixels wide; where the image grows, as many times wider."""
 
 

@@ -256,7 +256,7 @@ class TestExactEdges:
         frame[1:-1, 1:-1] = False
         for difference in outputs.differences():
             assert difference[:, ~frame].max() <= BILINEAR.on(device).max
-            assert BILINEAR.on("cpu").max < difference[:, frame].max() < 20
+            assert 1 < difference[:, frame].max() < 20
 
     def test_of_floats_leave_rounding_only(self, device: str) -> None:
         transform = v1.Compose([v1.ToTensor(), v1.Resize(20), v1.Resize((50, 61))])

@@ -20,7 +20,6 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.geometry import Crop, Flip
 from proxyloader.transforms.plan import ImageState, Plan, Step, plan_of
 from proxyloader.transforms.registry import plan_for
-from proxyloader.transforms.resize import Resize
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -126,20 +125,22 @@ class TestEquality:
 class TestDraw:
     def test_is_a_row_of_float32_with_each_steps_columns_in_order(self) -> None:
         plan = plan_for(training(v1))
-        assert [step.columns for step in plan.steps] == [4, 2, 1, 0, 0, 0]
-        assert plan.columns == 7
+        assert [step.columns for step in plan.steps] == [4, 4, 1, 0, 0, 0]
+        assert plan.columns == 9
         torch.manual_seed(3)
         row = plan.draw(120, 160)
-        assert (row.shape, row.dtype) == ((7,), np.float32)
+        assert (row.shape, row.dtype) == ((9,), np.float32)
         torch.manual_seed(3)
         box = v1.RandomResizedCrop.get_params(torch.empty(3, 120, 160), [0.08, 1.0], [3 / 4, 4 / 3])
-        assert row.tolist() == [*box, 32, 32, float(torch.rand(1) < 0.5)]
+        width_first, height_first = (box[2], 32), (32, box[3])  # as Pillow does it
+        flip = float(torch.rand(1) < 0.5)
+        assert row.tolist() in [[*box, *between, 32, 32, flip] for between in (width_first, height_first)]
 
     def test_of_a_plan_without_chance_leaves_the_generator_alone(self) -> None:
         transforms = [v1.Resize(30, max_size=40), v1.CenterCrop(20), v1.Pad(1), v1.ToTensor(), v1.Normalize(MEAN, STD)]
         plan = plan_for(v1.Compose(transforms))
         state = torch.get_rng_state()
-        assert plan.draw(60, 90).tolist() == [26, 40, 3, 10, 20, 20, -1, -1, 22, 22]
+        assert plan.draw(60, 90).tolist() == [60, 40, 26, 40, 3, 10, 20, 20, -1, -1, 22, 22]
         assert torch.equal(torch.get_rng_state(), state)
 
     def test_of_a_plan_with_nothing_to_know_is_empty(self) -> None:
@@ -149,7 +150,7 @@ class TestDraw:
 
     def test_each_step_sees_the_size_that_the_one_before_left(self) -> None:
         plan = plan_for(v1.Compose([v1.Resize((40, 60)), v1.RandomCrop((40, 60)), v1.Resize(20), v1.PILToTensor()]))
-        assert plan.draw(7, 9).tolist() == [40, 60, 0, 0, 40, 60, 20, 30]
+        assert plan.draw(7, 9).tolist() == [7, 60, 40, 60, 0, 0, 40, 60, 40, 30, 20, 30]
 
 
 class TestPlanOf:
@@ -196,7 +197,7 @@ class TestSteps:
         assert Step().draw((3, 4), row) == (3, 4)
         assert (row, Step().columns) == ([], 0)
         assert Step().state_after(ImageState()) == ImageState()
-        assert [step.columns for step in (Crop, Resize, Flip)] == [4, 2, 1]
+        assert [step.columns for step in (Crop, Flip)] == [4, 1]
 
     def test_a_plan_is_what_its_steps_are(self) -> None:
         plan = plan_for(v1.ToTensor())

@@ -159,10 +159,10 @@ class TestEachClass:
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomResizedCropAndInterpolation(32, interpolation=interpolation))
         bounds = {
-            "nearest": Bound(10, 255, 255),
+            "nearest": EXACT,
             "bilinear": BILINEAR,
             "bicubic": BICUBIC,
-            "lanczos": Bound(0.4, 2, 12),
+            "lanczos": Bound(0.1, 2, 12),
         }
         assert_as_torchvision(
             transform, device, lossless("landscape", "portrait", "4:2:2"), bound=bounds[interpolation]
@@ -204,11 +204,21 @@ SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (70, 90)]
 """(width, height)"""
 
 
+def without_size_between(row: list[float]) -> list[float]:
+    """A resize at the end has the size between its passes before the one that comes out."""
+    return row[:-4] + row[-2:]
+
+
 class TestDraws:
     """Boxes, sizes and interpolations are timm's, and the generators go on from the same state."""
 
     def compare(
-        self, transform: Any, monkeypatch: pytest.MonkeyPatch, name: str, numbers: Callable[..., list[float]]
+        self,
+        transform: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        numbers: Callable[..., list[float]],
+        drawn: Callable[[list[float]], list[float]] = list,
     ) -> set[tuple[float, ...]]:
         """Hold rows to what torchvision's function of this name is called with; returns the different ones."""
         called: list[list[float]] = []
@@ -223,7 +233,7 @@ class TestDraws:
         self.seed()
         for k, (wanted, state) in enumerate(zip(called, states)):
             width, height = SIZES[k % len(SIZES)]
-            assert plan.draw(height, width).tolist() == wanted, k
+            assert drawn(plan.draw(height, width).tolist()) == wanted, k
             assert self.state() == state, f"image {k} left a generator in another state"
         return set(map(tuple, called))
 
@@ -241,7 +251,7 @@ class TestDraws:
         def row(top: int, left: int, height: int, width: int, size: Any, mode: Any) -> list[float]:
             return [top, left, height, width, mode is InterpolationMode.BICUBIC, *size]
 
-        assert len(self.compare(transform, monkeypatch, "resized_crop", row)) > 200
+        assert len(self.compare(transform, monkeypatch, "resized_crop", row, without_size_between)) > 200
 
     def test_of_resizes_that_keep_the_ratio(self, monkeypatch: pytest.MonkeyPatch) -> None:
         transform = timm_transforms.ResizeKeepRatio(
@@ -251,7 +261,7 @@ class TestDraws:
         def row(size: Any, mode: Any) -> list[float]:
             return [mode is InterpolationMode.BICUBIC, *size]
 
-        assert len(self.compare(transform, monkeypatch, "resize", row)) > 50
+        assert len(self.compare(transform, monkeypatch, "resize", row, without_size_between)) > 50
 
     def test_of_random_crops(self, monkeypatch: pytest.MonkeyPatch) -> None:
         transform = timm_transforms.RandomCropOrPad((20, 30))

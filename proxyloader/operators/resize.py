@@ -24,28 +24,34 @@ one pixel wide (two where bicubic), is a few levels off, which is too little to 
 
 @operator(Resize)
 def resize(graph: Graph, step: Resize) -> None:
-    size, node = graph.drawn(2), graph.settle()
-    how = {"size": size, "interp_type": INTERPOLATIONS[step.interpolation], "antialias": step.antialias}
+    sizes = [graph.drawn(2) for _ in range(step.columns // 2)]
+    graph.settle()
     # The edges of Lanczos are off far into the image.
     small = step.to.least_edge < EXACT_EDGES_BELOW or step.interpolation == "lanczos"
-    if step.antialias and small:
-        resized = _resized_with_exact_edges(node, graph.channels, FILTER_REACH[step.interpolation], size, how)
-        graph.node = fn.cast(resized, dtype=types.UINT8) if graph.scale is None else resized
-    else:
-        graph.node = fn.resize(node, **how)
+    resized = _resized_with_exact_edges if step.antialias and small else _resized
+    for size in sizes:
+        resized(graph, step, size)
 
 
-def _resized_with_exact_edges(node: Any, colors: int, reach: int, size: Any, how: dict[str, Any]) -> Any:
+def _resized(graph: Graph, step: Resize, size: Any, **region: Any) -> None:
+    how = {"interp_type": INTERPOLATIONS[step.interpolation], "antialias": step.antialias}
+    graph.node = fn.resize(graph.node, size=size, **how, **region)
+
+
+def _resized_with_exact_edges(graph: Graph, step: Resize, size: Any) -> None:
     """Where the filter reaches beyond the image, Pillow and torch leave that part of it out; DALI repeats the edge.
 
     So zeros are put around the image, and a channel of ones beside its colours; resized alike, it is the sum of the
     weights that fell inside, which the colours are divided by.
     """
+    node, colors, reach = graph.node, graph.channels, FILTER_REACH[step.interpolation]
     pad: dict[str, Any] = {"out_of_bounds_policy": "pad"}
     shape = node.shape(dtype=types.INT32)[0:2]
     around = fn.cast(reach * (shape / size + 1), dtype=types.INT32)
     node = fn.slice(node, start=[0], shape=[colors + 1], axes=[2], fill_values=[0.0] * colors + [1.0], **pad)
-    node = fn.slice(node, start=-around, shape=shape + 2 * around, axes=[0, 1], fill_values=[0.0], **pad)
+    graph.node = fn.slice(node, start=-around, shape=shape + 2 * around, axes=[0, 1], fill_values=[0.0], **pad)
     start, end = (fn.cast(corner, dtype=types.FLOAT) for corner in (around, around + shape))
-    sums: Any = fn.resize(node, roi_start=start, roi_end=end, dtype=types.FLOAT, **how)
-    return sums[:, :, :colors] / sums[:, :, colors:]
+    _resized(graph, step, size, roi_start=start, roi_end=end, dtype=types.FLOAT)
+    sums = graph.node
+    resized: Any = sums[:, :, :colors] / sums[:, :, colors:]
+    graph.node = fn.cast(resized, dtype=types.UINT8) if graph.scale is None else resized

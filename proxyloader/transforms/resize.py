@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
@@ -14,7 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from ..errors import UnsupportedTransformError
-from .drawing import like, v2_transform, version_of
+from .drawing import Version, like, v2_transform, version_of
 from .geometry import Crop, Lines, RandomResizedRegion, as_pair
 from .plan import Branch, Closeness, ImageState, Row, Size, Step
 from .registry import rule
@@ -132,26 +133,35 @@ Filter = Literal["bilinear", "bicubic", "lanczos"]
 Nearest = Literal["pil", "nearest", "nearest-exact"]
 """Whose idea of the nearest pixel: Pillow's, or torch's by its name for ``interpolate``."""
 
+ROUNDING = "values half-way between two levels are rounded up, by DALI to the even one"
 FILTERED = {
-    "bilinear": Closeness(
-        0.25, 6, 16, "Pillow rounds between its passes; from 128 pixels on, the outermost pixels differ more"
-    ),
-    "bicubic": Closeness(
-        0.3, 6, 16, "Pillow rounds between its passes and cuts overshoots; from 128 pixels on, the edges differ more"
-    ),
-    "lanczos": Closeness(0.3, 2, 20, "Pillow rounds between its passes and cuts overshoots"),
+    "bilinear": Closeness(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, the outermost pixels differ more"),
+    "bicubic": Closeness(0.1, 6, 16, f"{ROUNDING}; from 128 pixels on, the edges differ more"),
+    "lanczos": Closeness(0.1, 2, 12, ROUNDING),
 }
 """By filter. At the edges DALI repeats the outermost pixels where torchvision shortens the filter."""
 
 
 @dataclass(frozen=True)
 class Resize(Step):
-    """``functional.resize`` with a filter: each pixel is a weighted mean. Takes the new height and width."""
+    """``functional.resize`` with a filter: each pixel is a weighted mean. Takes the new height and width.
+
+    Attributes:
+        to: the new size.
+        interpolation: the filter.
+        antialias: in a smaller image it is as much wider.
+        between: who resizes one side first, and rounds to whole levels, and then the other; None: nobody, as where
+            torchvision resizes floats. It takes four numbers then, the height and width after either.
+    """
 
     to: NewSize
     interpolation: Filter = "bilinear"
     antialias: bool = True
-    columns: ClassVar[int] = 2
+    between: Literal["pil", "torch", None] = "pil"
+
+    @property
+    def columns(self) -> int:
+        return 4 if self.between else 2
 
     @property
     def drawn(self) -> str:
@@ -163,11 +173,28 @@ class Resize(Step):
 
     def draw(self, size: Size, row: list[float]) -> Size:
         new_size = _not_empty(size, self.to.of(size))
+        if self.between is not None:
+            height_first = self.between == "pil" and pillow_resizes_height_first(size, new_size)
+            row.extend((new_size[0], size[1]) if height_first else (size[0], new_size[1]))
         row.extend(new_size)
         return new_size
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, size=self.to.always)
+
+
+def pillow_resizes_height_first(size: Size, new_size: Size) -> bool:
+    """Since version 13 (pull request 9549) Pillow does, where more than twice as many rows go as columns."""
+    rows, columns = size[0] - new_size[0], size[1] - new_size[1]
+    return rows > 0 and rows > 2 * columns and _pillow_chooses()
+
+
+@functools.cache
+def _pillow_chooses() -> bool:
+    """Whether the installed Pillow is one that does."""
+    image = Image.effect_noise((30, 30), 100)
+    bilinear = Image.Resampling.BILINEAR
+    return image.resize((29, 9), bilinear) != image.resize((29, 30), bilinear).resize((29, 9), bilinear)
 
 
 def _not_empty(size: Size, new_size: Size) -> Size:
@@ -270,10 +297,12 @@ def _given(size: Any, max_size: int | None) -> NewSize:
 
 
 def _resize_to(to: NewSize, transform: Any, state: ImageState) -> Step:
-    return resize_to(to, transform.interpolation, transform.antialias, state)
+    return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform))
 
 
-def resize_to(to: NewSize, interpolation: Any, antialias: bool | None, state: ImageState) -> Resize | ResizeNearest:
+def resize_to(
+    to: NewSize, interpolation: Any, antialias: bool | None, state: ImageState, version: Version = "v1"
+) -> Resize | ResizeNearest:
     mode = interpolation_value(interpolation)
     if mode in ("nearest", "nearest-exact"):
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
@@ -287,9 +316,11 @@ def resize_to(to: NewSize, interpolation: Any, antialias: bool | None, state: Im
         )
     # On a PIL image torchvision always antialiases, whatever the argument says; None means no for tensors.
     smooth = True if state.kind == "pil" else bool(antialias)
+    # v1 resizes tensors as floats, and so does either version where they are floats.
+    rounding_torch = "torch" if version == "v2" and state.dtype == "uint8" else None
     if mode == "bicubic" and not smooth:
         raise UnsupportedTransformError("bicubic without antialias has no equal in DALI; use antialias=True")
-    return Resize(to, mode, smooth)  # type: ignore[arg-type]
+    return Resize(to, mode, smooth, "pil" if state.kind == "pil" else rounding_torch)  # type: ignore[arg-type]
 
 
 def interpolation_value(interpolation: Any) -> str:
