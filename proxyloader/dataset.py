@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
@@ -27,8 +28,9 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
 
     ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``,
     by its compiled equal; in a ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that
-    reads bytes; in timm's ``ImageDataset`` ``load_bytes``, which becomes True. All else, ``target_transform``,
-    ``classes``, ``samples`` and the dataset's own ``__getitem__`` among it, is the user's.
+    reads bytes (where all is left to torchvision, by one that names the file when Pillow cannot decode it); in timm's
+    ``ImageDataset`` ``load_bytes``, which becomes True. All else, ``target_transform``, ``classes``, ``samples`` and
+    the dataset's own ``__getitem__`` among it, is the user's.
 
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and what inherits from them; ``Subset``,
@@ -60,11 +62,16 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
-        limited = functools.partial(EncodedImage.open, max_pixels=max_pixels)
-        changed["loader"] = EncodedImage.open if max_pixels is None else limited
+        opens: Callable[..., Any] = EncodedImage.open if compiled_in(compiled) else _opened_by_pillow
+        changed["loader"] = opens if max_pixels is None else functools.partial(opens, max_pixels=max_pixels)
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
     return _with(dataset, **changed)
+
+
+def _opened_by_pillow(path: str, max_pixels: int | None = None) -> Image.Image:
+    """What torchvision's loaders give; what cannot be read raises an ImageError."""
+    return EncodedImage.open(path, max_pixels).decoded()
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

@@ -58,9 +58,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The rows in the order of the images' way. ``str()`` draws them as a table, 120 characters wide."""
+    """The rows in the order of the images' way. ``str()`` draws them as a table, 120 characters wide.
+
+    Attributes:
+        rows: one for each part.
+        slow_on_cpu: without a GPU the loader leaves all of it to torchvision, which is faster at it there.
+    """
 
     rows: tuple[Row, ...]
+    slow_on_cpu: bool = False
 
     @property
     def refused(self) -> tuple[Row, ...]:
@@ -89,7 +95,8 @@ class Explanation:
 
     def _caption(self) -> str:
         if not self.refused:
-            return "It is translated."
+            on_cpu = " (Without a GPU torchvision does all of it, in the workers: it is faster at some of this there.)"
+            return "It is translated." + (on_cpu if self.slow_on_cpu else "")
         several = f"{len(self.refused)} parts are" if len(self.refused) > 1 else "One part is"
         return f"{several} refused, so DataLoader raises UnsupportedTransformError. The rest as if left out."
 
@@ -102,15 +109,17 @@ def explain(transform: Any) -> Explanation:
             holds such in its attributes and calls them.
 
     Returns:
-        A row for each part, those that are refused too, with the reason and what to do. Nothing is raised for them.
+        An Explanation, whose ``rows`` are one for each part, those that are refused too, with the reason and what to
+        do. Nothing is raised for them.
     """
     held = held_in(transform) if is_holder(transform) else {"": transform}
-    return Explanation(tuple(row for at, each in held.items() for row in _rows_of(each, f"transform{at}")))
+    wholes = [translate(each, f"transform{at}") for at, each in held.items()]
+    slow = any(step.slow_on_cpu for whole in wholes for step in made_of(whole.steps))
+    return Explanation(tuple(row for whole in wholes for row in _rows_of(whole)), slow)
 
 
-def _rows_of(transform: Any, position: str) -> Iterator[Row]:
+def _rows_of(whole: Part) -> Iterator[Row]:
     """Of all its parts, and of what comes out."""
-    whole = translate(transform, position)
     device_id = 0 if torch.cuda.is_available() else None
     parts = list(whole.on_the_way())
     *operators, of_output = _operators([part.steps for part in parts], device_id)
@@ -217,7 +226,10 @@ def find(name: str) -> Any:
 
 def _of_module(name: str) -> Any:
     module_name, _, path = name.partition(":")
-    module_name = module_name.removesuffix(".py").replace("/", ".")  # train.py:transform is meant well
+    # ./train.py:transform is meant well
+    module_name = module_name.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not module_name.strip(".") or not path:
+        raise ValueError(f"{name!r}: a module and an attribute of it are expected, such as train:transform")
     if os.getcwd() not in sys.path:  # a command that is installed does not look there, as `python -m` does
         sys.path.insert(0, os.getcwd())
     found = _tried(f"importing {module_name!r}", importlib.import_module, module_name)
@@ -233,8 +245,9 @@ def _of_module(name: str) -> Any:
 
 
 def _of_weights(name: str) -> Any:
-    if "." in name:
+    if "." in name or name.endswith("_Weights"):
         cls, _, member = name.partition(".")
+        member = member or "DEFAULT"
         enums = {
             each.__name__: each for each in map(torchvision.models.get_model_weights, torchvision.models.list_models())
         }

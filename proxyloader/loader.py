@@ -249,7 +249,8 @@ class DataLoader(TorchDataLoader[T]):
         except UnsupportedTransformError as error:
             if self.unsupported != "cpu":
                 raise
-            _say_once(f"{error}. As unsupported='cpu' says, torchvision does all of it in the workers")
+            what = ": ".join(str(error).split(": ")[:2])  # position and class
+            _say_once(f"{what} is not translated: as unsupported='cpu' says, torchvision does all in the workers")
             return self._left_to_torchvision()
         plans = plans_in(dataset)
         for rest in (plan.rest for plan in plans.values() if plan.rest is not None):

@@ -51,9 +51,16 @@ class EncodedImage:
         return "RGB"
 
     def convert(self, mode: str) -> EncodedImage:
-        """As of a PIL image, to "RGB", which it is."""
+        """As of a PIL image, to "RGB", which it is.
+
+        Raises:
+            InputError: to any other mode.
+        """
         if mode != "RGB":
-            raise ImageError(f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}")
+            raise InputError(
+                f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}. "
+                "Give it to the transform as it is, or use torch.utils.data.DataLoader for this dataset"
+            )
         return self
 
     def decoded(self) -> Image.Image:

@@ -53,7 +53,7 @@ def test_a_wrapped_folder_hands_out_bytes_and_drawn_numbers(folder: ImageFolder)
     sample, target = wrap(folder)[5]
     assert isinstance(sample, ProxySample) and target == "0"
     encoded, row = sample.call.inputs
-    assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes() and row.tolist() == [20, 30]
+    assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes() and row.tolist()[-2:] == [20, 30]
     assert sample.call.source == folder.samples[5][0]
 
 

@@ -344,8 +344,8 @@ class TestNames:
                 "importing 'explained_fails' failed with ZeroDivisionError: division by zero",
             ),
             ("explained:transfrom", "there is no 'transfrom' in 'explained'. There is transform"),
-            ("explained:", "there is no '' in 'explained'"),
-            (":transform", "importing '' failed with ValueError: Empty module name"),
+            ("explained:", "'explained:': a module and an attribute of it are expected, such as"),
+            (":transform", "':transform': a module and an attribute of it are expected, such as"),
             (
                 "explained:needs",
                 "calling needs() failed with TypeError: needs() missing 1 required positional argument",

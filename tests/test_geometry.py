@@ -10,6 +10,7 @@ import torchvision.transforms.functional as F1
 import torchvision.transforms.v2.functional as F2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -378,3 +379,11 @@ class TestStates:
                 assert tuple(row[-2:]) == size
         assert min(size) == 15
         assert [type(step) for step in steps[:5]] == [Crop, Resize, Crop, Resize, Flip]
+
+
+def test_a_padding_that_leaves_nothing_is_an_error_as_in_torchvision() -> None:
+    plan = plan_for(v1.Compose([v1.Pad(-20), v1.PILToTensor()]))
+    with pytest.raises(ValueError, match=r"nothing is left of an image of \(30, 40\) .* when \(-10, 0\)"):
+        plan.draw(30, 40)
+    with pytest.raises(ValueError):
+        v1.Pad(-20)(Image.new("RGB", (40, 30)))

@@ -11,11 +11,12 @@ import pytest
 import torch
 import torchvision.transforms
 from PIL import Image
-from torchvision.transforms import _presets, v2
+from torchvision.datasets import FakeData
+from torchvision.transforms import _presets, autoaugment, v2
 from torchvision.transforms import transforms as v1
 from torchvision.transforms._presets import ObjectDetection, SemanticSegmentation
 
-from proxyloader import UnsupportedTransformError, compile_transforms
+from proxyloader import UnsupportedTransformError, compile_transforms, explain
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.refusals import REFUSED
 from proxyloader.transforms.registry import COMPOSES, CONTAINERS, RULES, plan_for
@@ -166,11 +167,21 @@ class TestOwnCode:
             (functools.partial(a_function), "it is not translated to DALI. Translated are: "),
             (v1.ToTensor, "it is the class, where an instance, ToTensor(...), is expected"),
             (NotCallable(), "it cannot be called, so it is no transform. Leave it out"),
-            ([v1.ToTensor()], "it cannot be called, so it is no transform. Leave it out"),
+            ([v1.ToTensor()], "it is a list, and one transform is expected. Put what is in it into a Compose"),
+            (FakeData(1), "it is a dataset, and a transform is expected. Take its .transform"),
         ],
         ids=[
             *("a name like one of torchvision's", "a longer name", "subclass", "subclass of Compose"),
-            *("like nothing", "function", "lambda", "partial", "class, not an instance", "not callable", "list"),
+            *(
+                "like nothing",
+                "function",
+                "lambda",
+                "partial",
+                "class, not an instance",
+                "not callable",
+                "list",
+                "dataset",
+            ),
         ],
     )
     def test_is_refused_with_the_next_best_thing(self, transform: Any, says: str) -> None:
@@ -237,3 +248,31 @@ class TestPosition:
     def test_is_in_a_value_error(self) -> None:
         with pytest.raises(ValueError, match="ToPILImage"):
             compile_transforms(v1.ToPILImage())
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (v1.CenterCrop(-5), "a side of -5 pixels"),
+        (v2.RandomCrop((3, -5)), "a side of -5 pixels"),
+        (v1.RandomResizedCrop(-4), "a side of -4 pixels"),
+        (v1.Resize((-3, 5)), "a side of -3 pixels"),
+        (v1.Resize(-3), "a side of -3 pixels"),
+        (v2.FiveCrop(-3), "a side of -3 pixels"),
+        (v1.Resize((32.5, 5)), r"size=\(32.5, 5\); whole numbers of pixels"),
+        (v1.RandomCrop(30, padding=(3, 9, 1)), r"padding=\(3, 9, 1\); one number, two or four"),
+        (autoaugment.TrivialAugmentWide(1), "num_magnitude_bins must be 2 or more"),
+        (v2.RandAugment(num_magnitude_bins=1), "num_magnitude_bins must be 2 or more"),
+        (v1.CenterCrop("a"), "its settings make no sense"),
+    ],
+    ids=repr,
+)
+def test_settings_that_torchvision_fails_with_at_an_image_are_refused(transform: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError, IndexError)):
+        for seed in range(40):  # some fail with some of the numbers that are drawn
+            torch.manual_seed(seed)
+            v1.Compose([transform, v1.ToTensor()])(Image.new("RGB", (40, 30)))
+    refused, *_ = explain(v1.Compose([transform, v1.ToTensor()])).refused
+    assert re.search(message, refused.refusal)
+    with pytest.raises(UnsupportedTransformError, match=rf"transforms\[0\]: .*{message}"):
+        compile_transforms(v1.Compose([transform, v1.ToTensor()]))

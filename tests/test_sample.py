@@ -73,6 +73,13 @@ def test_a_picture_of_another_mode_than_rgb_says_how_to_convert_it() -> None:
         EncodedImage.from_pil(PHOTO.convert("L"))
 
 
+def test_an_image_that_is_not_decoded_is_converted_to_rgb_alone_and_the_file_is_not_to_blame() -> None:
+    image = EncodedImage.from_pil(PHOTO, "a.png")
+    assert image.convert("RGB") is image
+    with pytest.raises(InputError, match=r"a.png: it is not decoded yet.*'L'.*torch.utils.data.DataLoader"):
+        image.convert("L")
+
+
 def test_a_picture_of_more_bytes_than_dali_counts_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     PHOTO.save(tmp_path / "large.png")
     monkeypatch.setattr(sample, "MOST_PIXEL_BYTES", 3 * 61 * 90 - 1)

@@ -81,6 +81,9 @@ def test_crops_larger_than_the_image_are_an_error_as_with_torchvision() -> None:
         ([v2.FiveCrop(9), v2.RandomCrop(9), v2.ToImage()], r"\[1\]: v2.RandomCrop: .*put what is random before"),
         ([v2.FiveCrop(9), v2.RandomApply([v2.Pad(1)]), v2.ToImage()], r"\[1\]: v2.RandomApply: .*put what is random"),
         ([v2.FiveCrop(9), v1.ToTensor()], r"\[1\]: ToTensor: .*v1 classes take one image. Use v2.ToTensor"),
+        ([v1.FiveCrop(9), v1.Lambda(list)], r"\[1\]: Lambda: .*v2.ToImage\(\).*torch.stack\(images, 1\)"),
+        ([v2.FiveCrop(9), v2.Lambda(list)], r"\[1\]: v2.Lambda: .*v2.ToImage\(\).*torch.stack\(images, 1\)"),
+        ([v1.FiveCrop(9), list], r"\[1\]: builtins.list: .*v2.ToImage\(\).*torch.stack\(images, 1\)"),
         ([v1.ToTensor(), v2.FiveCrop(9), v2.Normalize([0.5], [0.1])], r"\[2\]: v2.Normalize: of several plain tensors"),
         ([v2.ToImage(), v1.CenterCrop(9), v2.FiveCrop(5), TO_FLOAT], r"\[3\]: v2.ToDtype: of several plain tensors"),
         ([v2.FiveCrop(9), v2.PILToTensor(), TO_FLOAT], r"\[2\]: v2.ToDtype: of several plain tensors"),
@@ -90,7 +93,16 @@ def test_crops_larger_than_the_image_are_an_error_as_with_torchvision() -> None:
         ([v2.RandomChoice([v2.FiveCrop(9)]), v2.ToImage()], r"\[0\]: v2.RandomChoice: it holds one that makes several"),
     ],
     ids=[
-        *("random behind", "chance behind", "v1 behind", "plain tensors", "plain tensors made by v1"),
+        *(
+            "random behind",
+            "chance behind",
+            "v1 behind",
+            "v1.Lambda behind",
+            "v2.Lambda behind",
+            "a function behind",
+            "plain tensors",
+            "plain tensors made by v1",
+        ),
         *("plain tensors from PIL images", "plain tensors at last", "twice", "by chance", "one of one"),
     ],
 )

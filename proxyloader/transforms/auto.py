@@ -210,6 +210,8 @@ class Automatic(Step):
 
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
     given = tuple((name, getattr(transform, name)) for name in arguments)
+    if getattr(transform, "num_magnitude_bins", 2) < 2:
+        raise UnsupportedTransformError("num_magnitude_bins must be 2 or more, or torchvision divides by zero")
     choices = _choices(transform, state, state.kind)
     return (Automatic(choices, type(transform).__name__, version_of(transform), given, layers),)
 

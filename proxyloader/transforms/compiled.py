@@ -29,19 +29,25 @@ class CompiledTransform:
     max_pixels: int | None = None
 
     def __call__(
-        self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes
+        self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes, *others: Any
     ) -> ProxySample | tuple[ProxySample, ...]:
         """
         Args:
             image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or all bytes of an image file.
+            others: nothing; a v2 transform takes labels, too.
 
         Returns:
             What stands for the tensor that the transform gives, or for each of them, as behind FiveCrop.
 
         Raises:
             ImageError: the image is too large, or the bytes are no image that Pillow reads.
-            InputError: its mode is not RGB, or it is something else.
+            InputError: its mode is not RGB, or it is something else; or there is more than the image.
         """
+        if others:
+            raise InputError(
+                f"the dataset gave its transform an image and {len(others)} more inputs. What is translated takes the "
+                "image alone: transform(image), label"
+            )
         if isinstance(image, bytes):
             image = EncodedImage.from_bytes(image, max_pixels=self.max_pixels)
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:

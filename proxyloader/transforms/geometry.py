@@ -59,6 +59,8 @@ class Crop(Step):
 
     def draw(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)
+        if min(box[2:]) < 0:
+            raise ValueError(f"nothing is left of an image of {size} (height, width) when {box[2:]} of it are taken")
         row.extend(box)
         return box[2:]
 
@@ -253,6 +255,8 @@ def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, i
         return 0, 0, 0, 0
     if is_number(padding):
         padding = [padding]
+    if len(padding) not in (1, 2, 4):
+        raise UnsupportedTransformError(f"padding={padding!r}; one number, two or four are expected")
     if len(padding) == 1:
         return (int(padding[0]),) * 4
     if len(padding) == 2:
@@ -266,9 +270,15 @@ def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, i
 
 def as_pair(size: Any) -> Size:
     if is_number(size):
-        return int(size), int(size)
+        size = (size,)
     height, width = size if len(size) == 2 else (size[0], size[0])
-    return int(height), int(width)
+    return _not_negative(int(height)), _not_negative(int(width))
+
+
+def _not_negative(side: int) -> int:
+    if side < 0:
+        raise UnsupportedTransformError(f"an image cannot get a side of {side} pixels")
+    return side
 
 
 # --- flip ------------------------------------------------------------------------------------------------------------

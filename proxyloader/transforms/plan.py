@@ -281,6 +281,7 @@ def plan_of(steps: tuple[Step, ...]) -> Plan:
     if state.kind == "pil":
         raise UnsupportedTransformError(
             "the transform ends with a PIL image, which cannot be put into a batch. "
-            "Add transforms.ToTensor() (or v2.ToImage() and v2.ToDtype(torch.float32, scale=True)) at the end"
+            "Add transforms.ToTensor() (or v2.ToImage() and v2.ToDtype(torch.float32, scale=True)) at the end. "
+            "(Where the dataset itself decodes images to tensors, nothing is left for DALI: use torch's DataLoader)"
         )
     return Plan(steps, state)

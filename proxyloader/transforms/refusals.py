@@ -21,6 +21,11 @@ CALLS_BY_ITSELF = (
     "dataset's whole transform. Do there what stands around it here"
 )
 TAKES_ONE = "there are several images of one here, and torchvision's v1 classes take one image. Use v2.{name}"
+TAKES_ALL = (
+    "there are several images of one here, and what a function does with them is not known. v2.ToImage() and "
+    "v2.ToDtype(torch.float32, scale=True) take each of them: a batch is as many tensors then, which "
+    "torch.stack(images, 1) puts together"
+)
 
 REFUSED = {
     "ClampBoundingBoxes": BOXES,
@@ -87,6 +92,10 @@ def reason_against(transform: Any, translated: Iterable[type]) -> str:
             "it is a tuple, as of timm's create_transform(..., separate=True), and one transform is expected. "
             "Put what is in it into a Compose, or use torch.utils.data.DataLoader for this dataset"
         )
+    if isinstance(transform, list):
+        return "it is a list, and one transform is expected. Put what is in it into a Compose"
+    if hasattr(transform, "transform") and hasattr(transform, "__getitem__"):
+        return "it is a dataset, and a transform is expected. Take its .transform"
     if not callable(transform):
         return f"it cannot be called, so it is no transform. {LEAVE_OUT}"
     base = next((base for base in cls.__mro__ if base in classes), None)

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from ..errors import UnsupportedTransformError
 from .held import held_in
 from .plan import Branch, ImageState, Plan, Step, made_of, plan_of, state_after
-from .refusals import CALLS_BY_ITSELF, TAKES_ONE, reason_against
+from .refusals import CALLS_BY_ITSELF, TAKES_ALL, TAKES_ONE, reason_against
 from .rest import Rest
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
@@ -155,8 +155,10 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
             return Part(position, transform, state, refusal=missing)
     if type(transform) in COMPOSES:
         return _sequence(transform, transform.transforms, position, state)
-    if state.images > 1 and not isinstance(transform, v2.Transform):
-        return Part(position, transform, state, refusal=TAKES_ONE.format(name=type(transform).__name__))
+    if state.images > 1 and (not isinstance(transform, v2.Transform) or type(transform) is v2.Lambda):
+        name = type(transform).__name__
+        known = name != "Lambda" and hasattr(v2, name)
+        return Part(position, transform, state, refusal=TAKES_ONE.format(name=name) if known else TAKES_ALL)
     if type(transform) in CONTAINERS:
         make, in_sequence = CONTAINERS[type(transform)]
         if in_sequence:
@@ -218,6 +220,9 @@ def _checked(
             _refuse_of_several(steps, state)
     except UnsupportedTransformError as error:
         return Part(position, transform, state, inside=inside, refusal=str(error))
+    except (TypeError, ValueError) as error:  # settings that torchvision's constructors let pass
+        reason = f"its settings make no sense ({type(error).__name__}: {error})"
+        return Part(position, transform, state, inside=inside, refusal=reason)
     return Part(position, transform, state, steps, inside)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
@@ -286,11 +287,15 @@ def resize_step(size: Any, transform: Any, state: ImageState) -> Step:
 
 
 def _given(size: Any, max_size: int | None) -> NewSize:
+    if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
+        raise UnsupportedTransformError(f"size={size!r}; whole numbers of pixels are expected")
     if isinstance(size, Sequence) and len(size) == 2:
         if max_size is not None:
             raise UnsupportedTransformError(f"max_size={max_size} goes with one number as size, and size={size!r}")
         return Target(as_pair(size))
     shorter = int(size[0]) if isinstance(size, Sequence) else size
+    if shorter is not None and shorter < 1:
+        raise UnsupportedTransformError(f"an image cannot get a side of {shorter} pixels")
     if shorter is not None and max_size is not None and max_size <= shorter:
         raise UnsupportedTransformError(f"max_size={max_size} must be greater than size={shorter}")
     return Edges(shorter, max_size)

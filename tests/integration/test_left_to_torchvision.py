@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision.transforms.functional as F
+from PIL import Image
 from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
@@ -62,6 +64,22 @@ def test_what_is_cheap_stays_with_dali_on_a_cpu(photos: Path) -> None:
     loader = DataLoader(ImageFolder(str(photos), v1.Compose([v1.RandomCrop(32), v1.ToTensor()])), 8, device="cpu")
     next(iter(loader))
     assert loader._servers
+
+
+class FlipsByHand(ImageFolder):
+    """Touches the pixels before the transform does."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        image = self.loader(path)
+        assert isinstance(image, Image.Image)
+        return self.transform(F.hflip(image.crop((0, 0, 90, 70)))), label
+
+
+@pytest.mark.parametrize("max_pixels", [None, 10**6])
+def test_what_torchvision_does_starts_from_pil_images(photos: Path, max_pixels: int | None) -> None:
+    assert_as_stock(FlipsByHand(str(photos), AUGMENTED), max_pixels=max_pixels)
+    assert_as_stock(FlipsByHand(str(photos), OF_MINE), unsupported="cpu")
 
 
 def test_what_the_user_compiled_stays_with_dali_on_a_cpu(photos: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -267,6 +267,23 @@ def test_a_picture_that_the_dataset_forgot_to_convert_is_its_bug_and_not_skipped
     assert len(found) == 5 and len(loader.errors) == 0
 
 
+class ConvertsAnUndecodedImage(Numbered):
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        image = self.loader(path)
+        return self.transform(image.convert("L") if index == 5 else image), label, index
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_conversion_that_needs_pixels_is_the_datasets_bug_and_not_skipped(spelled: Numbered, on_error: Any) -> None:
+    dataset = ConvertsAnUndecodedImage(spelled.root, TRANSFORM)
+    loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
+    found = outcomes(loader)
+    error = found.pop(1)
+    assert isinstance(error, InputError) and "cannot be converted to 'L'" in str(error)
+    assert len(found) == 5 and len(loader.errors) == 0
+
+
 class Lists(Numbered):
     """Reads a batch at once."""
 
