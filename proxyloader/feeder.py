@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from .batch_format import BatchFormat, stacked
 from .errors import ImageError, InputError, PipelineError
 from .packing import ContentUnpickler
 from .parcel import PackedBatch, PackedRun, Parcel
@@ -66,6 +67,7 @@ class Feeder:
         collate_fn: for batches that come as lists of samples.
         prefetch: most decoded batches that wait.
         pin: put CPU tensors into page-locked memory.
+        format: of images; those that DALI made are in it already.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Feeder:
         collate_fn: Callable[[Any], Any],
         prefetch: int,
         pin: bool,
+        format: BatchFormat,
     ) -> None:
         self._fed: deque[_Fed] = deque()
         self._batches: Iterator[Parcel | PackedBatch] | None = batches
@@ -89,7 +92,7 @@ class Feeder:
         self._rescue = Rescue(servers, road, on_error)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
         self._ahead = prefetch if road.workers.num_workers and servers else 0
-        self._pin = pin
+        self._pin, self._format = pin, format
         # A stream has no sampler that could start further on: what the loop had of it is thrown away.
         self._to_throw_away = progress.batches if road.requests is None else 0
         self._nothing_yet = not progress.batches
@@ -237,7 +240,8 @@ class Feeder:
         if batch.is_empty:
             return _NOTHING
         if not batch.runs:
-            return pin_memory(batch.content) if self._pin else batch.content  # type: ignore[no-untyped-call]
+            content = self._format.of_batch(batch.content)
+            return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
         found = [self._collected(run, ticket) for run, ticket in zip(batch.runs, fed.tickets)]
         outputs = [each for each in found if not isinstance(each, PipelineError)]
         if len(outputs) < len(found):
@@ -273,7 +277,7 @@ class Feeder:
         with fetcher.generators():
             if batch.request is not None:
                 fetcher.seed_batch(batch.request)
-            return self._collate_fn(samples)
+            return self._format.of_batch(self._collate_fn(samples))
 
 
 def _resolve(outputs: list[Outputs], output: int, place: Any) -> Any:
@@ -295,4 +299,4 @@ def _stacked(images: Sequence[torch.Tensor]) -> torch.Tensor:
             f"{', ...' if len(shapes) > 2 else ''} (C, H, W). Add a Resize to (height, width) or a crop to the "
             "transform, or give the loader a collate_fn that takes images of several sizes"
         )
-    return torch.stack(list(images))
+    return stacked(images)

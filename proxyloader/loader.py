@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, Sampler
 
+from .batch_format import BatchFormat
 from .dataset import plans_in, wrap
 from .errors import UnsupportedTransformError
 from .feeder import Feeder
@@ -39,7 +40,7 @@ class DataLoader(TorchDataLoader[T]):
     and draw random numbers; the training process decodes, transforms and collates. Batches are those of the stock
     loader under the same seed: same order, same labels, same crops.
 
-    Images arrive as tensors (N, C, H, W) on ``device``, float32 or uint8 as the transform says. Labels and everything
+    Images arrive as tensors (N, C, H, W) on ``device``, floats or uint8 as the transform says. Labels and everything
     else arrive as from torch's loader. A dataset that has no images to translate is loaded exactly as by torch's.
 
     Args:
@@ -47,6 +48,11 @@ class DataLoader(TorchDataLoader[T]):
         collate_fn: as torch's, but it gets decoded samples, and so it runs in the main process.
         num_workers: as torch's; with 0, images are decoded in the calling thread.
         device: where images arrive; by default the current CUDA device where there is one, else the CPU.
+        dtype: of images that the transform makes floats: ``torch.float16``, ``torch.bfloat16`` or ``torch.float32``,
+            the default; ``torch.uint8`` goes with a transform that gives it. As ``images.to(dtype)``, for less.
+        memory_format: of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``; as
+            ``images.to(memory_format=...)``, for less. (In batches that torchvision makes in the workers, or a
+            ``collate_fn`` in the main process, all tensors of four dimensions are taken for images.)
         server: a ``ProxyServer`` that the dataset's ``server.proxy`` belongs to, for a hand-written pipeline.
         seed: makes the order and each sample's random numbers a function of (seed, epoch, index) alone, so that they
             are the same for any number of workers and any start method, and after ``load_state_dict``. By default they
@@ -95,6 +101,8 @@ class DataLoader(TorchDataLoader[T]):
         pin_memory_device: str = "",
         in_order: bool = True,
         device: str | int | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
         server: Any = None,
         seed: int | None = None,
         on_error: OnError = "raise",
@@ -137,9 +145,12 @@ class DataLoader(TorchDataLoader[T]):
         if unsupported not in UNSUPPORTED:
             raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {unsupported!r}")
         _check_device(device)
+        BatchFormat(dtype, memory_format)
         if server is not None and not hasattr(server, "submit"):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
         self.device = device
+        self.dtype = dtype
+        self.memory_format = memory_format
         self.server = server
         self.seed = seed
         self.on_error: OnError = on_error
@@ -186,6 +197,7 @@ class DataLoader(TorchDataLoader[T]):
             collate_fn=self.collate_fn,
             prefetch=self.prefetch,
             pin=self.pin_memory and not road.workers.pin_memory and torch.cuda.is_available(),
+            format=self._format,
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -253,6 +265,8 @@ class DataLoader(TorchDataLoader[T]):
             _say_once(f"{what} is not translated: as unsupported='cpu' says, torchvision does all in the workers")
             return self._left_to_torchvision()
         plans = plans_in(dataset)
+        for plan in plans.values():
+            self._format.check(plan)
         for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
             _say_once(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
         left, by_hand = (dataset, plans) if self._on_gpu else self._left_to_torchvision()
@@ -276,6 +290,10 @@ class DataLoader(TorchDataLoader[T]):
                 "proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
             )
         return dataset, plans
+
+    @property
+    def _format(self) -> BatchFormat:
+        return BatchFormat(self.dtype, self.memory_format)
 
     def _left_to_torchvision(self) -> tuple[Any, dict[str, Plan]]:
         dataset = wrap(self.dataset, self.max_pixels, compile=left_to_torchvision)
@@ -313,14 +331,13 @@ class DataLoader(TorchDataLoader[T]):
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
         if not plans:
             return {} if self.server is None else {self.server.key: self.server}
-        from .pipeline import PipelineOptions, build_pipeline
+        from .pipeline import PipelineOptions
         from .server import PlanServer
 
         device_id = _cuda_ordinal(self.device)
         options = PipelineOptions(run_size(self), device_id, self.num_threads, self.prefetch + 1, self.hw_decoder_load)
         self._servers = {
-            key: self._servers.get(key) or PlanServer(build_pipeline(plan, options), plan.rest)
-            for key, plan in plans.items()
+            key: self._servers.get(key) or PlanServer(plan, options, self._format) for key, plan in plans.items()
         }
         return self._servers if self.server is None else self._servers | {self.server.key: self.server}
 

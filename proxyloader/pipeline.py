@@ -15,8 +15,8 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     """Build the DALI pipeline of a plan.
 
     Its inputs are ``images``, (bytes,) uint8 each, and, where the plan draws anything, ``draws``, (columns,) float32
-    and the arrays behind them. Its outputs, as many as ``plan.output.images``, are batches of tensors (C, H, W),
-    float32 or uint8, on ``options.device_id`` or the CPU.
+    and the arrays behind them. Its outputs, as many as ``plan.output.images``, are batches of tensors (C, H, W), or
+    (H, W, C) with ``options.channels_last``, of floats or uint8, on ``options.device_id`` or the CPU.
     """
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]

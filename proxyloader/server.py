@@ -16,16 +16,19 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import _dali, forks
+from .batch_format import BatchFormat, stacked
 from .errors import InputError, PipelineError
 from .packing import one_kind
+from .pipeline import PipelineOptions, build_pipeline
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
-from .transforms.rest import Rest
+from .transforms.plan import Plan
 
 log = logging.getLogger("proxyloader")
 
@@ -323,22 +326,31 @@ class PlanServer(ProxyServer):
     """The server of a plan's pipeline: does to each batch what the plan leaves to be done.
 
     Args:
-        pipeline: of the plan.
-        rest: of the plan.
+        plan: whose pipeline it is.
+        options: of the pipeline, apart from the format.
+        format: that images are handed out in.
     """
 
-    def __init__(self, pipeline: _dali.Pipeline, rest: Rest | None) -> None:
-        super().__init__(pipeline)
-        self._rest = rest
+    def __init__(self, plan: Plan, options: PipelineOptions, format: BatchFormat) -> None:
+        self._rest, self._format = plan.rest, format
+        # DALI has no bfloat16; and what is left to be done wants what torchvision would give it.
+        float16 = format.dtype == torch.float16 and plan.rest is None
+        self._channels_last = format.channels_last and plan.rest is None
+        super().__init__(build_pipeline(plan, replace(options, float16=float16, channels_last=self._channels_last)))
 
     def collect(self, ticket: Ticket) -> Outputs:
-        outputs = super().collect(ticket)
-        # A plan with a rest gives images of one size, so that its batches are tensors.
-        return outputs if self._rest is None else [self._rest(output) for output in outputs]  # type: ignore[arg-type]
+        return list(map(self._finished, super().collect(ticket)))
+
+    def _finished(self, output: torch.Tensor | list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+        if isinstance(output, list):  # of several sizes, which a plan with a rest does not give
+            images = [image.permute(2, 0, 1) for image in output] if self._channels_last else output
+            return [image.to(self._format.dtype) if image.is_floating_point() else image for image in images]
+        output = output.permute(0, 3, 1, 2) if self._channels_last else output
+        return self._format.of_images(output if self._rest is None else self._rest(output))
 
 
 def _stacked_or_listed(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    return torch.stack(images) if len({image.shape for image in images}) == 1 else images
+    return stacked(images) if len({image.shape for image in images}) == 1 else images
 
 
 def _hand_over(outputs: Outputs, finished: torch.cuda.Event, stream: torch.cuda.Stream | None) -> None:

@@ -26,6 +26,8 @@ class PipelineOptions:
         num_threads: DALI's CPU threads; None: the cores of this process on the CPU, at most 4 of them beside a GPU.
         prefetch_queue_depth: runs that DALI prepares memory for.
         hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
+        float16: images that are floats come out as float16, rounded once.
+        channels_last: images come out as (H, W, C).
     """
 
     batch_size: int
@@ -33,6 +35,8 @@ class PipelineOptions:
     num_threads: int | None = None
     prefetch_queue_depth: int = 2
     hw_decoder_load: float = 1.0
+    float16: bool = False
+    channels_last: bool = False
 
     @property
     def threads(self) -> int:
@@ -75,18 +79,20 @@ class Graph:
         self._constants: dict[Any, Any] = {}  # nodes by their values and forks
 
     def outputs_of(self, steps: Branch) -> list[Any]:
-        """The tensors (C, H, W) after all steps: one, or one for each of the views."""
+        """The tensors after all steps, (C, H, W) or (H, W, C): one, or one for each of the views."""
         last = steps[-1]
         self.add(steps[:-1] if isinstance(last, Normalize) else steps)
         return [each._output(last) for each in self.views or [self]]
 
     def _output(self, last: Step) -> Any:
+        layout = "HWC" if self.options.channels_last else "CHW"
+        dtype = types.FLOAT16 if self.options.float16 else types.FLOAT
         if isinstance(last, Normalize):
-            return self.normalized(last.mean, last.std, "CHW")
+            return self.normalized(last.mean, last.std, layout, dtype)
         if self.scale is not None:
-            return self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "CHW")
+            return self.normalized((0.0,) * self.channels, (1.0,) * self.channels, layout, dtype)
         self.settle_mirror()
-        return fn.transpose(self.decoded(), perm=[2, 0, 1])
+        return self.decoded() if self.options.channels_last else fn.transpose(self.decoded(), perm=[2, 0, 1])
 
     def add(self, steps: Branch) -> None:
         for step in steps:
@@ -176,13 +182,13 @@ class Graph:
         self.settle_mirror()
         return self.decoded()
 
-    def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str) -> Any:
+    def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str, dtype: Any = types.FLOAT) -> Any:
         """Float values less ``mean``, over ``std``, mirrored where that was put off."""
         scale = self.scale or 1.0
         mirrored = {} if self.mirror is None else {"mirror": self.mirror}
         node = fn.crop_mirror_normalize(
             self.decoded(),
-            dtype=types.FLOAT,
+            dtype=dtype,
             output_layout=layout,
             mean=[value / scale for value in mean],
             std=[value / scale for value in std],

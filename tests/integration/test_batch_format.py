@@ -1,0 +1,147 @@
+"""dtype and memory_format: the batches of a loader without them, converted in the loop."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, default_collate
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.autoaugment import RandAugment
+
+from proxyloader import DataLoader
+from proxyloader.batch_format import BatchFormat, stacked
+
+NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+TRAINING = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
+FLOATS = {
+    "the usual": TRAINING,
+    "without Normalize": v1.Compose([v1.CenterCrop((40, 32)), v1.ToTensor()]),
+    "grey": v1.Compose([v1.Grayscale(), v1.RandomCrop(24), v1.ToTensor()]),
+    "with noise": v2.Compose(
+        [v2.ToImage(), v2.RandomCrop(24), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]
+    ),
+    "five": v2.Compose([v2.FiveCrop(20), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
+    "left to torchvision on a CPU": v1.Compose([v1.RandomResizedCrop(32), RandAugment(), v1.ToTensor()]),
+    "with a rest": v1.Compose([v1.CenterCrop(32), v1.ToTensor(), v1.Lambda(torch.sqrt)]),
+}
+WHOLE = v1.Compose([v1.RandomCrop((20, 30)), v1.PILToTensor()])
+FORMATS = [torch.contiguous_format, torch.channels_last]
+FLOAT_TYPES = [None, torch.float16, torch.bfloat16, torch.float32]
+
+in_each_memory_format = pytest.mark.parametrize("memory_format", FORMATS, ids=["contiguous", "channels_last"])
+
+
+def batches_of(dataset: Any, device: str, **arguments: Any) -> list[list[Any]]:
+    torch.manual_seed(7)
+    loader = DataLoader(dataset, 8, shuffle=True, device=device, unsupported="batch", **arguments)
+    return [list(batch) for batch in loader]
+
+
+def assert_as_converted(dataset: Any, device: str, dtype: Any, memory_format: Any, **arguments: Any) -> None:
+    plain = batches_of(dataset, device, **arguments)
+    found = batches_of(dataset, device, dtype=dtype, memory_format=memory_format, **arguments)
+    for batch, wanted in zip(found, plain, strict=True):
+        for image, before in zip(tensors_in(batch), tensors_in(wanted), strict=True):
+            if image.ndim == 4:
+                before = before.to(dtype=dtype or before.dtype, memory_format=memory_format)
+                assert image.stride() == before.stride()
+                assert image.is_contiguous(memory_format=memory_format)
+            assert image.dtype == before.dtype and image.device == before.device
+            assert_same_pixels(image, before, memory_format)
+
+
+def assert_same_pixels(image: torch.Tensor, wanted: torch.Tensor, memory_format: Any) -> None:
+    """As exact as DALI's kernel for float16 with the channels last is, which computes in float16."""
+    if image.is_cuda and image.dtype == torch.float16 and memory_format == torch.channels_last:
+        assert (image.float() - wanted.float()).abs().max() <= 0.004  # of 1 / 255 / 0.225 = 0.017, which is a level
+    else:
+        assert torch.equal(image, wanted)
+
+
+def tensors_in(batch: list[Any]) -> list[torch.Tensor]:
+    return list(itertools.chain.from_iterable(part if isinstance(part, (list, tuple)) else [part] for part in batch))
+
+
+@in_each_memory_format
+@pytest.mark.parametrize("dtype", FLOAT_TYPES, ids=str)
+@pytest.mark.parametrize("transform", FLOATS.values(), ids=FLOATS)
+def test_floats(photos: Path, transform: Any, dtype: Any, memory_format: Any, device: str) -> None:
+    assert_as_converted(ImageFolder(str(photos), transform), device, dtype, memory_format)
+
+
+@in_each_memory_format
+@pytest.mark.parametrize("dtype", [None, torch.uint8], ids=str)
+def test_whole_levels(photos: Path, dtype: Any, memory_format: Any, device: str) -> None:
+    assert_as_converted(ImageFolder(str(photos), WHOLE), device, dtype, memory_format, num_workers=2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_two_plans(photos: Path, workers: int, device: str) -> None:
+    other = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
+    dataset = ConcatDataset([ImageFolder(str(photos), TRAINING), ImageFolder(str(photos), other)])
+    assert_as_converted(dataset, device, torch.float16, torch.channels_last, num_workers=workers)
+
+
+def collated(samples: list[Any]) -> Any:
+    return default_collate(samples)
+
+
+def as_lists(samples: list[Any]) -> Any:
+    return [list(part) for part in zip(*samples)]
+
+
+def test_a_collate_fn_of_the_users(photos: Path, device: str) -> None:
+    dataset = ImageFolder(str(photos), TRAINING)
+    assert_as_converted(dataset, device, torch.float16, torch.channels_last, collate_fn=collated)
+
+
+def test_images_of_several_sizes(photos: Path, device: str) -> None:
+    dataset = ImageFolder(str(photos), v1.Compose([v1.Resize(40), v1.ToTensor()]))
+    arguments: dict[str, Any] = {"collate_fn": as_lists, "unsupported": "raise"}
+    plain = list(DataLoader(dataset, 8, device=device, **arguments))
+    for dtype, memory_format in itertools.product(FLOAT_TYPES, FORMATS):
+        found = list(DataLoader(dataset, 8, device=device, dtype=dtype, memory_format=memory_format, **arguments))
+        for (images, _), (wanted, _) in zip(found, plain, strict=True):
+            for image, before in zip(images, wanted, strict=True):
+                assert_same_pixels(image, before.to(dtype or before.dtype), memory_format)
+
+
+def test_samples_that_are_left_out_change_nothing(photos: Path, tmp_path: Path, device: str) -> None:
+    folder = ImageFolder(str(photos), TRAINING)
+    (tmp_path / "bad.jpg").write_bytes(Path(folder.samples[3][0]).read_bytes()[:700])
+    folder.samples[3] = str(tmp_path / "bad.jpg"), 0
+    assert_as_converted(folder, device, torch.float16, torch.channels_last, on_error="skip")
+
+
+def test_what_would_have_to_be_scaled_is_refused(photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the transform gives floats.*PILToTensor"):
+        DataLoader(ImageFolder(str(photos), TRAINING), dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"dtype=torch.float16, and the transform gives uint8.*what becomes of 255"):
+        DataLoader(ImageFolder(str(photos), WHOLE), dtype=torch.float16)
+
+
+def test_what_images_are_not_handed_out_in_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dtype is one of torch.uint8, torch.float16, .*, got torch.int32"):
+        DataLoader([1], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"memory_format is .*, got torch.channels_last_3d"):
+        DataLoader([1], memory_format=torch.channels_last_3d)
+
+
+def test_images_are_stacked_in_the_format_that_they_have() -> None:
+    for memory_format in FORMATS:
+        images = torch.rand(4, 3, 5, 6).to(memory_format=memory_format)
+        again = stacked(list(images))
+        assert torch.equal(again, images) and again.stride() == images.stride()
+
+
+def test_batches_of_any_structure_keep_it() -> None:
+    images, masks = torch.rand(2, 3, 4, 5), torch.ones(2, 4, 5)
+    batch = BatchFormat(torch.float16, torch.channels_last).of_batch({"a": [images, "b"], "c": (masks, 3)})
+    assert torch.equal(batch["a"][0], images.half()) and batch["a"][0].is_contiguous(memory_format=torch.channels_last)
+    assert batch["a"][1] == "b" and batch["c"][0] is masks and batch["c"][1] == 3
