@@ -178,7 +178,76 @@ def _run_explain(args: argparse.Namespace) -> int:
     return 1 if explanation.refused else 0
 
 
-VERBS = (_demo, _make_dataset, _explain)
+def _bench(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "bench",
+        _run_bench,
+        "measure the loader beside all else that could load the same images",
+        "Each case loads the same JPEG files, crops at random, resizes to 224, flips and\n"
+        "normalises, in a process of its own. They run in turn, in rounds, so that a change\n"
+        "of the machine's mood meets all of them; their first loops are left out. It prints\n"
+        "medians of the rounds, and adds a line to a file of results, with a table and a\n"
+        "picture beside it. Exit status 1: proxyloader failed, or is worse than in the\n"
+        "record that --check names.",
+        "proxyloader bench\n"
+        "  proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator\n"
+        "  proxyloader bench --model resnet50 --dtype float16 --channels-last\n"
+        "  proxyloader bench --check results/bench.jsonl",
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", type=Path, help="an ImageFolder of your own (default: photographs made once, and kept)"
+    )
+    parser.add_argument(
+        "--images", metavar="N", type=int, help="how many to make (default: 8192 with a GPU, 1024 without)"
+    )
+    parser.add_argument("--batch-size", metavar="N", type=int, default=256, help="(default: %(default)s)")
+    parser.add_argument(
+        "--workers", metavar="N", type=int, help="of each loader (default: one for each core, at most 8)"
+    )
+    parser.add_argument(
+        "--stock-workers", metavar="N", type=int, help="of torch's loader (default: one for each core, at most 16)"
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=int, help="of DALI on the CPU (default: 4 with a GPU, else one for each core)"
+    )
+    parser.add_argument(
+        "--hw-decoder-load",
+        metavar="SHARE",
+        type=float,
+        default=1.0,
+        help="of the JPEGs, 0 to 1 (default: %(default)s)",
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
+    parser.add_argument("--dtype", choices=["float32", "float16"], default="float32", help="(default: %(default)s)")
+    parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        default="none",
+        help="of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference",
+    )
+    parser.add_argument("--rounds", metavar="N", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument(
+        "--seconds", metavar="S", type=float, default=3.0, help="at least, for a case in a round (default: %(default)s)"
+    )
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="these alone; proxyloader bench --list names all")
+    parser.add_argument("--list", action="store_true", help="name the cases, and end")
+    parser.add_argument(
+        "--out", metavar="JSONL", type=Path, default=Path("bench.jsonl"), help="the results (default: %(default)s)"
+    )
+    parser.add_argument("--check", metavar="JSONL", type=Path, help="compare with the last record of this file")
+
+
+def _run_bench(args: argparse.Namespace) -> int:
+    try:
+        from .bench.command import bench, list_cases
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed. pip install 'proxyloader[bench]' brings it") from error
+    return list_cases() if args.list else bench(args)
+
+
+VERBS = (_demo, _bench, _make_dataset, _explain)
 
 
 def _parser() -> argparse.ArgumentParser:

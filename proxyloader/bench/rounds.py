@@ -1,0 +1,116 @@
+"""All cases in turn, again and again. Each waits in its own process while the others run."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import psutil
+
+from ..make_dataset import ProgressBar
+from .child import Failure, Round, Start, serve
+from .setting import Setting
+
+START_LIMIT_S = 180
+ROUND_LIMIT_S = 60
+"""Beside ten times the seconds that it should take; a case that takes longer hangs."""
+
+
+@dataclass
+class Outcome:
+    """
+    Attributes:
+        start: None where it failed before.
+        rounds: as many as were asked for, or fewer where it failed.
+        failure: why there are no more, in one line; "" where there are all.
+        is_missing: something is not installed.
+    """
+
+    start: Start | None = None
+    rounds: list[Round] = field(default_factory=list)
+    failure: str = ""
+    is_missing: bool = False
+
+
+def run(setting: Setting, names: Sequence[str], rounds: int, seconds: float) -> dict[str, Outcome]:
+    """Measure cases.
+
+    Args:
+        names: of the cases.
+        rounds: how many times each is run.
+        seconds: at least, for a case in a round; whole loops only.
+
+    Returns:
+        By name, in their order.
+    """
+    children = {}
+    try:
+        with ProgressBar(total=len(names) * (1 + rounds), desc="bench", unit="run", leave=False, disable=None) as bar:
+            for name in names:
+                bar.set_postfix_str(f"first loop of {name}")
+                children[name] = _Child(name, setting)
+                bar.update()
+            for number in range(rounds):
+                for name, child in children.items():
+                    bar.set_postfix_str(f"round {number + 1} of {name}")
+                    child.run(seconds)
+                    bar.update()
+    finally:
+        for child in children.values():
+            child.end()
+    return {name: child.outcome for name, child in children.items()}
+
+
+class _Child:
+    def __init__(self, name: str, setting: Setting) -> None:
+        self.outcome = Outcome()
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        arguments = name, setting, theirs, multiprocessing.get_start_method()
+        self._process: SpawnProcess = context.Process(target=serve, args=arguments, name=name)
+        self._process.start()
+        theirs.close()
+        answer = self._answer(START_LIMIT_S)
+        if isinstance(answer, Start):
+            self.outcome.start = answer
+
+    def run(self, seconds: float) -> None:
+        if self.outcome.failure:
+            return
+        self._connection.send(seconds)
+        answer = self._answer(ROUND_LIMIT_S + 10 * seconds)
+        if isinstance(answer, Round):
+            self.outcome.rounds.append(answer)
+
+    def end(self) -> None:
+        """Wait for a child that has been told to end; one that does not is killed, with all that it has started."""
+        try:
+            self._connection.send(None)
+            self._process.join(5)
+        except (BrokenPipeError, ConnectionError):
+            pass
+        if self._process.is_alive():
+            _kill(self._process.pid)
+            self._process.join(10)
+        self._connection.close()
+
+    def _answer(self, limit_s: float) -> Any:
+        try:
+            answer = self._connection.recv() if self._connection.poll(limit_s) else Failure(f"hung for {limit_s:.0f} s")
+        except (EOFError, ConnectionError):
+            answer = Failure("its process died")
+        if isinstance(answer, Failure):
+            self.outcome.failure, self.outcome.is_missing = answer.reason, answer.is_missing
+        return answer
+
+
+def _kill(pid: int | None) -> None:
+    try:
+        process = psutil.Process(pid)
+        for each in [*process.children(recursive=True), process]:
+            each.kill()
+    except psutil.NoSuchProcess:
+        pass

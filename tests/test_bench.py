@@ -1,0 +1,131 @@
+"""``proxyloader bench``: cases in processes of their own, a record of what came out, and a comparison of records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from proxyloader.bench import rounds
+from proxyloader.bench.cases import CASES, cases_for
+from proxyloader.bench.child import Round, Start
+from proxyloader.bench.report import as_markdown, last_of, record_of, rows_of, worse_than
+from proxyloader.bench.rounds import Outcome, run
+from proxyloader.bench.setting import Setting
+from proxyloader.cli import main
+
+SMALL = ["--images", "48", "--batch-size", "16", "--workers", "1", "--stock-workers", "1", "--device", "cpu"]
+SHORT = ["--rounds", "1", "--seconds", "0.1"]
+
+
+def setting(root: Any, **changed: Any) -> Setting:
+    given: dict[str, Any] = {"root": str(root), "images": 48, "batch_size": 16, "device": "cpu"}
+    return Setting(**given | {"workers": 1, "stock_workers": 1, "threads": 1} | changed)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Any:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [each for each in psutil.Process().children(recursive=True) if each.pid not in before]
+    assert not [each for each in left if "resource_tracker" not in " ".join(each.cmdline())]
+
+
+def test_it_measures_writes_and_compares(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "bench.jsonl"
+    options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--out", str(out)]
+    assert main([*options, "--only", "torch", "upstream-proxy", "iterator", "proxyloader", "decode-only"]) == 0
+    record = last_of(out)
+    assert list(record["cases"]) == ["torch", "upstream-proxy", "iterator", "proxyloader", "decode-only"]
+    assert record["machine"]["cores"] >= 1 and record["batch_size"] == 16 and "root" not in record
+    for case in record["cases"].values():
+        assert "failure" not in case, case
+        assert case["images_per_s"] > 0 and case["cpu_ms_per_image"] > 0 and case["first_batch_s"] > 0
+        assert case["wait_ms"]["max"] >= case["wait_ms"]["p99"] >= case["wait_ms"]["p50"] > 0
+        assert case["host_mb"] > 50 and "gpu_mb" not in case
+    assert out.with_suffix(".md").read_text().count("\n") == 7
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "proxyloader" in capsys.readouterr().out
+
+    record["cases"]["proxyloader"]["images_per_s"] *= 10
+    better = tmp_path / "better.jsonl"
+    better.write_text(json.dumps(record) + "\n")
+    assert main([*options, "--only", "torch", "proxyloader", "--check", str(better)]) == 1
+    assert "proxyloader is at" in capsys.readouterr().out
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_a_model_is_trained_beside_synthetic_batches(photos: Path) -> None:
+    trains = setting(photos, model="resnet18", batch_size=4, images=8)
+    assert "synthetic" in cases_for(trains) and "decode-only" not in cases_for(trains)
+    (outcome,) = run(trains, ["synthetic"], 1, 0.1).values()
+    assert not outcome.failure and outcome.rounds[0].images_per_s > 0
+
+
+def test_cases_that_need_a_gpu_are_left_out_without_one(photos: Path) -> None:
+    names = cases_for(setting(photos))
+    assert "torch-gpu" not in names and "synthetic" not in names
+    assert names == [name for name in CASES if name in names]
+    assert set(cases_for(setting(photos, device="cuda"))) == {*CASES} - {"synthetic", "replay"}
+
+
+def test_a_case_that_fails_says_why_and_the_others_go_on(photos: Path, tmp_path: Path) -> None:
+    outcomes = run(setting(tmp_path / "nowhere"), ["torch", "proxyloader"], 1, 0.1)
+    for outcome in outcomes.values():
+        assert "FileNotFoundError" in outcome.failure and not outcome.is_missing and not outcome.rounds
+    record = record_of(setting(photos), outcomes, "")
+    assert all(row[1].startswith("failed: ") for row in rows_of(record))
+
+
+def test_a_case_that_hangs_is_ended(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "START_LIMIT_S", 0.01)
+    (outcome,) = run(setting(photos), ["torch"], 1, 0.1).values()
+    assert outcome.failure == "hung for 0 s"
+
+
+def test_what_is_not_there_is_said_in_one_line(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--data", str(photos), *SMALL, "--only", "tensorflow"]) != 0
+    assert "there is no case tensorflow here; there is torch, upstream-proxy," in capsys.readouterr().err
+    (tmp_path / "empty.jsonl").touch()
+    assert main(["bench", "--data", str(photos), *SMALL, "--check", str(tmp_path / "empty.jsonl")]) != 0
+    assert "its last line is no record of proxyloader bench" in capsys.readouterr().err
+
+
+def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in CASES)
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def outcome(*speeds: float, failure: str = "", is_missing: bool = False) -> Outcome:
+    found = [Round(speed, 1.0, (1.0, 2.0, 3.0 + speed), 100.0, 50.0, 90.0, None) for speed in speeds]
+    return Outcome(Start(0.5) if speeds else None, found, failure, is_missing)
+
+
+def test_a_record_has_medians_and_of_the_longest_wait_the_longest(photos: Path) -> None:
+    outcomes = {"torch": outcome(10, 30, 20), "torch-gpu": outcome(failure="no such module", is_missing=True)}
+    record = record_of(setting(photos), outcomes, "proxyloader bench")
+    case = record["cases"]["torch"]
+    assert case["images_per_s"] == 20 and case["images_per_s_rounds"] == [10, 30, 20]
+    assert case["wait_ms"] == {"p50": 1.0, "p99": 2.0, "max": 33.0}
+    assert case["gpu_mb"] == 50 and case["gpu_percent"] == 90 and "jpeg_percent" not in case
+    assert record["left_out"] == {"torch-gpu": "no such module"} and "torch-gpu" not in record["cases"]
+    assert "| torch | 20 | 10 - 30 |" in as_markdown(record)
+
+
+def test_records_are_compared_by_shares_of_their_own_run(photos: Path) -> None:
+    def record(torch: float, ours: float) -> Any:
+        return record_of(setting(photos), {"torch": outcome(torch), "proxyloader": outcome(ours)}, "")
+
+    assert worse_than(record(100, 200), record(50, 100)) == []
+    assert worse_than(record(100, 200), record(100, 150)) == ["proxyloader is at 1.50 of torch, and was at 2.00"]
+    failed = record_of(setting(photos), {"torch": outcome(9), "proxyloader": outcome(failure="ValueError: x")}, "")
+    assert worse_than(record(100, 200), failed) == ["proxyloader failed: ValueError: x"]
