@@ -3,15 +3,16 @@
 NOTE [ Who waits for what ]
 All of it runs in the thread that iterates, at each ``next()``: batches that workers have ready are submitted until
 ``prefetch`` + 1 are under way, then the oldest is collected and handed out, and the others go on in DALI's threads
-while the model trains. ``next()`` waits for a worker only when nothing is under way, and for DALI only for the oldest
-batch. So there is no thread to stop, the sampler and torch's generators are used where a stock loader uses them, and
-an error stays with its batch.
+while the model trains. ``next()`` waits for a worker only when nothing is under way, or while the oldest batch will not
+be done anyway, and for DALI only for the oldest batch. So there is no thread to stop, the sampler and torch's
+generators are used where a stock loader uses them, and an error stays with its batch.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,9 @@ from .unreadable import OnError, UnreadableSample, UnreadableSamples
 if TYPE_CHECKING:  # importing the server imports DALI
     from .server import Outputs, ProxyServer, Ticket
 
+
+POLLS = 20
+"""Looks at the workers while DALI decodes a batch."""
 
 _NOTHING = object()
 """In the place of a batch, none of whose samples could be read."""
@@ -124,6 +128,7 @@ class Feeder:
         while batch is _NOTHING:
             while self._should_feed():
                 self._feed()
+                self._wait_while_dali_is_busy()
             if not self._fed:
                 if not self._cut_short:
                     self._end()
@@ -164,12 +169,23 @@ class Feeder:
                 "a newer iterator of this DataLoader has taken its persistent workers; finish one before the next "
                 "begins, or use persistent_workers=False"
             )
-        if not self._fed:
-            return True
-        if len(self._fed) > self._ahead or self._fed[-1].error is not None:
-            return False
+        return not self._fed or (self._has_room() and self._has_ready_batch())
+
+    def _has_room(self) -> bool:
+        return len(self._fed) <= self._ahead and self._fed[-1].error is None
+
+    def _has_ready_batch(self) -> bool:
         requests = self._road.requests
         return requests is None or requests.has_ready_batch(self._road.in_order)
+
+    def _wait_while_dali_is_busy(self) -> None:
+        """Let the next batches join the first one of an epoch: waiting for DALI, nobody would look for them."""
+        if self._batches is None or not self._has_room():
+            return
+        until_s = max((ticket.busy_until_s for ticket in self._fed[0].tickets), default=0.0)
+        pause_s = (until_s - time.monotonic()) / POLLS
+        while time.monotonic() < until_s - pause_s and not self._has_ready_batch():
+            time.sleep(pause_s)
 
     def _feed(self) -> None:
         """Take the next batch from the workers and start its runs."""

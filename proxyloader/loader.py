@@ -173,11 +173,10 @@ class DataLoader(TorchDataLoader[T]):
         if self._process != os.getpid():
             # A forked copy: workers, pipelines and the memory between them belong to the parent.
             self._road, self._servers, self._process = None, {}, os.getpid()
-        dataset, plans = self._translated()
+        road = self._road_for_epoch()
         progress = self._progress = self._next_epoch
         self._next_epoch = Progress(progress.epoch + 1)
         # Workers start while the pipelines are built, and are forked before DALI has threads.
-        road = self._road_for(dataset, plans)
         try:
             batches = self._start(road, progress)
         except RuntimeError as error:
@@ -185,7 +184,7 @@ class DataLoader(TorchDataLoader[T]):
                 raise
             log.warning("a persistent worker was lost (%s); starting new ones", str(error))
             road.broken = True
-            road = self._road_for(dataset, plans)
+            road = self._road_for_epoch()
             batches = self._start(road, progress)
         return Feeder(
             batches,
@@ -303,10 +302,11 @@ class DataLoader(TorchDataLoader[T]):
     def _on_gpu(self) -> bool:
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
 
-    def _road_for(self, dataset: Any, plans: dict[str, Plan]) -> Road:
+    def _road_for_epoch(self) -> Road:
         road = self._road
         if road is not None and self.persistent_workers and not road.broken:
-            return road
+            return road  # its workers keep the dataset that they were given
+        dataset, plans = self._translated()
         arena = road.arena if road is not None and road.is_free() else None
         looks_at_scans = bool(plans) and self.check_scans and self._on_gpu
         if self._scans is None and looks_at_scans:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
@@ -37,6 +39,12 @@ Outputs = list["torch.Tensor | list[torch.Tensor]"]
 Kinds = tuple[tuple[str, int], ...]
 """(dtype, number of dimensions) of each input of a pipeline."""
 
+WAITED_S = 0.001
+"""Who waited longer for a run saw it end."""
+
+SURELY = 0.8
+"""Of the shortest time that a run took: in so much it will not end."""
+
 
 class Ticket:
     """One run of the pipeline, from submit to collect."""
@@ -49,6 +57,9 @@ class Ticket:
         self.stream: torch.cuda.Stream | None = None
         self.abandoned = False
         self.ended = False
+        self.was_alone = False  # none was under way when it was started
+        self.started_s = time.monotonic()
+        self.busy_until_s = 0.0  # of time.monotonic: before that it will hardly have ended
         forks.keep_from_children(self)
 
     def __repr__(self) -> str:
@@ -100,6 +111,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
+        self._lone_run_s = math.inf  # the shortest time that a run took, none being before it
         forks.watch(self)
 
     def __repr__(self) -> str:
@@ -155,6 +167,9 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             for name, batch in zip(self._dali_input_names, batches):
                 self._pipe.feed_input(name, batch)
             _dali.run(self._pipe)
+            ticket.was_alone = not self._runs
+            if ticket.was_alone and self._lone_run_s < math.inf:
+                ticket.busy_until_s = ticket.started_s + SURELY * self._lone_run_s
             self._runs.append(ticket)
             return ticket
 
@@ -215,7 +230,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def _collect_oldest(self) -> None:
         ticket = self._runs.popleft()
         ticket.ended = True
-        stream = self._stream()
+        stream, asked_s = self._stream(), time.monotonic()
         try:
             outputs = _dali.take_outputs(self._pipe, stream)
         except torch.OutOfMemoryError as error:
@@ -229,6 +244,9 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             self._failed = ticket.kinds
             return
         self._kinds, self._failed = self._kinds or ticket.kinds, None
+        now_s = time.monotonic()
+        if ticket.was_alone and now_s - asked_s > WAITED_S:  # else it was done before, nobody knows when
+            self._lone_run_s = min(self._lone_run_s, now_s - ticket.started_s)
         if stream is not None:
             ticket.stream, ticket.finished = stream, stream.record_event()
         ticket.outputs = [] if ticket.abandoned else outputs
