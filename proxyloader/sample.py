@@ -99,8 +99,7 @@ class EncodedImage:
         """
         path = os.fspath(path)
         try:
-            with open(path, "rb", buffering=0) as file:
-                data = file.read()
+            data = _content(path)
         except OSError as error:
             raise _unreadable(path, error) from error
         return cls.from_bytes(data, path, max_pixels)
@@ -189,6 +188,22 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
         scanned = f" in {scans} scans, a pass over the picture each" if height * width <= limit else ""
         reason = f"{width} x {height} pixels{scanned}, and the limit is {limit} (it could be a decompression bomb)"
         raise ImageError(f"{path or 'an image'}: {reason}. {raised} if it is meant", path=path, reason=reason)
+
+
+def _content(path: str) -> bytes:
+    """All of a file, in four calls of the system; Python's own way takes three more, which tells in a loader."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        wanted = os.fstat(descriptor).st_size + 1  # so that a short answer is all there is
+        data = os.read(descriptor, wanted)
+        if len(data) == wanted - 1:
+            return data
+        parts = [data]  # no ordinary file, or a large one
+        while parts[-1]:
+            parts.append(os.read(descriptor, max(wanted, 1 << 20)))
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def _opened(data: bytes, max_pixels: int | None) -> Image.Image:
