@@ -201,6 +201,9 @@ def _bench(verbs: Any) -> None:
     parser.add_argument(
         "--images", metavar="N", type=int, help="how many to make (default: 8192 with a GPU, 1024 without)"
     )
+    parser.add_argument(
+        "--passes", metavar="N", type=int, help="over the images in each loop (default: 6 with a GPU, 1 without)"
+    )
     parser.add_argument("--batch-size", metavar="N", type=int, default=256, help="(default: %(default)s)")
     parser.add_argument(
         "--workers", metavar="N", type=int, help="of each loader (default: one for each core, at most 8)"
@@ -219,7 +222,9 @@ def _bench(verbs: Any) -> None:
         help="of the JPEGs, 0 to 1 (default: %(default)s)",
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
-    parser.add_argument("--dtype", choices=["float32", "float16"], default="float32", help="(default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="(default: %(default)s)"
+    )
     parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
     parser.add_argument(
         "--model",

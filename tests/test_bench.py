@@ -17,12 +17,13 @@ from proxyloader.bench.rounds import Outcome, run
 from proxyloader.bench.setting import Setting
 from proxyloader.cli import main
 
-SMALL = ["--images", "48", "--batch-size", "16", "--workers", "1", "--stock-workers", "1", "--device", "cpu"]
+SMALL = ["--images", "48", "--batch-size", "16", "--workers", "1", "--stock-workers", "1", "--passes", "2"]
+ON_CPU = ["--device", "cpu"]
 SHORT = ["--rounds", "1", "--seconds", "0.1"]
 
 
 def setting(root: Any, **changed: Any) -> Setting:
-    given: dict[str, Any] = {"root": str(root), "images": 48, "batch_size": 16, "device": "cpu"}
+    given: dict[str, Any] = {"root": str(root), "images": 48, "passes": 1, "batch_size": 16, "device": "cpu"}
     return Setting(**given | {"workers": 1, "stock_workers": 1, "threads": 1} | changed)
 
 
@@ -34,19 +35,25 @@ def no_process_is_left() -> Any:
     assert not [each for each in left if "resource_tracker" not in " ".join(each.cmdline())]
 
 
-def test_it_measures_writes_and_compares(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_measures_writes_and_compares(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
     out = tmp_path / "new" / "bench.jsonl"
-    options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--out", str(out)]
-    assert main([*options, "--only", "torch", "upstream-proxy", "iterator", "proxyloader", "decode-only"]) == 0
+    options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--device", device, "--out", str(out)]
+    names = ["torch", "upstream-proxy", "iterator", "proxyloader", "decode-only", "decode-only, two pipelines"]
+    if device == "cuda":
+        names = cases_for(setting(photos, device="cuda"))
+    assert main([*options, "--only", *names]) == 0
     record = last_of(out)
-    assert list(record["cases"]) == ["torch", "upstream-proxy", "iterator", "proxyloader", "decode-only"]
+    assert list(record["cases"]) == names and not record["left_out"]
     assert record["machine"]["cores"] >= 1 and record["batch_size"] == 16 and "root" not in record
     for case in record["cases"].values():
         assert "failure" not in case, case
         assert case["images_per_s"] > 0 and case["cpu_ms_per_image"] > 0 and case["first_batch_s"] > 0
         assert case["wait_ms"]["max"] >= case["wait_ms"]["p99"] >= case["wait_ms"]["p50"] > 0
-        assert case["host_mb"] > 50 and "gpu_mb" not in case
-    assert out.with_suffix(".md").read_text().count("\n") == 7
+        assert case["wait_ms"]["max"] >= case["pause_ms"] > 0
+        assert case["host_mb"] > 50 and ("gpu_mb" in case) == (device == "cuda")
+    assert out.with_suffix(".md").read_text().count("\n") == 2 + len(names)
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "proxyloader" in capsys.readouterr().out
 
@@ -56,6 +63,13 @@ def test_it_measures_writes_and_compares(photos: Path, tmp_path: Path, capsys: p
     assert main([*options, "--only", "torch", "proxyloader", "--check", str(better)]) == 1
     assert "proxyloader is at" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["torch", "iterator", "proxyloader", "decode-only", "decode-only, two pipelines"])
+def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> None:
+    loops = CASES[name].loops(setting(photos, batch_size=20, passes=5))
+    for _ in range(2):
+        assert sum(len(images) for images, *_ in next(loops)) == 5 * 48
 
 
 def test_a_model_is_trained_beside_synthetic_batches(photos: Path) -> None:
@@ -89,10 +103,10 @@ def test_a_case_that_hangs_is_ended(photos: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_there_is_said_in_one_line(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "--data", str(photos), *SMALL, "--only", "tensorflow"]) != 0
+    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--only", "tensorflow"]) != 0
     assert "there is no case tensorflow here; there is torch, upstream-proxy," in capsys.readouterr().err
     (tmp_path / "empty.jsonl").touch()
-    assert main(["bench", "--data", str(photos), *SMALL, "--check", str(tmp_path / "empty.jsonl")]) != 0
+    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--check", str(tmp_path / "empty.jsonl")]) != 0
     assert "its last line is no record of proxyloader bench" in capsys.readouterr().err
 
 
@@ -106,7 +120,7 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def outcome(*speeds: float, failure: str = "", is_missing: bool = False) -> Outcome:
-    found = [Round(speed, 1.0, (1.0, 2.0, 3.0 + speed), 100.0, 50.0, 90.0, None) for speed in speeds]
+    found = [Round(speed, 1.0, (1.0, 2.0, 3.0 + speed), 5.0, 100.0, 50.0, 90.0, None) for speed in speeds]
     return Outcome(Start(0.5) if speeds else None, found, failure, is_missing)
 
 

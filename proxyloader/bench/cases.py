@@ -1,6 +1,6 @@
 """The ways to load the same images: each is a function from a setting to loops over batches. Runs in a child process.
 
-All of them crop at random, resize to 224, flip and normalise. A loop is an epoch, or several in one.
+All of them crop at random, resize to 224, flip and normalise.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
@@ -26,10 +27,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (N, 3, H, W) and labels (N,), on the device."""
 
 Loops = Iterator[Iterator[Any]]
-"""Loops over batches, one after the other, without end."""
-
-PASSES = 4
-"""Over the images in a loop of a fast case: its start weighs little then, as in an epoch of a large data set."""
+"""Loops over batches, one after the other, without end; each goes ``passes`` times over the images."""
 
 CACHED_BATCHES = 8
 
@@ -86,11 +84,15 @@ TRANSFORM = transforms.Compose(
 )
 
 
+def images_of(setting: Setting, transform: Any = None, loader: Any = default_loader) -> ConcatDataset[Any]:
+    return ConcatDataset(setting.passes * [ImageFolder(setting.root, transform, loader=loader)])
+
+
 @case("torch")
 def stock(setting: Setting) -> Loops:
     """torch's DataLoader, with torchvision's transforms in its workers."""
     loader = StockLoader(
-        ImageFolder(setting.root, TRANSFORM),
+        images_of(setting, TRANSFORM),
         setting.batch_size,
         shuffle=True,
         num_workers=setting.stock_workers,
@@ -111,11 +113,10 @@ def on_device(setting: Setting, batch: Any) -> Batch:
 @case("torch-gpu", needs_gpu=True)
 def torchvision_on_a_gpu(setting: Setting) -> Loops:
     """Workers read bytes; torchvision decodes them on the GPU and transforms them there, image by image."""
-    dataset = ImageFolder(setting.root, loader=file_as_tensor)
     transform = v2.Compose([v2.RandomResizedCrop(CROP_PX, antialias=True), v2.RandomHorizontalFlip()])
     finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
     loader: Any = StockLoader(
-        dataset,
+        images_of(setting, loader=file_as_tensor),
         setting.batch_size,
         shuffle=True,
         num_workers=setting.workers,
@@ -204,10 +205,9 @@ def upstream(setting: Setting, loader: Callable[[str], Any], reads_files: bool, 
 
     server = proxy.DALIServer(pipeline())
     server.start_thread()
-    dataset = PASSES // 2 * [ImageFolder(setting.root, transform=server.proxy, loader=loader)]
     batches = proxy.DataLoader(
         server,
-        ConcatDataset(dataset),
+        images_of(setting, server.proxy, loader),
         setting.batch_size,
         shuffle=True,
         num_workers=setting.workers,
@@ -258,7 +258,8 @@ def reader(setting: Setting, hw_decoder_load: float | None) -> Loops:
         pipeline(), reader_name="Reader", auto_reset=True, last_batch_policy=LastBatchPolicy.PARTIAL
     )
     while True:
-        yield ((in_format(setting, batch["data"]), batch["label"].flatten().long()) for (batch,) in batches)
+        passes = itertools.chain.from_iterable(itertools.repeat(batches, setting.passes))
+        yield ((in_format(setting, batch["data"]), batch["label"].flatten().long()) for (batch,) in passes)
 
 
 @case("iterator, DALI's defaults", needs_gpu=True)
@@ -280,7 +281,7 @@ def iterator(setting: Setting) -> Loops:
 def swap(setting: Setting) -> Loops:
     """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
     loader: DataLoader[Any] = DataLoader(
-        ConcatDataset(PASSES * [ImageFolder(setting.root, TRANSFORM)]),
+        images_of(setting, TRANSFORM),
         setting.batch_size,
         shuffle=True,
         num_workers=setting.workers,
@@ -301,18 +302,31 @@ def swap(setting: Setting) -> Loops:
 @case("decode-only", is_ceiling=True, for_models=False)
 def decoder_alone(setting: Setting) -> Loops:
     """DALI's file reader and decoder, and nothing else."""
+    return decoders(setting, 1)
+
+
+@case("decode-only, two pipelines", is_ceiling=True, for_models=False)
+def two_decoders(setting: Setting) -> Loops:
+    """The same, in two pipelines at once."""
+    return decoders(setting, 2)
+
+
+def decoders(setting: Setting, pipelines: int) -> Loops:
     from .._dali import fn
 
     @graph(setting)  # type: ignore[untyped-decorator,unused-ignore]
-    def pipeline() -> Any:
-        encoded, _ = fn.readers.file(file_root=setting.root, random_shuffle=True, name="Reader")
+    def pipeline(shard: int) -> Any:
+        encoded, _ = fn.readers.file(
+            file_root=setting.root, random_shuffle=True, shard_id=shard, num_shards=pipelines, name="Reader"
+        )
         return decoded(setting, encoded, setting.hw_decoder_load)
 
-    runs = pipeline()
-    runs.build()
-    batches = -(-setting.images // setting.batch_size)
+    built = [pipeline(shard) for shard in range(pipelines)]
+    for each in built:
+        each.build()
     while True:
-        yield (runs.run() for _ in range(batches))
+        # Each goes on by itself while another one is asked.
+        yield (each.run() for each, _ in zip(itertools.cycle(built), range(setting.batches)))
 
 
 @case("synthetic", is_ceiling=True, for_models=True)
@@ -321,13 +335,12 @@ def synthetic(setting: Setting) -> Loops:
     images = torch.randn(setting.batch_size, 3, CROP_PX, CROP_PX)
     batch = on_device(setting, (images, torch.randint(1000, (setting.batch_size,))))
     while True:
-        yield itertools.repeat(batch, -(-setting.images // setting.batch_size))
+        yield itertools.repeat(batch, setting.batches)
 
 
 @case("replay", is_ceiling=True, for_models=True)
 def replay(setting: Setting) -> Loops:
     """Batches that were loaded once, again and again: what training would gain from a loader that costs nothing."""
     cached = list(itertools.islice(next(swap(setting)), CACHED_BATCHES))
-    batches = -(-setting.images // setting.batch_size)
     while True:
-        yield itertools.islice(itertools.cycle(cached), batches)
+        yield itertools.islice(itertools.cycle(cached), setting.batches)

@@ -47,6 +47,7 @@ class Round:
         images_per_s: that went through the loop.
         cpu_ms_per_image: of this process and all its children.
         wait_ms: of the loop for its batches: the median, the 99th percentile, and the longest.
+        pause_ms: before a loop's first batch, which is one of those waits: the median of the loops.
         host_mb: that this process and its children have to themselves.
         gpu_mb: that the case has taken, without the CUDA context. None without a GPU.
         gpu_percent: of the time, that the GPU was at work. None where NVML does not tell.
@@ -56,6 +57,7 @@ class Round:
     images_per_s: float
     cpu_ms_per_image: float
     wait_ms: tuple[float, float, float]
+    pause_ms: float
     host_mb: float
     gpu_mb: float | None = None
     gpu_percent: float | None = None
@@ -117,25 +119,33 @@ def _serve(name: str, setting: Setting, connection: Connection) -> None:
 
 def _round(loops: Any, seconds: float, use: Callable[[Any], None], memory: _GpuMemory) -> Round:
     waits: list[float] = []
+    pauses: list[float] = []
     images = 0
     memory.begin()
     with _gauges() as shares:
         cpu, begin = _cpu_s(), time.perf_counter()
         while time.perf_counter() - begin < seconds:
-            batches = iter(next(loops))
-            while True:
-                asked = time.perf_counter()
-                batch = next(batches, None)
-                if batch is None:
-                    break
+            asked = time.perf_counter()
+            batches, at = iter(next(loops)), len(waits)
+            while (batch := next(batches, None)) is not None:
                 waits.append(time.perf_counter() - asked)
                 images += len(batch[0])
                 use(batch)
+                asked = time.perf_counter()
+            pauses.append(waits[at])
         _wait_for_gpu()
         wall, cpu = time.perf_counter() - begin, _cpu_s() - cpu
     memory.note()
     p50, p99, longest = (1e3 * float(np.quantile(waits, share)) for share in (0.5, 0.99, 1))
-    return Round(images / wall, 1e3 * cpu / images, (p50, p99, longest), _host_mb(), memory.mb, *shares())
+    return Round(
+        images_per_s=images / wall,
+        cpu_ms_per_image=1e3 * cpu / images,
+        wait_ms=(p50, p99, longest),
+        pause_ms=1e3 * statistics.median(pauses),
+        host_mb=_host_mb(),
+        gpu_mb=memory.mb,
+        **shares(),
+    )
 
 
 def _nothing(batch: Any) -> None:
@@ -212,14 +222,14 @@ class _GpuMemory:
 
 
 @contextmanager
-def _gauges() -> Iterator[Callable[[], tuple[float | None, float | None]]]:
+def _gauges() -> Iterator[Callable[[], dict[str, float | None]]]:
     """Sample how much of the time the GPU and its JPEG engines work, as far as NVML tells."""
     samples: tuple[list[float], list[float]] = [], []
     done = threading.Event()
     thread = threading.Thread(target=_sample, args=(samples, done), daemon=True)
     thread.start()
     try:
-        yield lambda: (_mean(samples[0]), _mean(samples[1]))
+        yield lambda: {"gpu_percent": _mean(samples[0]), "jpeg_percent": _mean(samples[1])}
     finally:
         done.set()
         thread.join(10)

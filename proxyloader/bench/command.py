@@ -71,6 +71,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
     return Setting(
         root=str(root),
         images=len(ImageFolder(str(root))),
+        passes=args.passes or (6 if on_gpu else 1),
         batch_size=args.batch_size,
         workers=min(8, cores) if args.workers is None else args.workers,
         stock_workers=min(16, cores) if args.stock_workers is None else args.stock_workers,

@@ -54,6 +54,7 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
             "p99": _median(waits[1], 3),
             "max": round(max(waits[2]), 3),
         },
+        "pause_ms": _median([each.pause_ms for each in rounds], 1),
         "host_mb": round(max(each.host_mb for each in rounds), 1),
     }
     for name in ("gpu_mb", "gpu_percent", "jpeg_percent"):
@@ -69,7 +70,7 @@ def _median(values: Any, digits: int) -> float:
 
 HEADINGS = (
     *("case", "images/s", "lowest - highest", "proxyloader is", "CPU ms/image", "first batch, s"),
-    *("wait, ms: p50", "p99", "max", "host MB", "GPU MB", "GPU %", "JPEG %"),
+    *("wait, ms: p50", "p99", "max", "first of a loop", "host MB", "GPU MB", "GPU %", "JPEG %"),
 )
 
 SPEEDS = 6
@@ -96,6 +97,7 @@ def rows_of(record: Record) -> list[list[str]]:
                 f"{case['cpu_ms_per_image']:.2f}",
                 f"{case['first_batch_s']:.1f}",
                 *(f"{waits[key]:,.1f}" for key in ("p50", "p99", "max")),
+                f"{case['pause_ms']:,.0f}",
                 f"{case['host_mb']:,.0f}",
                 *(f"{case[key]:,.0f}" if key in case else "-" for key in ("gpu_mb", "gpu_percent", "jpeg_percent")),
             ]

@@ -17,6 +17,7 @@ class Setting:
     Attributes:
         root: of an ImageFolder.
         images: in it.
+        passes: over them in a loop, so that its start weighs as little as in an epoch of a large data set.
         batch_size: images.
         workers: of each loader that has some.
         stock_workers: of the stock loader, which needs more.
@@ -30,6 +31,7 @@ class Setting:
 
     root: str
     images: int
+    passes: int
     batch_size: int
     workers: int
     stock_workers: int
@@ -39,6 +41,11 @@ class Setting:
     dtype: str = "float32"
     channels_last: bool = False
     model: str = "none"
+
+    @property
+    def batches(self) -> int:
+        """In a loop."""
+        return -(-self.images * self.passes // self.batch_size)
 
     @property
     def on_gpu(self) -> bool:
