@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from .batch_format import BatchFormat
 from .dataset import plans_in, wrap
+from .device import check_device, cuda_ordinal, keep_near
 from .errors import UnsupportedTransformError
 from .feeder import Feeder
 from .proxy import Proxy
@@ -47,7 +48,8 @@ class DataLoader(TorchDataLoader[T]):
         dataset: see ``proxyloader.wrap`` for which are translated.
         collate_fn: as torch's, but it gets decoded samples, and so it runs in the main process.
         num_workers: as torch's; with 0, images are decoded in the calling thread.
-        device: where images arrive; by default the current CUDA device where there is one, else the CPU.
+        device: where images arrive; by default the current CUDA device where there is one, else the CPU. In a script
+            under ``torchrun`` that has not set a device it is the one of ``LOCAL_RANK``.
         dtype: of images that the transform makes floats: ``torch.float16``, ``torch.bfloat16`` or ``torch.float32``,
             the default; ``torch.uint8`` goes with a transform that gives it. As ``images.to(dtype)``, for less.
         memory_format: of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``; as
@@ -144,7 +146,7 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load!r}")
         if unsupported not in UNSUPPORTED:
             raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {unsupported!r}")
-        _check_device(device)
+        check_device(device)
         BatchFormat(dtype, memory_format)
         if server is not None and not hasattr(server, "submit"):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
@@ -186,10 +188,14 @@ class DataLoader(TorchDataLoader[T]):
             road.broken = True
             road = self._road_for_epoch()
             batches = self._start(road, progress)
+        servers = self._servers_for(road.plans)
+        gpus = {server.pipeline.device_id for server in servers.values()} - {None}
+        if len(gpus) == 1 and road.workers.num_workers:
+            keep_near((worker.pid for worker in batches._workers), *gpus)
         return Feeder(
             batches,
             road,
-            self._servers_for(road.plans),
+            servers,
             progress=progress,
             errors=self.errors,
             on_error=self.on_error,
@@ -334,36 +340,12 @@ class DataLoader(TorchDataLoader[T]):
         from .pipeline import PipelineOptions
         from .server import PlanServer
 
-        device_id = _cuda_ordinal(self.device)
+        device_id = cuda_ordinal(self.device)
         options = PipelineOptions(run_size(self), device_id, self.num_threads, self.prefetch + 1, self.hw_decoder_load)
         self._servers = {
             key: self._servers.get(key) or PlanServer(plan, options, self._format) for key, plan in plans.items()
         }
         return self._servers if self.server is None else self._servers | {self.server.key: self.server}
-
-
-def _cuda_ordinal(device: Any) -> int | None:
-    """The CUDA device to decode on, or None for the CPU. Asked for late: asking starts CUDA."""
-    if device is None:
-        return torch.cuda.current_device() if torch.cuda.is_available() else None
-    device = torch.device(device)
-    if device.type == "cpu":
-        return None
-    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device={str(device)!r}, and torch sees {torch.cuda.device_count() or 'no'} CUDA device(s). "
-            "Leave device out to use a GPU where there is one and the CPU elsewhere"
-        )
-    return int(device.index) if device.index is not None else torch.cuda.current_device()
-
-
-def _check_device(device: Any) -> None:
-    try:
-        known = device is None or torch.device(device).type in ("cpu", "cuda")
-    except RuntimeError:
-        known = False
-    if not known:
-        raise ValueError(f"device is a CUDA device ('cuda', 'cuda:1') or 'cpu', got {device!r}")
 
 
 def _at_least(name: str, value: int, least: int) -> None:
