@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from swap_speed import PLAIN, TRANSFORMS, machine
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 
 from proxyloader import compile_transforms, wrap
 from proxyloader._dali import fn, pipeline_def, types
 from proxyloader.arena import Arena
+from proxyloader.bench.cases import AUGMENTATIONS, transform_with
+from proxyloader.bench.machine import machine
 from proxyloader.fetch import Fetcher
 from proxyloader.make_dataset import make_dataset
 from proxyloader.packing import Packer
@@ -68,7 +69,7 @@ def reading(root: str) -> dict[str, float]:
 def road(root: str) -> dict[str, float]:
     """A worker's whole batch, and what the training process does with it before DALI takes over."""
     keep_freed_memory()
-    dataset = wrap(ImageFolder(root, TRANSFORMS[PLAIN]))
+    dataset = wrap(ImageFolder(root, transform_with()))
     arena = Arena(2, len(dataset) << 20)
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, len(dataset)), arena)
     request = Request(0, 0, list(range(len(dataset))), batched=True, slot=0)
@@ -88,9 +89,9 @@ def road(root: str) -> dict[str, float]:
     }
     for ticket in submitted:
         server.collect(ticket)
-    for name, transform in TRANSFORMS.items():
-        if name != PLAIN:
-            costs[f"worker: draws alone, {name}"] = drawing(compile_transforms(transform).plan, len(dataset))
+    for name in AUGMENTATIONS:
+        plan = compile_transforms(transform_with(name)).plan
+        costs[f"worker: draws alone, {name}"] = drawing(plan, len(dataset))
     return costs
 
 
@@ -100,7 +101,7 @@ def drawing(plan: Plan, images: int) -> float:
 
 def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
-    dataset = wrap(ImageFolder(root, TRANSFORMS[PLAIN]))
+    dataset = wrap(ImageFolder(root, transform_with()))
     torch.manual_seed(0)
     calls = [dataset[index][0].call for index in range(len(dataset))]
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]

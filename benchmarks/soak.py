@@ -48,7 +48,6 @@ import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
-from swap_speed import machine
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
@@ -66,6 +65,7 @@ from torchvision.transforms import InterpolationMode
 from tqdm import tqdm
 
 import proxyloader
+from proxyloader.bench.machine import machine
 from proxyloader.spelled import numbers_in, spelled_picture
 
 HANG_S = 60

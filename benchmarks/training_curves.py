@@ -50,7 +50,6 @@ import torchvision
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
-from swap_speed import MEAN, STD, machine
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -58,6 +57,8 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 import proxyloader
+from proxyloader.bench.machine import machine
+from proxyloader.bench.setting import MEAN, STD
 from proxyloader.make_dataset import usable_cores
 from proxyloader.photograph import photograph
 

@@ -26,12 +26,12 @@ import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
-from swap_speed import machine
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from proxyloader import EncodedImage, ProxyServer, compile_transforms
+from proxyloader.bench.machine import machine
 from proxyloader.make_dataset import make_dataset
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 

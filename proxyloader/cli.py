@@ -193,6 +193,7 @@ def _bench(verbs: Any) -> None:
         "proxyloader bench\n"
         "  proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator\n"
         "  proxyloader bench --model resnet50 --dtype float16 --channels-last\n"
+        "  proxyloader bench --only torch proxyloader --augment RandAugment AutoAugment\n"
         "  proxyloader bench --check results/bench.jsonl",
     )
     parser.add_argument(
@@ -226,6 +227,13 @@ def _bench(verbs: Any) -> None:
         "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="(default: %(default)s)"
     )
     parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
+    parser.add_argument(
+        "--augment",
+        nargs="+",
+        metavar="NAME",
+        default=[],
+        help="such as RandAugment: adds torch's loader and ours with each of these behind the flip",
+    )
     parser.add_argument(
         "--model",
         metavar="NAME",

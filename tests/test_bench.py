@@ -60,9 +60,11 @@ def test_it_measures_writes_and_compares(
     record["cases"]["proxyloader"]["images_per_s"] *= 10
     better = tmp_path / "better.jsonl"
     better.write_text(json.dumps(record) + "\n")
-    assert main([*options, "--only", "torch", "proxyloader", "--check", str(better)]) == 1
+    assert main([*options, "--only", "torch", "proxyloader", "--augment", "AugMix", "--check", str(better)]) == 1
     assert "proxyloader is at" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2
+    assert list(last_of(out)["cases"]) == ["torch", "proxyloader", "torch + AugMix", "proxyloader + AugMix"]
+    assert all(case["images_per_s"] > 0 for case in last_of(out)["cases"].values())
 
 
 @pytest.mark.parametrize("name", ["torch", "iterator", "proxyloader", "decode-only", "decode-only, two pipelines"])
@@ -105,6 +107,8 @@ def test_what_is_not_there_is_said_in_one_line(
 ) -> None:
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--only", "tensorflow"]) != 0
     assert "there is no case tensorflow here; there is torch, upstream-proxy," in capsys.readouterr().err
+    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--augment", "Blur"]) != 0
+    assert "there is no augmentation Blur here; there is ColorJitter, RandAugment," in capsys.readouterr().err
     (tmp_path / "empty.jsonl").touch()
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--check", str(tmp_path / "empty.jsonl")]) != 0
     assert "its last line is no record of proxyloader bench" in capsys.readouterr().err

@@ -109,28 +109,12 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [
-            "swap_speed.py",
-            "--images",
-            "64",
-            "--batch-size",
-            "16",
-            "--workers",
-            "1",
-            "--rounds",
-            "1",
-            "--seconds",
-            "0.1",
-            "--transforms",
-            "plain",
-            "RandAugment",
-        ],
         ["parts.py", "--images", "16"],
         ["soak.py", "--minutes", "0.05", "--pictures", "720"],
         ["training_curves.py", "--images", "64", "--epochs", "1", "--runs", "2"],
         ["transforms.py", "--images", "4", "--rounds", "1", "--only", "hue", "RandAugment"],
     ],
-    ids=["swap_speed", "parts", "soak", "training_curves", "transforms"],
+    ids=["parts", "soak", "training_curves", "transforms"],
 )
 def test_every_benchmark_runs(arguments: list[str], tmp_path: Path) -> None:
     script, *options = arguments

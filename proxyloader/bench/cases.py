@@ -36,26 +36,32 @@ CACHED_BATCHES = 8
 class Case:
     """
     Attributes:
-        loops: of a setting.
+        loops: of a setting; and of an augmentation, by its name, where it takes one.
         is_ceiling: it leaves work out, to show what no loader can exceed.
         needs_gpu: it is left out on a CPU.
         for_models: it is there where a model is trained (True), or where none is (False); None: in either case.
+        augments: it can augment images, too.
     """
 
-    loops: Callable[[Setting], Loops]
+    loops: Callable[..., Loops]
     is_ceiling: bool = False
     needs_gpu: bool = False
     for_models: bool | None = None
+    augments: bool = False
 
 
 CASES: dict[str, Case] = {}
 """By name, in the order of the report."""
 
 
-def case(name: str, **attributes: Any) -> Callable[[Callable[[Setting], Loops]], Any]:
+WITH = " + "
+"""Between the names of a case and of what its images are augmented by."""
+
+
+def case(name: str, **attributes: Any) -> Callable[[Callable[..., Loops]], Any]:
     """Register a way to load; with attributes of Case."""
 
-    def register(loops: Callable[[Setting], Loops]) -> Callable[[Setting], Loops]:
+    def register(loops: Callable[..., Loops]) -> Callable[..., Loops]:
         CASES[name] = Case(loops, **attributes)
         return loops
 
@@ -65,34 +71,58 @@ def case(name: str, **attributes: Any) -> Callable[[Callable[[Setting], Loops]],
 def cases_for(setting: Setting) -> list[str]:
     """Those that have a meaning there."""
     trains = setting.model != "none"
-    return [
+    names = [
         name
         for name, each in CASES.items()
         if (setting.on_gpu or not each.needs_gpu) and each.for_models in (None, trains)
     ]
+    augmenting = [name for name in names if CASES[name].augments]
+    return names + [name + WITH + added for added in setting.augmentations for name in augmenting]
+
+
+def loops_of(name: str, setting: Setting) -> Loops:
+    """Of a case by its name, alone or with an augmentation."""
+    name, *added = name.split(WITH)
+    return CASES[name].loops(setting, *added)
+
+
+def is_ceiling(name: str) -> bool:
+    return name in CASES and CASES[name].is_ceiling
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
 
-TRANSFORM = transforms.Compose(
-    [
-        transforms.RandomResizedCrop(CROP_PX),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-)
+AUGMENTATIONS: dict[str, Any] = {
+    "ColorJitter": transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "RandAugment": transforms.RandAugment(),
+    "TrivialAugmentWide": transforms.TrivialAugmentWide(),
+    "AutoAugment": transforms.AutoAugment(),
+    "AugMix": transforms.AugMix(),
+}
+
+
+def transform_with(augmentation: str = "") -> transforms.Compose:
+    """torchvision's, with an augmentation behind the flip."""
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(CROP_PX),
+            transforms.RandomHorizontalFlip(),
+            *([AUGMENTATIONS[augmentation]] if augmentation else []),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
 
 
 def images_of(setting: Setting, transform: Any = None, loader: Any = default_loader) -> ConcatDataset[Any]:
     return ConcatDataset(setting.passes * [ImageFolder(setting.root, transform, loader=loader)])
 
 
-@case("torch")
-def stock(setting: Setting) -> Loops:
+@case("torch", augments=True)
+def stock(setting: Setting, augmentation: str = "") -> Loops:
     """torch's DataLoader, with torchvision's transforms in its workers."""
     loader = StockLoader(
-        images_of(setting, TRANSFORM),
+        images_of(setting, transform_with(augmentation)),
         setting.batch_size,
         shuffle=True,
         num_workers=setting.stock_workers,
@@ -277,11 +307,11 @@ def iterator(setting: Setting) -> Loops:
 # --- ours ------------------------------------------------------------------------------------------------------------
 
 
-@case("proxyloader")
-def swap(setting: Setting) -> Loops:
+@case("proxyloader", augments=True)
+def swap(setting: Setting, augmentation: str = "") -> Loops:
     """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
     loader: DataLoader[Any] = DataLoader(
-        images_of(setting, TRANSFORM),
+        images_of(setting, transform_with(augmentation)),
         setting.batch_size,
         shuffle=True,
         num_workers=setting.workers,

@@ -21,7 +21,7 @@ import psutil
 import torch
 import torchvision
 
-from .cases import CASES
+from .cases import loops_of
 from .setting import Setting
 
 SAMPLED_EVERY_S = 0.05
@@ -103,7 +103,7 @@ def _serve(name: str, setting: Setting, connection: Connection) -> None:
     memory = _GpuMemory(setting)
     use = _training(setting) if setting.model != "none" else _nothing
     begin = time.perf_counter()
-    loops = CASES[name].loops(setting)
+    loops = loops_of(name, setting)
     first = iter(next(loops))
     use(next(first))
     _wait_for_gpu()

@@ -13,7 +13,7 @@ from torchvision.datasets import ImageFolder
 
 from ..make_dataset import make_dataset, usable_cores
 from . import report
-from .cases import CASES, cases_for
+from .cases import AUGMENTATIONS, CASES, WITH, cases_for
 from .machine import warnings_for
 from .rounds import run
 from .setting import Setting
@@ -35,15 +35,20 @@ def bench(args: argparse.Namespace) -> int:
         ValueError: there is no such case or GPU, or no record to compare with.
     """
     earlier = report.last_of(args.check) if args.check else None
+    for name in args.augment:
+        if name not in AUGMENTATIONS:
+            raise ValueError(f"there is no augmentation {name} here; there is {', '.join(AUGMENTATIONS)}")
     setting = setting_of(args)
     names = cases_for(setting)
     unknown = [name for name in args.only or () if name not in names]
     if unknown:
         raise ValueError(f"there is no case {', '.join(unknown)} here; there is {', '.join(names)}")
+    if args.only:
+        names = [name for name in names if name in args.only or name.split(WITH)[0] in args.only]
     console = Console()
     for warning in warnings_for(setting):
         console.print(f"[bold yellow]! {warning}")
-    outcomes = run(setting, [name for name in names if name in (args.only or names)], args.rounds, args.seconds)
+    outcomes = run(setting, names, args.rounds, args.seconds)
     record = report.record_of(setting, outcomes, " ".join(["proxyloader", *sys.argv[1:]]))
     report.append(record, args.out)
     args.out.with_suffix(".md").write_text(report.as_markdown(record))
@@ -80,5 +85,6 @@ def setting_of(args: argparse.Namespace) -> Setting:
         hw_decoder_load=args.hw_decoder_load,
         dtype=args.dtype,
         channels_last=args.channels_last,
+        augmentations=tuple(args.augment),
         model=args.model,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from .cases import CASES
+from .cases import is_ceiling
 from .machine import machine
 from .rounds import Outcome
 from .setting import Setting
@@ -54,7 +54,7 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
             "p99": _median(waits[1], 3),
             "max": round(max(waits[2]), 3),
         },
-        "pause_ms": _median([each.pause_ms for each in rounds], 1),
+        "pause_ms": _median([each.pause_ms for each in rounds], 3),
         "host_mb": round(max(each.host_mb for each in rounds), 1),
     }
     for name in ("gpu_mb", "gpu_percent", "jpeg_percent"):
@@ -73,8 +73,8 @@ HEADINGS = (
     *("wait, ms: p50", "p99", "max", "first of a loop", "host MB", "GPU MB", "GPU %", "JPEG %"),
 )
 
-SPEEDS = 6
-"""Of the headings, so many are about speed."""
+TABLES = {"how fast": range(1, 4), "what it takes": (4, *range(10, 14)), "how long one waits": range(5, 10)}
+"""For a terminal, which is narrow: the columns of each beside the case's name."""
 
 
 def rows_of(record: Record) -> list[list[str]]:
@@ -82,7 +82,7 @@ def rows_of(record: Record) -> list[list[str]]:
     ours = record["cases"].get(OURS, {}).get("images_per_s")
     rows = []
     for name, case in record["cases"].items():
-        shown = f"{name} (ceiling)" if name in CASES and CASES[name].is_ceiling else name
+        shown = f"{name} (ceiling)" if is_ceiling(name) else name
         if "images_per_s" not in case:
             rows.append([shown, f"failed: {case['failure']}", *[""] * (len(HEADINGS) - 2)])
             continue
@@ -106,21 +106,21 @@ def rows_of(record: Record) -> list[list[str]]:
 
 
 def as_tables(record: Record) -> list[Table]:
-    """For a terminal: how fast, and what it takes."""
+    """For a terminal."""
     told = record["machine"]
-    title = (
+    setting = (
         f"{told['gpu'] or 'CPU'}, {told['cores']} cores: {record['images']:,} images, batch "
         f"{record['batch_size']}, {record['workers']} workers, model {record['model']}"
     )
     tables = []
-    for columns in (range(SPEEDS), (0, *range(SPEEDS, len(HEADINGS)))):
-        table = Table(title=title)
+    for title, columns in TABLES.items():
+        table = Table(title=f"{title} ({setting})")
+        table.add_column(HEADINGS[0], no_wrap=True)
         for k in columns:
-            table.add_column(HEADINGS[k], justify="left" if k == 0 else "right")
+            table.add_column(HEADINGS[k], justify="right")
         for row in rows_of(record):
-            table.add_row(*(row[k] for k in columns))
+            table.add_row(row[0], *(row[k] for k in columns))
         tables.append(table)
-        title = "what they take"
     return tables
 
 
@@ -144,7 +144,9 @@ def plot(record: Record, path: Path) -> None:
         [speed - min(case["images_per_s_rounds"]) for speed, case in zip(speeds, cases.values())],
         [max(case["images_per_s_rounds"]) - speed for speed, case in zip(speeds, cases.values())],
     ]
-    colors = ["tab:green" if name == OURS else "lightgrey" if CASES[name].is_ceiling else "tab:blue" for name in cases]
+    colors = [
+        "tab:green" if name.startswith(OURS) else "lightgrey" if is_ceiling(name) else "tab:blue" for name in cases
+    ]
     figure = Figure(figsize=(8, 0.5 * len(cases) + 1.5), layout="constrained")
     axes = figure.subplots()
     axes.barh(list(cases), speeds, xerr=spread, color=colors, capsize=3)

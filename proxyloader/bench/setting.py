@@ -26,6 +26,7 @@ class Setting:
         hw_decoder_load: share of the JPEGs for the GPU's engines.
         dtype: of the images, by torch's name for it.
         channels_last: of the batches.
+        augmentations: of torch's loader and ours, each in a case of its own.
         model: torchvision's name of what is trained on the batches; "none": they are only taken.
     """
 
@@ -40,6 +41,7 @@ class Setting:
     hw_decoder_load: float = 1.0
     dtype: str = "float32"
     channels_last: bool = False
+    augmentations: tuple[str, ...] = ()
     model: str = "none"
 
     @property
