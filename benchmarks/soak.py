@@ -41,7 +41,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -197,8 +197,8 @@ class Settings:
     persistent_workers: bool
     prefetch_factor: int
     prefetch: int
-    num_threads: int | None
-    hw_decoder_load: float
+    num_threads: int | Literal["auto"]
+    hw_decoder_load: float | Literal["auto"]
     drop_last: bool
     in_order: bool
     pin_memory: bool
@@ -234,8 +234,8 @@ class Settings:
             persistent_workers=workers > 0 and rng.random() < 0.5,
             prefetch_factor=rng.randint(1, 4),
             prefetch=rng.randint(1, 4),
-            num_threads=rng.choice([None, 1, 2, 3]),
-            hw_decoder_load=rng.choice([0.0, 0.65, 1.0, 1.0]),
+            num_threads=rng.choice(["auto", 1, 2, 3]),
+            hw_decoder_load=rng.choice([0.0, 0.65, 1.0, "auto"]),
             drop_last=batch_size is not None and order != "batches" and rng.random() < 0.3,
             in_order=rng.random() < 0.75,
             pin_memory=rng.random() < 0.3,

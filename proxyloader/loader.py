@@ -72,8 +72,11 @@ class DataLoader(TorchDataLoader[T]):
             all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself where
             torchvision is faster at a transform than DALI.)
         prefetch: most decoded batches that wait for the training loop.
-        num_threads: DALI's CPU threads; by default the cores of this process, and at most 4 where a GPU decodes.
-        hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some.
+        num_threads: DALI's CPU threads. "auto": the cores of this process; where a GPU decodes, at most 4 of them, or
+            what a measurement finds clearly faster.
+        hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some. "auto": all, or what
+            is found clearly faster, with the first batch of 32 images or more. The answer is kept for later runs, in
+            ``~/.cache/proxyloader/decoding.json``.
 
     Raises:
         UnsupportedTransformError: the dataset's transform is not translated; names position and class.
@@ -112,8 +115,8 @@ class DataLoader(TorchDataLoader[T]):
         check_scans: bool = True,
         unsupported: Unsupported = "raise",
         prefetch: int = 2,
-        num_threads: int | None = None,
-        hw_decoder_load: float = 1.0,
+        num_threads: int | Literal["auto"] = "auto",
+        hw_decoder_load: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(
             dataset,
@@ -135,15 +138,17 @@ class DataLoader(TorchDataLoader[T]):
             in_order=in_order,
         )
         _at_least("prefetch", prefetch, 1)
-        for name, value, least in (("num_threads", num_threads, 1), ("seed", seed, 0), ("max_pixels", max_pixels, 1)):
+        for name, value, least in (("seed", seed, 0), ("max_pixels", max_pixels, 1)):
             if value is not None:
                 _at_least(name, value, least)
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {on_error!r}")
         if on_error == "replace" and isinstance(dataset, IterableDataset):
             raise ValueError("on_error='replace' needs a dataset with indices; with an IterableDataset use 'skip'")
-        if not isinstance(hw_decoder_load, (int, float)) or not 0 <= hw_decoder_load <= 1:
-            raise ValueError(f"hw_decoder_load is a share from 0 to 1, got {hw_decoder_load!r}")
+        if num_threads != "auto":
+            _at_least("num_threads", num_threads, 1, ", or 'auto'")
+        if hw_decoder_load != "auto" and not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
+            raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {hw_decoder_load!r}")
         if unsupported not in UNSUPPORTED:
             raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {unsupported!r}")
         check_device(device)
@@ -341,16 +346,22 @@ class DataLoader(TorchDataLoader[T]):
         from .server import PlanServer
 
         device_id = cuda_ordinal(self.device)
-        options = PipelineOptions(run_size(self), device_id, self.num_threads, self.prefetch + 1, self.hw_decoder_load)
+        options = PipelineOptions(
+            run_size(self),
+            device_id,
+            None if self.num_threads == "auto" else self.num_threads,
+            self.prefetch + 1,
+            None if self.hw_decoder_load == "auto" else self.hw_decoder_load,
+        )
         self._servers = {
             key: self._servers.get(key) or PlanServer(plan, options, self._format) for key, plan in plans.items()
         }
         return self._servers if self.server is None else self._servers | {self.server.key: self.server}
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def _at_least(name: str, value: Any, least: int, other: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is a whole number, {least} or more; got {value!r}")
+        raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")
 
 
 @functools.cache

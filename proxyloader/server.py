@@ -31,6 +31,7 @@ from .packing import one_kind
 from .pipeline import PipelineOptions, build_pipeline
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
 from .transforms.plan import Plan
+from .tuning import is_to_be_tuned, tuned
 
 log = logging.getLogger("proxyloader")
 
@@ -350,11 +351,25 @@ class PlanServer(ProxyServer):
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: BatchFormat) -> None:
-        self._rest, self._format = plan.rest, format
+        self._plan, self._rest, self._format = plan, plan.rest, format
         # DALI has no bfloat16; and what is left to be done wants what torchvision would give it.
         float16 = format.dtype == torch.float16 and plan.rest is None
         self._channels_last = format.channels_last and plan.rest is None
-        super().__init__(build_pipeline(plan, replace(options, float16=float16, channels_last=self._channels_last)))
+        self._options = replace(options, float16=float16, channels_last=self._channels_last)
+        super().__init__(build_pipeline(plan, self._options))
+
+    def submit(self, inputs: Sequence[Any]) -> Ticket:
+        if is_to_be_tuned(self._options, len(inputs[0])):
+            with self._lock:
+                self._tune(list(inputs[0]))
+        return super().submit(inputs)
+
+    def _tune(self, images: list[Any]) -> None:
+        """Settle what is open in the options, by the first full batch."""
+        before, self._options = self._options, tuned(self._options, images)
+        if (self._options.threads, self._options.engine_share) != (before.threads, before.engine_share):
+            self.settle()
+            self._pipe = build_pipeline(self._plan, self._options)
 
     def collect(self, ticket: Ticket) -> Outputs:
         return list(map(self._finished, super().collect(ticket)))

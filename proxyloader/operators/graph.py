@@ -23,9 +23,10 @@ class PipelineOptions:
     Attributes:
         batch_size: most images that one run takes.
         device_id: CUDA ordinal, or None for the CPU.
-        num_threads: DALI's CPU threads; None: the cores of this process on the CPU, at most 4 of them beside a GPU.
+        num_threads: DALI's CPU threads; None: left open, see ``threads``.
         prefetch_queue_depth: runs that DALI prepares memory for.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one; None: left open,
+            see ``engine_share``.
         float16: images that are floats come out as float16, rounded once.
         channels_last: images come out as (H, W, C).
     """
@@ -34,12 +35,18 @@ class PipelineOptions:
     device_id: int | None = None
     num_threads: int | None = None
     prefetch_queue_depth: int = 2
-    hw_decoder_load: float = 1.0
+    hw_decoder_load: float | None = None
     float16: bool = False
     channels_last: bool = False
 
     @property
+    def engine_share(self) -> float:
+        """``hw_decoder_load``; where that is open, all of them."""
+        return 1.0 if self.hw_decoder_load is None else self.hw_decoder_load
+
+    @property
     def threads(self) -> int:
+        """``num_threads``; where that is open, the cores of this process on the CPU, at most 4 of them beside a GPU."""
         if self.num_threads is not None:
             return self.num_threads
         cores = len(os.sched_getaffinity(0))
@@ -162,7 +169,7 @@ class Graph:
         chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
         if self.options.device_id is None:
             return chosen | {"device": "cpu"}
-        return chosen | {"device": "mixed", "hw_decoder_load": self.options.hw_decoder_load}
+        return chosen | {"device": "mixed", "hw_decoder_load": self.options.engine_share}
 
     def decoded(self) -> Any:
         if self.node is None:

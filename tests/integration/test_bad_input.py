@@ -202,8 +202,8 @@ def test_images_of_several_sizes_cannot_be_stacked_and_the_error_says_what_to_do
     [
         (dict(prefetch=0), "prefetch is a whole number, 1 or more; got 0"),
         (dict(prefetch=1.5), "prefetch is a whole number"),
-        (dict(num_threads=0), "num_threads is a whole number"),
-        (dict(hw_decoder_load=2), "hw_decoder_load is a share from 0 to 1, got 2"),
+        (dict(num_threads=0), "num_threads is a whole number, 1 or more, or 'auto'; got 0"),
+        (dict(hw_decoder_load=2), "hw_decoder_load is a share from 0 to 1, or 'auto'; got 2"),
         (dict(device="meta"), "device is a CUDA device .* or 'cpu', got 'meta'"),
         (dict(num_workers=-1), "num_workers option should be non-negative"),
         (dict(batch_size=4, batch_sampler=[[1]]), "mutually exclusive"),
