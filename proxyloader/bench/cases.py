@@ -29,6 +29,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Loops = Iterator[Iterator[Any]]
 """Loops over batches, one after the other, without end; each goes ``passes`` times over the images."""
 
+RUNS_UNDER_WAY = 3
+"""Of a DALI pipeline of one of these cases."""
+
 CACHED_BATCHES = 8
 
 
@@ -41,6 +44,7 @@ class Case:
         needs_gpu: it is left out on a CPU.
         for_models: it is there where a model is trained (True), or where none is (False); None: in either case.
         augments: it can augment images, too.
+        runs_ahead: into the next loop, so that batches lie ready when a round begins.
     """
 
     loops: Callable[..., Loops]
@@ -48,6 +52,7 @@ class Case:
     needs_gpu: bool = False
     for_models: bool | None = None
     augments: bool = False
+    runs_ahead: bool = False
 
 
 CASES: dict[str, Case] = {}
@@ -80,14 +85,13 @@ def cases_for(setting: Setting) -> list[str]:
     return names + [name + WITH + added for added in setting.augmentations for name in augmenting]
 
 
+def case_of(name: str) -> Case:
+    """By its name, alone or with an augmentation."""
+    return CASES[name.split(WITH)[0]]
+
+
 def loops_of(name: str, setting: Setting) -> Loops:
-    """Of a case by its name, alone or with an augmentation."""
-    name, *added = name.split(WITH)
-    return CASES[name].loops(setting, *added)
-
-
-def is_ceiling(name: str) -> bool:
-    return name in CASES and CASES[name].is_ceiling
+    return case_of(name).loops(setting, *name.split(WITH)[1:])
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ def graph(setting: Setting) -> Any:
         num_threads=setting.threads,
         device_id=0 if setting.on_gpu else None,
         exec_dynamic=True,
-        prefetch_queue_depth=3,
+        prefetch_queue_depth=RUNS_UNDER_WAY,
     )
 
 
@@ -292,13 +296,13 @@ def reader(setting: Setting, hw_decoder_load: float | None) -> Loops:
         yield ((in_format(setting, batch["data"]), batch["label"].flatten().long()) for (batch,) in passes)
 
 
-@case("iterator, DALI's defaults", needs_gpu=True)
+@case("iterator, DALI's defaults", needs_gpu=True, runs_ahead=True)
 def iterator_by_default(setting: Setting) -> Loops:
     """DALI's file reader and iterator; the decoder leaves a third of the JPEGs to CUDA."""
     return reader(setting, None)
 
 
-@case("iterator")
+@case("iterator", runs_ahead=True)
 def iterator(setting: Setting) -> Loops:
     """DALI's file reader and iterator, with the decoder set as ours is."""
     return reader(setting, setting.hw_decoder_load)
@@ -329,13 +333,13 @@ def swap(setting: Setting, augmentation: str = "") -> Loops:
 # --- ceilings --------------------------------------------------------------------------------------------------------
 
 
-@case("decode-only", is_ceiling=True, for_models=False)
+@case("decode-only", is_ceiling=True, for_models=False, runs_ahead=True)
 def decoder_alone(setting: Setting) -> Loops:
     """DALI's file reader and decoder, and nothing else."""
     return decoders(setting, 1)
 
 
-@case("decode-only, two pipelines", is_ceiling=True, for_models=False)
+@case("decode-only, two pipelines", is_ceiling=True, for_models=False, runs_ahead=True)
 def two_decoders(setting: Setting) -> Loops:
     """The same, in two pipelines at once."""
     return decoders(setting, 2)

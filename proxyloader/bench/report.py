@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from .cases import is_ceiling
+from .cases import case_of
 from .machine import machine
 from .rounds import Outcome
 from .setting import Setting
@@ -82,7 +82,7 @@ def rows_of(record: Record) -> list[list[str]]:
     ours = record["cases"].get(OURS, {}).get("images_per_s")
     rows = []
     for name, case in record["cases"].items():
-        shown = f"{name} (ceiling)" if is_ceiling(name) else name
+        shown = f"{name} (ceiling)" if case_of(name).is_ceiling else name
         if "images_per_s" not in case:
             rows.append([shown, f"failed: {case['failure']}", *[""] * (len(HEADINGS) - 2)])
             continue
@@ -145,7 +145,8 @@ def plot(record: Record, path: Path) -> None:
         [max(case["images_per_s_rounds"]) - speed for speed, case in zip(speeds, cases.values())],
     ]
     colors = [
-        "tab:green" if name.startswith(OURS) else "lightgrey" if is_ceiling(name) else "tab:blue" for name in cases
+        "tab:green" if name.startswith(OURS) else "lightgrey" if case_of(name).is_ceiling else "tab:blue"
+        for name in cases
     ]
     figure = Figure(figsize=(8, 0.5 * len(cases) + 1.5), layout="constrained")
     axes = figure.subplots()
