@@ -54,7 +54,7 @@ LANCZOS = Bound(0.1, 1, 12)
 """As BICUBIC, with more overshoots that are cut off."""
 
 RANDOM = Bound(0.05, 1, 3)
-LARGE_RANDOM = Bound(0.05, 3, 12)
+LARGE_RANDOM = Bound(0.25, 3, 12, gpu_mean=0.05)
 """Of crops of any size few pixels are half-way between two levels."""
 
 NOT_THIN = ("one pixel high", "one pixel wide")

@@ -27,10 +27,13 @@ def resize(graph: Graph, step: Resize) -> None:
     sizes = [graph.drawn(2) for _ in range(step.columns // 2)]
     graph.settle()
     # The edges of Lanczos are off far into the image.
-    small = step.to.least_edge < EXACT_EDGES_BELOW or step.interpolation == "lanczos"
-    resized = _resized_with_exact_edges if step.antialias and small else _resized
-    for size in sizes:
-        resized(graph, step, size)
+    if step.antialias and (step.to.least_edge < EXACT_EDGES_BELOW or step.interpolation == "lanczos"):
+        for size in sizes:
+            _resized_with_exact_edges(graph, step, size)
+    else:
+        # In a pass for each side, as Pillow does it, a CPU takes a third longer for all of its work.
+        for size in sizes if graph.options.device_id is not None else sizes[-1:]:
+            _resized(graph, step, size)
 
 
 def _resized(graph: Graph, step: Resize, size: Any, **region: Any) -> None:
