@@ -213,7 +213,7 @@ def _bench(verbs: Any) -> None:
         "--stock-workers", metavar="N", type=int, help="of torch's loader (default: one for each core, at most 16)"
     )
     parser.add_argument(
-        "--threads", metavar="N", type=int, help="of DALI on the CPU (default: 4 with a GPU, else one for each core)"
+        "--threads", metavar="N", type=int, help="of DALI on the CPU (default: 4 with a GPU, else one more than cores)"
     )
     parser.add_argument(
         "--hw-decoder-load",

@@ -72,8 +72,8 @@ class DataLoader(TorchDataLoader[T]):
             all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself where
             torchvision is faster at a transform than DALI.)
         prefetch: most decoded batches that wait for the training loop.
-        num_threads: DALI's CPU threads. "auto": the cores of this process; where a GPU decodes, at most 4 of them, or
-            what a measurement finds clearly faster.
+        num_threads: DALI's CPU threads. "auto": one more than this process has cores; where a GPU decodes, at most 4,
+            or what a measurement finds clearly faster.
         hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some. "auto": all, or what
             is found clearly faster, with the first batch of 32 images or more. The answer is kept for later runs, in
             ``~/.cache/proxyloader/decoding.json``.

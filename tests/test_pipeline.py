@@ -264,8 +264,8 @@ class TestExactEdges:
 
 
 class TestOptions:
-    def test_threads_on_the_cpu_are_all_cores_of_the_process(self) -> None:
-        assert PipelineOptions(8).threads == len(os.sched_getaffinity(0))
+    def test_threads_on_the_cpu_are_one_more_than_the_cores_of_the_process(self) -> None:
+        assert PipelineOptions(8).threads == len(os.sched_getaffinity(0)) + 1
 
     def test_threads_beside_a_gpu_are_at_most_four(self) -> None:
         assert PipelineOptions(8, device_id=0).threads == min(4, len(os.sched_getaffinity(0)))

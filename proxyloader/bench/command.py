@@ -80,7 +80,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         batch_size=args.batch_size,
         workers=min(8, cores) if args.workers is None else args.workers,
         stock_workers=min(16, cores) if args.stock_workers is None else args.stock_workers,
-        threads=args.threads or (4 if on_gpu else cores),
+        threads=args.threads or (4 if on_gpu else cores + 1),
         device=device,
         hw_decoder_load=args.hw_decoder_load,
         dtype=args.dtype,

@@ -46,11 +46,13 @@ class PipelineOptions:
 
     @property
     def threads(self) -> int:
-        """``num_threads``; where that is open, the cores of this process on the CPU, at most 4 of them beside a GPU."""
+        """``num_threads``; where that is open, at most 4 beside a GPU, and on the CPU one more than this process has cores:
+        at the end of each operator most threads wait for those with the last images.
+        """
         if self.num_threads is not None:
             return self.num_threads
         cores = len(os.sched_getaffinity(0))
-        return cores if self.device_id is None else min(4, cores)
+        return cores + 1 if self.device_id is None else min(4, cores)
 
 
 class Graph:
