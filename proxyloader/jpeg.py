@@ -16,6 +16,7 @@ _DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _RGB_COMPONENT_IDS = b"RGB"
 _NO_SAMPLING = 0x11
+_BEFORE_SCANS = frozenset({0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}) | _DECODED_ALIKE | _OTHER_FRAMES
 _BETWEEN_SCANS = frozenset({0xC4, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _ALL_COEFFICIENTS = (1 << 64) - 1
 _SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
@@ -53,7 +54,7 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
         if length < 2 or at + 2 + length > end:
             return None
         if marker in _DECODED_ALIKE or marker in _OTHER_FRAMES:
-            if length < 8:
+            if length < 8 or frame is not None:
                 return None
             bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
             if length < 8 + 3 * components:
@@ -65,6 +66,8 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
             frame = height, width, alike, ids, marker == 0xC2
         elif marker == 0xEE and length >= 14 and bytes(data[at + 4 : at + 9]) == b"Adobe":
             adobe_transform = data[at + 15]
+        elif marker not in _BEFORE_SCANS and marker != 0xDA:
+            return None  # see NOTE [ What DALI cannot parse ] in _dali.py
         elif marker == 0xDA:
             if frame is None or 0 in frame[:2]:
                 return None

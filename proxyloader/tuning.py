@@ -11,7 +11,6 @@ from the engines and from CUDA differ by a level here and there, and should not 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import logging
 import math
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from .operators import PipelineOptions
-from .pipeline import decoding_s
+from .pipeline import DECODER, decoding_s
 
 log = logging.getLogger("proxyloader")
 
@@ -107,18 +106,12 @@ def _key(options: PipelineOptions, images: list[Any]) -> str:
     parts = [
         "CPU" if options.device_id is None else torch.cuda.get_device_name(options.device_id),
         f"{len(os.sched_getaffinity(0))} cores",
-        *(f"{name} {importlib.metadata.version(name)}" for name in _packages()),
+        DECODER,
         f"batches of {options.batch_size}",
         f"files of about {2 ** round(math.log2(max(1.0, mean_bytes)) - 10)} KiB",
         *(f"{name}={value}" for name, value in given.items() if value is not None),
     ]
     return ", ".join(parts)
-
-
-def _packages() -> list[str]:
-    """The decoders' own."""
-    names = (distribution.metadata["Name"] or "" for distribution in importlib.metadata.distributions())
-    return sorted({name for name in names if name.startswith(("nvidia-dali", "nvidia-nvimgcodec"))})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms import PILToTensor
 
+from proxyloader import ProxyServer
+from proxyloader.errors import PipelineError
 from proxyloader.jpeg import read_jpeg_header
 from proxyloader.photograph import photograph
+from proxyloader.pipeline import PipelineOptions, build_pipeline
+from proxyloader.transforms.registry import plan_for
+
+from .jpeg_writer import segment
 
 
 def plain_jpeg(**options: bool) -> bytes:
@@ -48,3 +58,72 @@ def test_a_progressive_file_without_its_last_scan_is_left_to_pillow() -> None:
     header = read_jpeg_header(data[:last] + b"\xff\xd9")
     assert header is not None and not header.as_pillow
     assert Image.open(io.BytesIO(data[:last] + b"\xff\xd9")).convert("RGB").size == (90, 61)
+
+
+# --- see NOTE [ What DALI cannot parse ] -----------------------------------------------------------------------------
+
+HEADER_BYTES = plain_jpeg().find(b"\xff\xda") + 14
+
+
+@pytest.mark.parametrize("marker", [0x00, 0x01, 0xBF, 0xC8, 0xD0, 0xD8, 0xD9, 0xDC, 0xDE, 0xF0, 0xFD])
+def test_a_marker_that_has_no_business_before_the_scans_is_left_to_pillow(marker: int) -> None:
+    data = plain_jpeg()
+    assert read_jpeg_header(data[:2] + segment(marker, b"12345678") + data[2:]) is None
+
+
+def test_two_frames_are_left_to_pillow() -> None:
+    data = plain_jpeg()
+    frame = segment(0xC6, data[data.find(b"\xff\xc0") + 4 :][:15])
+    assert read_jpeg_header(data[:2] + frame + data[2:]) is None
+
+
+Change = tuple[int, str, int]
+"""Where in the header, what, and a byte."""
+
+changes = st.lists(
+    st.tuples(
+        st.integers(2, HEADER_BYTES),
+        st.sampled_from(["replace", "insert", "remove"]),
+        st.sampled_from([0x00, 0xFF]) | st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+class Dali:
+    """DALI's decoder, of one image at a time, where it cannot do harm."""
+
+    server: ProxyServer | None = None
+
+    def parses(self, data: bytes) -> bool:
+        """Whether it comes as far as to the pixels."""
+        if self.server is None:
+            self.server = ProxyServer(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, num_threads=1)))
+        try:
+            self.server.collect(self.server.submit([[np.frombuffer(data, np.uint8)]]))
+        except PipelineError as error:
+            self.server = None
+            return "Failed to decode sample" in str(error)
+        return True
+
+
+DALI = Dali()
+
+
+def test_dali_says_when_it_cannot_parse() -> None:
+    data = plain_jpeg()
+    assert DALI.parses(data) and not DALI.parses(data[:2] + segment(0x00, b"12345678") + data[2:])
+    tables = data.find(b"\xff\xc4")
+    assert DALI.parses(data[: tables + 5] + b"\xff" * 16 + data[tables + 21 :]), "it fails, but later"
+
+
+@given(progressive=st.booleans(), changed=changes)
+@settings(max_examples=1000, deadline=None)
+def test_dali_can_parse_what_is_not_left_to_pillow(progressive: bool, changed: list[Change]) -> None:
+    data = plain_jpeg(progressive=progressive)
+    for at, what, byte in changed:
+        data = data[:at] + (b"" if what == "remove" else bytes([byte])) + data[at + (what != "insert") :]
+    header = read_jpeg_header(data)
+    if header is not None and header.as_pillow and header.height * header.width < 1 << 20:
+        assert DALI.parses(data)

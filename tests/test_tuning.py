@@ -127,7 +127,10 @@ class TestTheMeasurement:
         assert tuned(PipelineOptions(64), files).num_threads
 
     def test_a_bad_image_is_left_to_the_run_that_it_belongs_to(self, files: list[np.ndarray], cache: Path) -> None:
-        found = tuned(PipelineOptions(64), [*files, np.zeros(100, np.uint8)])
+        bad = files[0].copy()
+        tables = bad.tobytes().find(b"\xff\xc4")
+        bad[tables + 5 : tables + 21] = 0xFF  # counts of Huffman codes that cannot be
+        found = tuned(PipelineOptions(64), [*files, bad])
         assert found.num_threads and found.hw_decoder_load == 1.0 and not cache.exists()
 
 

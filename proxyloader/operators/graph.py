@@ -46,8 +46,8 @@ class PipelineOptions:
 
     @property
     def threads(self) -> int:
-        """``num_threads``; where that is open, at most 4 beside a GPU, and on the CPU one more than this process has cores:
-        at the end of each operator most threads wait for those with the last images.
+        """``num_threads``; where that is open, at most 4 beside a GPU, and on the CPU one more than there are cores: at
+        the end of each operator most threads wait for those with the last images.
         """
         if self.num_threads is not None:
             return self.num_threads
