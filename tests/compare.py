@@ -138,7 +138,7 @@ BICUBIC = Bound(0.1, 1, 4)
 LARGE_BILINEAR = Bound(0.2, 2, 16)
 """From EXACT_EDGES_BELOW on DALI repeats the edge where torchvision shortens the filter: outermost pixels differ."""
 
-LARGE_BICUBIC = Bound(0.25, 5, 16, gpu_mean=0.1)
+LARGE_BICUBIC = Bound(0.3, 5, 16, gpu_mean=0.1)
 """As LARGE_BILINEAR, in a frame two pixels wide; where the image grows, as many times wider. A CPU resizes in one pass,
 without Pillow's rounding between two."""
 

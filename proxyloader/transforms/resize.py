@@ -138,7 +138,7 @@ ROUNDING = "values half-way between two levels are rounded up, by DALI to the ev
 LARGE = "the outermost pixels differ more, and a CPU does not round between two passes, as Pillow does"
 FILTERED = {
     "bilinear": Closeness(0.25, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
-    "bicubic": Closeness(0.25, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
+    "bicubic": Closeness(0.3, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
     "lanczos": Closeness(0.1, 2, 12, ROUNDING),
 }
 """By filter. At the edges DALI repeats the outermost pixels where torchvision shortens the filter."""
