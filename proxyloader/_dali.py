@@ -12,9 +12,9 @@ PER_BACKEND, gives decoders a stream of their own; ``tests/gpu/test_behind.py`` 
 
 NOTE [ What DALI cannot parse ]
 DALI's image decoder reads the headers of a batch in several threads. Where it cannot make sense of one, it gives up
-without waiting for the other threads, which go on in memory that is no longer theirs: about one such batch in 300 ends
-the process (DALI 2.4, batches of 49). What fails later, while its pixels are decoded, does no harm. So a worker gives
-DALI no JPEG whose header DALI cannot parse: ``jpeg.py`` refuses, and so leaves to Pillow, whatever is unusual there.
+without waiting for the other threads, which go on in memory that is no longer theirs, and now and then end the process
+(DALI 2.4, on a CPU). What fails later, while its pixels are decoded, does no harm. So a worker gives DALI no JPEG whose
+header DALI cannot parse: ``jpeg.py`` refuses, and so leaves to Pillow, whatever is unusual there.
 """
 
 from __future__ import annotations

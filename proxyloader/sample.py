@@ -191,7 +191,7 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
 
 
 def _content(path: str) -> bytes:
-    """All of a file, in four calls of the system; Python's own way takes three more, which tells in a loader."""
+    """All of a file, in four calls of the system; Python's own way takes three more."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         wanted = os.fstat(descriptor).st_size + 1  # so that a short answer is all there is

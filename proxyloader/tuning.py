@@ -3,7 +3,7 @@
 NOTE [ What is measured ]
 Which share is best depends on the GPU: some have seven JPEG engines, some one, some none, and what the engines are not
 given is decoded by CUDA. So the first full batch of a loader on a GPU is decoded a few times with each of a few
-settings, in a second or two, and the answer is kept on disk, for this GPU, these versions, this size of batch and files
+settings, and the answer is kept on disk, for this GPU, these versions, this size of batch and files
 of about this size. The first of the settings, all on the engines, is left only for one that is clearly faster: pictures
 from the engines and from CUDA differ by a level here and there, and should not differ from one run to the next.
 """

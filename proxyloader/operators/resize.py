@@ -31,7 +31,7 @@ def resize(graph: Graph, step: Resize) -> None:
         for size in sizes:
             _resized_with_exact_edges(graph, step, size)
     else:
-        # In a pass for each side, as Pillow does it, a CPU takes a third longer for all of its work.
+        # A pass for each side, as Pillow has, is dear on a CPU: DALI resizes the other side, too, to what it is.
         for size in sizes if graph.options.device_id is not None else sizes[-1:]:
             _resized(graph, step, size)
 
