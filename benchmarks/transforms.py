@@ -30,10 +30,12 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
-from proxyloader import EncodedImage, ProxyServer, compile_transforms
+from proxyloader import EncodedImage, compile_transforms
+from proxyloader.batch_format import BatchFormat
 from proxyloader.bench.machine import machine
 from proxyloader.make_dataset import make_dataset
-from proxyloader.pipeline import PipelineOptions, build_pipeline
+from proxyloader.operators import PipelineOptions
+from proxyloader.plan_server import PlanServer
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
 CASES: dict[str, list[Any]] = {
@@ -71,7 +73,7 @@ class Case:
         compiled = compile_transforms(self.transform)
         threads = 1 if device_id is None else 4
         options = PipelineOptions(len(files), device_id=device_id, num_threads=threads)
-        self.server, self.files = ProxyServer(build_pipeline(compiled.plan, options)), files
+        self.server, self.files = PlanServer(compiled.plan, options, BatchFormat()), files
         self.batches = []
         for _ in range(1 if device_id is None else MOST_BATCHES):
             calls = [compiled(EncodedImage.from_bytes(data)).call for data in files]

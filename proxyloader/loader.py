@@ -343,7 +343,7 @@ class DataLoader(TorchDataLoader[T]):
         if not plans:
             return {} if self.server is None else {self.server.key: self.server}
         from .pipeline import PipelineOptions
-        from .server import PlanServer
+        from .plan_server import PlanServer
 
         device_id = cuda_ordinal(self.device)
         options = PipelineOptions(

@@ -9,13 +9,14 @@ from typing import Any
 
 from ._dali import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, run, tensor_list, types
 from ._dali import __version__ as dali_version
+from .last_steps import split
 from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions
 from .transforms.convert import ToTensor
 from .transforms.plan import Branch, ImageState, Plan, plan_of
 
-DECODER = f"DALI {dali_version}"
-"""What decodes."""
+DALI_VERSION = f"DALI {dali_version}"
+"""Whose pipelines these are: pictures may differ from one to another."""
 
 TIMES = 6
 """A batch is decoded to see how long it takes."""
@@ -101,9 +102,11 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
         columns = sum(step.columns for step in steps)
         graph = _Watched(PipelineOptions(1, device_id), encoded, draws, columns)
-        output, *_ = graph.outputs_of(steps)
+        in_dali, last = (steps, ()) if device_id is None else split(steps)
+        output, *_ = graph.outputs_of(in_dali)
+        reached = [*graph.reached, *graph.reached[-1:] * len(last)]
         # A Normalize at the end is the output itself.
-        reached = [*graph.reached, output, output][: len(steps) + 2]
+        reached = [*reached, output, output][: len(steps) + 2]
         return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
 
 

@@ -18,24 +18,21 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
 
 from . import _dali, forks
-from .batch_format import BatchFormat, stacked
+from .batch_format import stacked
 from .errors import InputError, PipelineError
 from .packing import one_kind
-from .pipeline import PipelineOptions, build_pipeline
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
-from .transforms.plan import Plan
-from .tuning import is_to_be_tuned, tuned
 
 log = logging.getLogger("proxyloader")
 
-Outputs = list["torch.Tensor | list[torch.Tensor]"]
+Output = Union["torch.Tensor", "list[torch.Tensor]"]
+Outputs = list[Output]
 
 Kinds = tuple[tuple[str, int], ...]
 """(dtype, number of dimensions) of each input of a pipeline."""
@@ -233,7 +230,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         ticket.ended = True
         stream, asked_s = self._stream(), time.monotonic()
         try:
-            outputs = _dali.take_outputs(self._pipe, stream)
+            outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
             return
@@ -251,6 +248,10 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         if stream is not None:
             ticket.stream, ticket.finished = stream, stream.record_event()
         ticket.outputs = [] if ticket.abandoned else outputs
+
+    def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
+        """Those of the oldest run, in torch's memory."""
+        return _dali.take_outputs(self._pipe, stream)
 
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
@@ -339,47 +340,6 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         for name, arrays in zip(self._dali_input_names, inputs):
             one_kind(f"input {name!r}", arrays)
         return self.collect(self.submit(inputs))
-
-
-class PlanServer(ProxyServer):
-    """The server of a plan's pipeline: does to each batch what the plan leaves to be done.
-
-    Args:
-        plan: whose pipeline it is.
-        options: of the pipeline, apart from the format.
-        format: that images are handed out in.
-    """
-
-    def __init__(self, plan: Plan, options: PipelineOptions, format: BatchFormat) -> None:
-        self._plan, self._rest, self._format = plan, plan.rest, format
-        # DALI has no bfloat16; and what is left to be done wants what torchvision would give it.
-        float16 = format.dtype == torch.float16 and plan.rest is None
-        self._channels_last = format.channels_last and plan.rest is None
-        self._options = replace(options, float16=float16, channels_last=self._channels_last)
-        super().__init__(build_pipeline(plan, self._options))
-
-    def submit(self, inputs: Sequence[Any]) -> Ticket:
-        if is_to_be_tuned(self._options, len(inputs[0])):
-            with self._lock:
-                self._tune(list(inputs[0]))
-        return super().submit(inputs)
-
-    def _tune(self, images: list[Any]) -> None:
-        """Settle what is open in the options, by the first full batch."""
-        before, self._options = self._options, tuned(self._options, images)
-        if (self._options.threads, self._options.engine_share) != (before.threads, before.engine_share):
-            self.settle()
-            self._pipe = build_pipeline(self._plan, self._options)
-
-    def collect(self, ticket: Ticket) -> Outputs:
-        return list(map(self._finished, super().collect(ticket)))
-
-    def _finished(self, output: torch.Tensor | list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-        if isinstance(output, list):  # of several sizes, which a plan with a rest does not give
-            images = [image.permute(2, 0, 1) for image in output] if self._channels_last else output
-            return [image.to(self._format.dtype) if image.is_floating_point() else image for image in images]
-        output = output.permute(0, 3, 1, 2) if self._channels_last else output
-        return self._format.of_images(output if self._rest is None else self._rest(output))
 
 
 def _stacked_or_listed(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:

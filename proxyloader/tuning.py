@@ -3,9 +3,9 @@
 NOTE [ What is measured ]
 Which share is best depends on the GPU: some have seven JPEG engines, some one, some none, and what the engines are not
 given is decoded by CUDA. So the first full batch of a loader on a GPU is decoded a few times with each of a few
-settings, and the answer is kept on disk, for this GPU, these versions, this size of batch and files
-of about this size. The first of the settings, all on the engines, is left only for one that is clearly faster: pictures
-from the engines and from CUDA differ by a level here and there, and should not differ from one run to the next.
+settings, and the answer is kept on disk, for this GPU, these versions, this size of batch and files of about this size.
+The first of the settings, all on the engines, is left only for one that is clearly faster: pictures from the engines
+and from CUDA differ by a level here and there, and should not differ from one run to the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from .operators import PipelineOptions
-from .pipeline import DECODER, decoding_s
+from .pipeline import DALI_VERSION, decoding_s
 
 log = logging.getLogger("proxyloader")
 
@@ -106,7 +106,7 @@ def _key(options: PipelineOptions, images: list[Any]) -> str:
     parts = [
         "CPU" if options.device_id is None else torch.cuda.get_device_name(options.device_id),
         f"{len(os.sched_getaffinity(0))} cores",
-        DECODER,
+        DALI_VERSION,
         f"batches of {options.batch_size}",
         f"files of about {2 ** round(math.log2(max(1.0, mean_bytes)) - 10)} KiB",
         *(f"{name}={value}" for name, value in given.items() if value is not None),
@@ -125,6 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, known: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # then it is measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(known, file, indent=1)
-        os.replace(file.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # so that nobody reads half of it
+            written = Path(folder) / path.name
+            written.write_text(json.dumps(known, indent=1))
+            written.replace(path)

@@ -19,9 +19,10 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
+from proxyloader.batch_format import BatchFormat
 from proxyloader.make_dataset import ODD_FORMATS, photograph
-from proxyloader.pipeline import PipelineOptions, build_pipeline
-from proxyloader.server import ProxyServer
+from proxyloader.operators import PipelineOptions
+from proxyloader.plan_server import PlanServer
 from proxyloader.transforms import Plan
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.compiled import compiled_in
@@ -237,7 +238,7 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times
     """Draw in the order of the images, as one worker does, and run all as one batch; so many times over."""
     compiled = compile_transforms(transform)
     _seed(seed)
-    server = ProxyServer(pipeline_of(the_plan(compiled), device, len(files)))
+    server = server_of(the_plan(compiled), device, len(files))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
         calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
@@ -262,9 +263,9 @@ def taken(steps: Sequence[Step], row: Sequence[float]) -> Iterator[Done]:
             yield type(operation), tuple(numbers)
 
 
-def pipeline_of(plan: Plan, device: str, batch_size: int) -> Any:
+def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer:
     device_id = None if device == "cpu" else 0
-    return build_pipeline(plan, PipelineOptions(batch_size, device_id=device_id, num_threads=2))
+    return PlanServer(plan, PipelineOptions(batch_size, device_id=device_id, num_threads=2), BatchFormat())
 
 
 def assert_as_torchvision(

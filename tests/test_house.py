@@ -16,7 +16,7 @@ import proxyloader
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "proxyloader"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-SEE_DALI = {"_dali.py", "pipeline.py", "server.py", "bench/cases.py"}
+SEE_DALI = {"_dali.py", "pipeline.py", "server.py", "plan_server.py", "bench/cases.py"}
 """And the files of ``operators/``."""
 
 TOOLS = {

@@ -15,7 +15,7 @@ from proxyloader import ProxyServer
 from proxyloader.errors import PipelineError
 from proxyloader.jpeg import read_jpeg_header
 from proxyloader.photograph import photograph
-from proxyloader.pipeline import DECODER, PipelineOptions, build_pipeline
+from proxyloader.pipeline import DALI_VERSION, PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
 
 from .jpeg_writer import segment
@@ -118,7 +118,7 @@ def dali() -> object:
 def test_dali_says_when_it_cannot_parse(dali: Dali) -> None:
     data = plain_jpeg()
     assert dali.parses(data)
-    if not DECODER.startswith("DALI 1."):  # which took it
+    if not DALI_VERSION.startswith("DALI 1."):  # which took it
         assert not dali.parses(data[:2] + segment(0x00, b"12345678") + data[2:])
     tables = data.find(b"\xff\xc4")
     assert dali.parses(data[: tables + 5] + b"\xff" * 16 + data[tables + 21 :]), "it fails, but later"

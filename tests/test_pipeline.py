@@ -17,10 +17,11 @@ from torchvision.transforms import AugMix, InterpolationMode, RandAugment, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
+from proxyloader.batch_format import BatchFormat
 from proxyloader.operators import OPERATORS
 from proxyloader.operators.resize import EXACT_EDGES_BELOW
 from proxyloader.pipeline import PipelineOptions
-from proxyloader.server import ProxyServer
+from proxyloader.plan_server import PlanServer
 from proxyloader.transforms.convert import ToFloat, ToTensor
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
@@ -70,7 +71,7 @@ class Compiled:
 
     def __init__(self, transform: Any, device: str, batch_size: int) -> None:
         self.transform = compile_transforms(transform)
-        self.server = ProxyServer(compare.pipeline_of(self.transform.plan, device, batch_size))
+        self.server = compare.server_of(self.transform.plan, device, batch_size)
 
     def calls(self, files: Images) -> list[Any]:
         return [self.transform(EncodedImage.from_bytes(data)).call for data in files.values()]
@@ -232,7 +233,7 @@ class TestOutputs:
         device_id = None if device == "cpu" else 0
         for threads, depth in ((1, 1), (3, 4)):
             options = PipelineOptions(4, device_id=device_id, num_threads=threads, prefetch_queue_depth=depth)
-            server = ProxyServer(compare.build_pipeline(compiled.plan, options))
+            server = PlanServer(compiled.plan, options, BatchFormat())
             (output,) = server.collect(
                 server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
             )

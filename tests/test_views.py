@@ -11,7 +11,6 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, explain
-from proxyloader.server import ProxyServer
 
 from . import compare
 
@@ -45,7 +44,7 @@ def views(transform: Any, device: str) -> tuple[list[torch.Tensor], list[torch.T
     samples = [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
     assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
     assert [[each.output for each in of_one] for of_one in samples] == [list(range(len(theirs[0])))] * len(files)
-    server = ProxyServer(compare.pipeline_of(compiled.plan, device, len(files)))
+    server = compare.server_of(compiled.plan, device, len(files))
     inputs = zip(*(of_one[0].call.inputs for of_one in samples))
     ours = server.collect(server.submit([list(arrays) for arrays in inputs]))
     return [torch.stack(each) for each in zip(*theirs)], [each.cpu() for each in ours]

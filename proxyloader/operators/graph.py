@@ -100,6 +100,8 @@ class Graph:
             return self.normalized(last.mean, last.std, layout, dtype)
         if self.scale is not None:
             return self.normalized((0.0,) * self.channels, (1.0,) * self.channels, layout, dtype)
+        if self.options.device_id is not None and (self.mirror is not None or layout == "CHW"):
+            return fn.crop_mirror_normalize(self.decoded(), dtype=types.UINT8, output_layout=layout, **self.mirrored)
         self.settle_mirror()
         return self.decoded() if self.options.channels_last else fn.transpose(self.decoded(), perm=[2, 0, 1])
 
@@ -178,6 +180,11 @@ class Graph:
             self.node = fn.decoders.image(self.encoded, **self.decoder())
         return self.node
 
+    @property
+    def mirrored(self) -> dict[str, Any]:
+        """The arguments with which CropMirrorNormalize does the mirror that was put off."""
+        return {} if self.mirror is None else {"mirror": self.mirror}
+
     def settle_mirror(self) -> None:
         if self.mirror is not None:
             self.node, self.mirror = fn.flip(self.decoded(), horizontal=self.mirror), None
@@ -194,14 +201,13 @@ class Graph:
     def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str, dtype: Any = types.FLOAT) -> Any:
         """Float values less ``mean``, over ``std``, mirrored where that was put off."""
         scale = self.scale or 1.0
-        mirrored = {} if self.mirror is None else {"mirror": self.mirror}
         node = fn.crop_mirror_normalize(
             self.decoded(),
             dtype=dtype,
             output_layout=layout,
             mean=[value / scale for value in mean],
             std=[value / scale for value in std],
-            **mirrored,
+            **self.mirrored,
         )
         self.scale, self.mirror = 1.0, None
         return node

@@ -137,7 +137,7 @@ Nearest = Literal["pil", "nearest", "nearest-exact"]
 ROUNDING = "values half-way between two levels are rounded up, by DALI to the even one"
 LARGE = "the outermost pixels differ more, and a CPU does not round between two passes, as Pillow does"
 FILTERED = {
-    "bilinear": Closeness(0.25, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
+    "bilinear": Closeness(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
     "bicubic": Closeness(0.3, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
     "lanczos": Closeness(0.1, 2, 12, ROUNDING),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
+from proxyloader.device import cores_near, cuda_ordinal, pci_address
 from proxyloader.make_dataset import make_dataset
 
 pytestmark = pytest.mark.gpu
@@ -109,3 +111,10 @@ def test_decoding_on_the_cpu_can_be_asked_for_beside_a_gpu(large_photos: Path) -
     images, _ = next(iter(DataLoader(dataset, 16, device="cpu")))
     stock, _ = next(iter(StockLoader(dataset, 16)))
     assert images.device.type == "cpu" and torch.equal(images, stock)
+
+
+def test_the_local_rank_counts_where_no_device_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ("", "x", "0", "99"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert cuda_ordinal(None) == 0
+    assert cores_near(pci_address(0)) <= set(range(os.cpu_count() or 1))
