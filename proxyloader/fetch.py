@@ -46,24 +46,27 @@ class Fetcher:
         dataset: the user's, wrapped.
         on_error: what becomes of a sample that cannot be read.
         seed: that draws follow; None: torch's generators, as they are.
-        check_scans: look at the JPEGs of samples that come in the place of others.
+        check_scans: requests say what is known of the samples' JPEGs, and those that come in the place of others are
+            looked at.
     """
 
     def __init__(
         self, dataset: Any, on_error: OnError = "raise", seed: int | None = None, check_scans: bool = False
     ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
-        self._of_replacements = Scan.UNKNOWN if check_scans else Scan.SOUND
+        self._check_scans = check_scans
 
     def __call__(self, request: Request) -> Fetched:
         """
         Raises:
             ImageError: an image cannot be read; names the index.
         """
+        # No scans come with a request all of whose samples are sound.
+        otherwise = Scan.SOUND if self._check_scans else Scan.UNCHECKED
         scans = request.scans or b""
         if request.batched and self._seed is None and self._takes_lists and Scan.DAMAGED not in scans:
             try:
-                with opening(Scan.UNKNOWN if Scan.UNKNOWN in scans else Scan.SOUND) as watch:
+                with opening(Scan.UNKNOWN if Scan.UNKNOWN in scans else otherwise) as watch:
                     samples = self.dataset.__getitems__(request.indices)
                 if not watch.found_damage:
                     return Fetched(samples, request.each())
@@ -72,7 +75,7 @@ class Fetcher:
                     raise
             # Each by itself, to know which of them it is.
         fetched = Fetched()
-        for index, known in zip(request.each(), scans or itertools.repeat(Scan.SOUND)):
+        for index, known in zip(request.each(), scans or itertools.repeat(otherwise)):
             try:
                 with opening(Scan(known)) as watch:
                     sample = self._sample(index, request.epoch)
@@ -106,7 +109,7 @@ class Fetcher:
         for step in range(1, min(MOST_TRIES, size - 1) + 1):
             candidate = (first + step) % size
             try:
-                with opening(self._of_replacements):
+                with opening(Scan.UNKNOWN if self._check_scans else Scan.UNCHECKED):
                     return candidate, self._sample(candidate, epoch)
             except Exception as error:
                 if not is_about_the_file(error):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 JPEG_START = b"\xff\xd8\xff"
+JPEG_END = b"\xff\xd9"
 
 # Baseline, extended and progressive Huffman: what libjpeg and the GPU's decoders agree on. Lossless, hierarchical and
 # arithmetic frames go to Pillow, which decodes some of them and names the rest.
@@ -29,7 +30,7 @@ class JpegHeader:
     Attributes:
         height, width: in pixels, as stored (the EXIF orientation is not applied; torchvision ignores it too).
         as_pillow: DALI's decoders and Pillow give the same RGB for this file.
-        scans: how many there are; 1 where that is left to Pillow.
+        scans: how many there are; 0 where one is damaged; 1 where nobody has looked.
     """
 
     height: int
@@ -38,8 +39,13 @@ class JpegHeader:
     scans: int = 1
 
 
-def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
-    """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B). None where they make no sense."""
+def read_jpeg_header(data: bytes | memoryview, count_scans: bool = True) -> JpegHeader | None:
+    """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B). None where they make no sense.
+
+    Args:
+        data: all of the file.
+        count_scans: look at all of it; that takes longer than the rest.
+    """
     at, end = 2, len(data)
     frame: tuple[int, int, bool, bytes, bool] | None = None
     adobe_transform = None
@@ -74,8 +80,8 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
             height, width, alike, ids, progressive = frame
             if not alike or adobe_transform == 0:  # transform 0: the three components are RGB, not YCbCr
                 return JpegHeader(height, width, False)
-            scans = _count_scans(data, at, ids, progressive)
-            return JpegHeader(height, width, scans is not None, scans or 1)
+            scans = _count_scans(data, at, ids, progressive) or 0 if count_scans else 1
+            return JpegHeader(height, width, scans > 0, scans)
         at += 2 + length
     return None
 

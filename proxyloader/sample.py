@@ -119,7 +119,9 @@ class EncodedImage:
         if not data:
             raise _bad(path, "the file is empty (0 bytes)")
         if data.startswith(JPEG_START):
-            header = read_jpeg_header(data)
+            header = read_jpeg_header(data, count_scans=not scans.are_known_to_be_sound(data))
+            if header is not None and not header.scans:
+                scans.note_damage()
             if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
                 refuse_too_large(header.height, header.width, path, max_pixels, header.scans)
                 if not scans.needs_pillow(data):

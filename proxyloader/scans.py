@@ -5,7 +5,8 @@ Where a scan ends before the image does, libjpeg (and Pillow, and DALI on the CP
 a GPU leave there whatever was in that memory before, such as part of another picture, and report nothing. So before a
 JPEG goes to a GPU for the first time its scan is read through on the CPU, as libjpeg reads it and strictly; that takes
 about 0.6 ms. A damaged one goes to Pillow, then and in later epochs. The main process remembers which sample is which,
-by its index: a dataset that opens other files for the same index is looked at the first time only.
+by its index: a dataset that opens other files for the same index is looked at the first time only. (A file that was
+sound, and does not end as a JPEG any more, is looked at again: it may have been cut off meanwhile.)
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .jpeg import JPEG_END
+
 
 class Scan(enum.IntEnum):
     """What is known of a sample's images."""
@@ -25,6 +28,7 @@ class Scan(enum.IntEnum):
     UNKNOWN = 0
     SOUND = 1
     DAMAGED = 2
+    UNCHECKED = 3  # and nobody is to look, or to remember
 
 
 class KnownScans:
@@ -62,7 +66,7 @@ def _numbers(indices: Sequence[Any]) -> NDArray[np.int64]:
 class _Watch:
     """What the images that are being opened in this process need."""
 
-    known = Scan.SOUND
+    known = Scan.UNCHECKED
     found_damage = False
 
 
@@ -73,16 +77,26 @@ def opening(known: Scan) -> Iterator[_Watch]:
     try:
         yield _watch
     finally:
-        _Watch.known = Scan.SOUND
+        _Watch.known = Scan.UNCHECKED
 
 
 _watch = _Watch()
 
 
+def are_known_to_be_sound(data: bytes) -> bool:
+    """The scans of this JPEG were looked at before."""
+    return _Watch.known is Scan.SOUND and data.endswith(JPEG_END)
+
+
+def note_damage() -> None:
+    """The JPEG that is being opened is damaged, which is to be remembered."""
+    _Watch.found_damage = _Watch.known is Scan.UNKNOWN
+
+
 def needs_pillow(data: bytes) -> bool:
     """This JPEG is to be decoded by Pillow, because its scan is damaged."""
     if _Watch.known is Scan.UNKNOWN and not is_whole(data):
-        _Watch.found_damage = True
+        note_damage()
     return _Watch.known is Scan.DAMAGED or _Watch.found_damage
 
 

@@ -20,6 +20,7 @@ from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader.transforms import color, geometry, warp
+from proxyloader.transforms.drawing import acts
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 
@@ -277,3 +278,18 @@ class TestAutomatic:
     def test_trivial_augment_wide(self, version: Any, bins: int, monkeypatch: pytest.MonkeyPatch) -> None:
         done = assert_draws_as_torchvision(version.TrivialAugmentWide(bins, **bilinear), monkeypatch)
         assert len(kinds_in(done)) == 9
+
+
+def test_a_chance_is_compared_as_torch_does() -> None:
+    """With ``p`` just the number that is drawn, and its neighbours in float64 and float32."""
+    for seed in range(200):
+        torch.manual_seed(seed)
+        drawn = torch.rand(1).item()
+        near = [math.nextafter(drawn, side) for side in (0, 1)]
+        near += [float(np.nextafter(np.float32(drawn), np.float32(side))) for side in (0, 1)]
+        for p in (drawn, *near, 0.0, 0.1, 0.5, 0.9, 1.0):
+            torch.manual_seed(seed)
+            wanted, state = bool(torch.rand(1) < p), torch.get_rng_state()
+            torch.manual_seed(seed)
+            assert acts(p) == wanted, (seed, p)
+            assert torch.equal(torch.get_rng_state(), state)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, EncodedImage, wrap
+from proxyloader import DataLoader, EncodedImage, ImageError, wrap
 from proxyloader.fetch import Fetcher
 from proxyloader.packing import Packer
 from proxyloader.photograph import photograph
@@ -54,6 +54,23 @@ def test_a_damaged_image_is_decoded_by_pillow_where_it_is_looked_at_or_known() -
             assert EncodedImage.from_bytes(data).data is data
         assert not watch.found_damage
     assert EncodedImage.from_bytes(damaged).data is damaged  # nobody asked
+
+
+def test_a_file_that_was_sound_is_looked_at_again_where_it_does_not_end_as_a_jpeg() -> None:
+    data = jpeg()
+    with opening(Scan.SOUND):
+        with pytest.raises(ImageError, match="Pillow cannot decode it"):
+            EncodedImage.from_bytes(data[: len(data) // 2])
+        assert EncodedImage.from_bytes(data + b"more").data.endswith(b"more")
+
+
+def test_scans_that_make_no_sense_are_damage_that_is_remembered() -> None:
+    data = jpeg(progressive=True)
+    without_the_last = data[: data.rindex(b"\xff\xda")] + b"\xff\xd9"
+    for known, found in ((Scan.UNKNOWN, True), (Scan.DAMAGED, False), (Scan.UNCHECKED, False)):
+        with opening(known) as watch:
+            assert EncodedImage.from_bytes(without_the_last).data.startswith(b"P6")
+        assert watch.found_damage is found
 
 
 def test_what_is_known_is_kept_by_index() -> None:

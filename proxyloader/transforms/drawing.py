@@ -15,6 +15,16 @@ def like(height: int, width: int) -> torch.Tensor:
     return torch.empty((3, height, width), device="meta")
 
 
+def acts(p: float) -> bool:
+    """``torch.rand(1) < p``, compared in float32 as torch does, in a third of the time."""
+    return torch.rand(1).item() < _in_float32(p)
+
+
+@functools.lru_cache(maxsize=64)
+def _in_float32(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float32).item()
+
+
 Version = Literal["v1", "v2"]
 """Whose parameter code draws: they take other numbers from the generator in some cases, so plans of both differ."""
 

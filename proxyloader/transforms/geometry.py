@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
-from .drawing import Version, like, parameter_function, v2_transform, version_of
+from .drawing import Version, acts, like, parameter_function, v2_transform, version_of
 from .plan import EXACT, Closeness, ImageState, Row, Size, Step
 from .registry import rule
 
@@ -299,7 +298,7 @@ class Flip(Step):
         return f"whether it acts: torch.rand(1) < {self.p:g}"
 
     def draw(self, size: Size, row: list[float]) -> Size:
-        row.append(float(torch.rand(1) < self.p))
+        row.append(float(acts(self.p)))
         return size
 
 

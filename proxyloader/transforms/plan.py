@@ -72,7 +72,8 @@ class Row(list[float]):
 
     def packed(self) -> NDArray[np.float32]:
         """(columns and arrays,) float32"""
-        return np.concatenate([np.array(self, np.float32), *self._arrays])
+        columns = np.array(self, np.float32)
+        return np.concatenate([columns, *self._arrays]) if self._arrays else columns
 
 
 @dataclass(frozen=True)
