@@ -2,10 +2,12 @@
 
     from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader
 
-Importing this package loads neither torch nor DALI and touches no CUDA; using a name loads what it needs.
+Importing this package loads neither torch nor DALI and touches no CUDA; using a name loads what it needs. It sets one
+variable of the environment, CUDA_DEVICE_MAX_CONNECTIONS, unless you have: see NOTE [ Queues ] in device.py.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from .transforms import compile_transforms as compile_transforms
 
 __version__ = "0.1.0"
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
     "DataLoader": "loader",

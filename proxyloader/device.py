@@ -1,4 +1,12 @@
-"""Which device images arrive on, and the cores beside it."""
+"""Which device images arrive on, and the cores beside it.
+
+NOTE [ Queues ]
+Work reaches a GPU through a few hardware queues, which a process's streams share: eight, unless
+CUDA_DEVICE_MAX_CONNECTIONS says otherwise when CUDA starts. DALI decodes each image of a batch in one of several
+streams, in many small kernels; in a queue that they share with the model, these wait for the model's, and it for them.
+So importing the package asks for 32, which is the most there are, unless the user has asked for another number. It does
+nothing in a process that has started CUDA before.
+"""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class PackedInput:
             return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
         spans = zip(self.offsets.tolist(), ends.tolist())
-        if self.shapes.shape[1] == 1:
-            return [memory[start:end].view(dtype) for start, end in spans]
+        if self.shapes.shape[1] == 1 and dtype == np.uint8:  # encoded images, of which there are many
+            return [memory[start:end] for start, end in spans]
         shapes = self.shapes.tolist()
         return [memory[start:end].view(dtype).reshape(shape) for (start, end), shape in zip(spans, shapes)]
 

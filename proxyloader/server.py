@@ -40,6 +40,9 @@ Kinds = tuple[tuple[str, int], ...]
 WAITED_S = 0.001
 """Who waited longer for a run saw it end."""
 
+INPUTS_KEPT = 8
+"""Runs whose inputs are kept until DALI has certainly let go of them; see ``_dali.tensor_list``."""
+
 SURELY = 0.8
 """Of the shortest time that a run took: in so much it will not end."""
 
@@ -109,6 +112,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
+        self._inputs: deque[Any] = deque(maxlen=INPUTS_KEPT)  # of the last runs, as DALI batches
         self._lone_run_s = math.inf  # the shortest time that a run took, none being before it
         forks.watch(self)
 
@@ -165,6 +169,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             for name, batch in zip(self._dali_input_names, batches):
                 self._pipe.feed_input(name, batch)
             _dali.run(self._pipe)
+            self._inputs.append(batches)
             ticket.was_alone = not self._runs
             if ticket.was_alone and self._lone_run_s < math.inf:
                 ticket.busy_until_s = ticket.started_s + SURELY * self._lone_run_s
@@ -270,6 +275,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         """In a forked child: the pipeline and its runs are the parent's."""
         _dali.forget_in_child(self._pipe)
         self._runs.clear()
+        self._inputs.clear()
         self._lock = threading.RLock()
 
     def _stream(self) -> torch.cuda.Stream | None:

@@ -67,6 +67,16 @@ def test_the_core_never_imports_a_tool(module: Path) -> None:
     assert imports(PACKAGE / module) & TOOLS == offered
 
 
+@pytest.mark.parametrize("asked_for", [None, "1"])
+def test_importing_asks_for_queues_unless_the_user_has(asked_for: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    if asked_for is not None:
+        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = asked_for
+    code = "import os, proxyloader; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert told.stdout.strip() == (asked_for or "32")
+
+
 def test_the_public_names_are_these_and_each_is_there() -> None:
     assert sorted(proxyloader.__all__) == [
         "DataLoader",
@@ -110,11 +120,28 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
     "arguments",
     [
         ["parts.py", "--images", "16"],
+        [
+            "several_gpus.py",
+            *[
+                "--images",
+                "16",
+                "--passes",
+                "2",
+                "--batch-size",
+                "4",
+                "--workers",
+                "1",
+                "--rounds",
+                "1",
+                "--ranks",
+                "2",
+            ],
+        ],
         ["soak.py", "--minutes", "0.05", "--pictures", "720"],
         ["training_curves.py", "--images", "64", "--epochs", "1", "--runs", "2"],
         ["transforms.py", "--images", "4", "--rounds", "1", "--only", "hue", "RandAugment"],
     ],
-    ids=["parts", "soak", "training_curves", "transforms"],
+    ids=["parts", "several_gpus", "soak", "training_curves", "transforms"],
 )
 def test_every_benchmark_runs(arguments: list[str], tmp_path: Path) -> None:
     script, *options = arguments

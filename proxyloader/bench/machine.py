@@ -21,6 +21,7 @@ def machine() -> dict[str, Any]:
     """What it is, and which versions are installed; None where there is none."""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cuda_queues": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
         "cores": usable_cores(),
         "cpu": platform.processor() or platform.machine(),
         "python": platform.python_version(),

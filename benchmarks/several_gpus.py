@@ -1,0 +1,145 @@
+"""Do several GPUs of one host load as many times what one loads?
+
+    python benchmarks/several_gpus.py                         # all GPUs
+    python benchmarks/several_gpus.py --device cpu --ranks 2
+
+Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has. In
+turn the first process loops over its share alone, and all of them do at once; medians of the rounds.
+Appends one JSON line to benchmarks/results/several_gpus.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import ConcatDataset, DistributedSampler
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from tqdm import tqdm
+
+from proxyloader import DataLoader
+from proxyloader.bench.machine import machine
+from proxyloader.make_dataset import make_dataset
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=8192)
+    parser.add_argument("--passes", type=int, default=12, help="over the images in a loop, by all processes together")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=8, help="of each loader")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="processes (default: the GPUs)")
+    parser.add_argument("--out", default=Path(__file__).parent / "results" / "several_gpus.jsonl", type=Path)
+    return parser.parse_args()
+
+
+def root_of(args: argparse.Namespace) -> Path:
+    return Path(tempfile.gettempdir()) / f"photos-{args.images}"
+
+
+def start(args: argparse.Namespace) -> int:
+    """Make the images, and run this script once for each GPU."""
+    if args.ranks < 2:
+        print(f"this is about several GPUs, and there is {args.ranks}; --device cpu --ranks 2 tries it without")
+        return 1
+    make_dataset(root_of(args), images=args.images)
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={args.ranks}", *sys.argv]
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+
+
+def loader_of(args: argparse.Namespace) -> DataLoader[Any]:
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+    images: ConcatDataset[Any] = ConcatDataset(args.passes * [ImageFolder(str(root_of(args)), transform)])
+    return DataLoader(
+        images,
+        args.batch_size,
+        sampler=DistributedSampler(images),
+        num_workers=args.workers,
+        persistent_workers=args.workers > 0,
+        device=None if args.device == "cuda" else "cpu",
+    )
+
+
+def loop_s(loader: DataLoader[Any]) -> float:
+    """How long the images of this process take."""
+    begin = time.perf_counter()
+    for _images, _labels in loader:
+        pass
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def rank(args: argparse.Namespace) -> None:
+    """In each of the processes."""
+    dist.init_process_group("gloo")
+    first = dist.get_rank() == 0
+    if args.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    loader = loader_of(args)
+    loop_s(loader)
+    alone, together = [], []
+    for _ in tqdm(range(args.rounds), desc="rounds", disable=None if first else True):
+        dist.barrier()
+        if first:
+            alone.append(args.images * args.passes / args.ranks / loop_s(loader))
+        dist.barrier()
+        slowest = torch.tensor(loop_s(loader))
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        together.append(args.images * args.passes / float(slowest))
+    if first:
+        report(args, alone, together)
+    dist.destroy_process_group()
+
+
+def report(args: argparse.Namespace, alone: list[float], together: list[float]) -> None:
+    one, all_of_them = statistics.median(alone), statistics.median(together)
+    print(f"one alone {one:,.0f} images/s, {args.ranks} at once {all_of_them:,.0f}: {all_of_them / one:.2f} times")
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "benchmark": "several_gpus",
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        **{name: getattr(args, name) for name in ("images", "passes", "batch_size", "workers", "device", "ranks")},
+        "alone_images_per_s_rounds": [round(speed, 1) for speed in alone],
+        "together_images_per_s_rounds": [round(speed, 1) for speed in together],
+        "times": round(all_of_them / one, 3),
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def main() -> int:
+    args = arguments()
+    if "LOCAL_RANK" not in os.environ:
+        return start(args)
+    rank(args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
