@@ -1,34 +1,36 @@
 """The feeder: keeps DALI fed with packed batches, hands out finished ones in order.
 
 NOTE [ Who waits for what ]
-All of it runs in the thread that iterates, at each ``next()``: batches that workers have ready are submitted until
+All of it runs in the thread that iterates, at each ``next()``: batches that workers have ready are taken until
 ``prefetch`` + 1 are under way, then the oldest is collected and handed out, and the others go on in DALI's threads
 while the model trains. ``next()`` waits for a worker only when nothing is under way, or while the oldest batch will not
-be done anyway, and for DALI only for the oldest batch. So there is no thread to stop, the sampler and torch's
-generators are used where a stock loader uses them, and an error stays with its batch.
+be done anyway, and for DALI only for the oldest batch. So the sampler and torch's generators are used where a stock
+loader uses them, and an error stays with its batch. (What takes long about a batch that is not urgent is left to a
+thread: see NOTE [ Beside the model ] in ``opener.py``.)
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from .batch_format import BatchFormat, stacked
-from .errors import ImageError, InputError, PipelineError
+from .errors import ImageError, PipelineError
+from .opener import Fed, Opener
 from .packing import ContentUnpickler
 from .parcel import PackedBatch, PackedRun, Parcel
 from .rescue import Rescue, Saved
 from .road import Road
-from .sampling import Progress
+from .sampling import Progress, Request
 from .unreadable import OnError, UnreadableSample, UnreadableSamples
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -38,24 +40,14 @@ if TYPE_CHECKING:  # importing the server imports DALI
 POLLS = 20
 """Looks at the workers while DALI decodes a batch."""
 
+ENOUGH = 2
+"""Batches under way, with which the next one is not urgent."""
+
+LONG_STEP_S = 2 * sys.getswitchinterval()
+"""Of the loop: in so much a thread gets the interpreter, even from one that never waits."""
+
 _NOTHING = object()
 """In the place of a batch, none of whose samples could be read."""
-
-
-@dataclass(eq=False)
-class _Fed:
-    """A batch under way: what came from the worker, and a ticket for each of its runs; or what went wrong."""
-
-    batch: PackedBatch | None = None
-    tickets: list[Ticket] = field(default_factory=list)
-    error: Exception | None = None
-
-    def was_read(self) -> bool:
-        return all(ticket.was_read() for ticket in self.tickets)
-
-    def wait_until_read(self) -> None:
-        for ticket in self.tickets:
-            ticket.wait_until_read()
 
 
 class Feeder:
@@ -88,18 +80,19 @@ class Feeder:
         pin: bool,
         format: BatchFormat,
     ) -> None:
-        self._fed: deque[_Fed] = deque()
+        self._fed: deque[Fed] = deque()
         self._batches: Iterator[Parcel | PackedBatch] | None = batches
         self._process = os.getpid()
         self._road, self._servers, self._collate_fn = road, servers, collate_fn
         self._progress, self._errors, self._on_error = progress, errors, on_error
-        self._rescue = Rescue(servers, road, on_error)
+        self._opener, self._rescue = Opener(road, servers), Rescue(servers, road, on_error)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
         self._ahead = prefetch if road.workers.num_workers and servers else 0
         self._pin, self._format = pin, format
         # A stream has no sampler that could start further on: what the loop had of it is thrown away.
         self._to_throw_away = progress.batches if road.requests is None else 0
         self._nothing_yet = not progress.batches
+        self._handed_out_s = time.monotonic()
         self._cut_short = False  # a worker was lost: the error, and then no more batches
         road.user = weakref.ref(self)
 
@@ -116,18 +109,18 @@ class Feeder:
         """Forget the batches under way and let the workers go. An iterator that is dropped does it by itself."""
         while self._fed:
             fed = self._fed.popleft()
-            for ticket in fed.tickets:
-                ticket.abandoned = True
+            self._opener.forget(fed)
             self._give_back_slot(fed)
+        self._opener.close()
         self._batches = None
 
     def __next__(self) -> Any:
         if self._process != os.getpid():
             raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
-        batch = _NOTHING
+        step_s, batch = time.monotonic() - self._handed_out_s, _NOTHING
         while batch is _NOTHING:
             while self._should_feed():
-                self._feed()
+                self._feed(is_urgent=len(self._fed) < ENOUGH or step_s < LONG_STEP_S)
                 self._wait_while_dali_is_busy()
             if not self._fed:
                 if not self._cut_short:
@@ -135,14 +128,18 @@ class Feeder:
                 raise StopIteration
             fed = self._fed.popleft()
             try:
+                self._opener.open(fed)
                 self._note_progress(fed)
                 batch = self._finished(fed)
             finally:
                 self._give_back_slot(fed)
         self._nothing_yet = False
+        for fed in self._fed:
+            self._opener.open_soon(fed)
+        self._handed_out_s = time.monotonic()
         return batch
 
-    def _note_progress(self, fed: _Fed) -> None:
+    def _note_progress(self, fed: Fed) -> None:
         if self._road.requests is None:
             self._progress.batches += 1
         elif fed.batch is not None and fed.batch.request is not None:
@@ -187,10 +184,10 @@ class Feeder:
         while time.monotonic() < until_s - pause_s and not self._has_ready_batch():
             time.sleep(pause_s)
 
-    def _feed(self) -> None:
-        """Take the next batch from the workers and start its runs."""
+    def _feed(self, is_urgent: bool) -> None:
+        """Take the next batch from the workers, and open it, or leave that for later."""
         assert self._batches is not None
-        fed = _Fed()
+        fed = Fed()
         try:
             while self._to_throw_away:
                 self._to_throw_away -= 1
@@ -205,44 +202,24 @@ class Feeder:
             if getattr(self._batches, "lost", False):
                 self._cut_short, self._batches = True, None
         else:
-            try:
-                self._open(parcel, fed)
-            except Exception as error:
-                fed.error = error
+            fed.parcel, fed.batch = parcel, PackedBatch(self._request_of(parcel))  # whose slot will go back in any case
+            if is_urgent:
+                for each in (*self._fed, fed):
+                    self._opener.open(each)
         self._fed.append(fed)
 
-    def _open(self, parcel: Parcel | PackedBatch, fed: _Fed) -> None:
-        """Unpack what came from a worker, and start its runs."""
+    def _request_of(self, parcel: Parcel | PackedBatch) -> Request | None:
         requests = self._road.requests
         number = parcel.number if isinstance(parcel, Parcel) else parcel.request.number if parcel.request else None
-        request = requests.answered(number) if requests is not None and number is not None else None
-        fed.batch = PackedBatch(request)  # whatever comes now, its slot will go back
-        fed.batch = parcel.open(request, self._road.arena) if isinstance(parcel, Parcel) else parcel
-        if requests is not None and request is not None:
-            requests.note_damaged(request, fed.batch.damaged)
-        self._submit(fed.batch, fed.tickets)
+        return requests.answered(number) if requests is not None and number is not None else None
 
-    def _submit(self, batch: PackedBatch, tickets: list[Ticket]) -> None:
-        if batch.failure is not None:
-            batch.failure.reraise()
-        if not batch.runs:
-            return
-        memory = batch.memory(self._road.arena)
-        for run in batch.runs:
-            if run.server not in self._servers:
-                raise InputError(
-                    "a sample was made by the proxy of another server than the loader's; "
-                    "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)"
-                )
-            tickets.append(self._servers[run.server].submit([part.views(memory) for part in run.inputs]))
-
-    def _give_back_slot(self, fed: _Fed) -> None:
+    def _give_back_slot(self, fed: Fed) -> None:
         if self._road.arena is not None and fed.batch is not None and fed.batch.request is not None:
             self._road.arena.give_back(fed.batch.request.slot, fed)
 
     # --- finished batches -------------------------------------------------------------------------------------------
 
-    def _finished(self, fed: _Fed) -> Any:
+    def _finished(self, fed: Fed) -> Any:
         if fed.batch is not None:
             self._errors.add(fed.batch.unreadable, self._on_error)
         if fed.error is not None:

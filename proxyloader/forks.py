@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 import weakref
 from typing import Any, Protocol
@@ -23,8 +24,11 @@ LET_GO_S = 0.002
 class Server(Protocol):
     """Whoever has runs under way."""
 
-    def settle(self) -> bool:
-        """Wait for all runs; says whether there were any."""
+    def hold_still(self) -> bool:
+        """Wait for all runs, and start no others; says whether there were any."""
+
+    def go_on(self) -> None:
+        """In the thread that made it hold still."""
 
     def forget_in_child(self) -> None: ...
 
@@ -32,6 +36,9 @@ class Server(Protocol):
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[Any] = []
+_held: dict[int, list[Server]] = {}
+"""By the thread that forks, those that hold still for it."""
+
 _collects_garbage: list[bool] = []
 """For each fork under way whether the collector was on before it. Several threads may fork at once; the first of them,
 whose answer is the user's, is the last to be taken away."""
@@ -50,12 +57,18 @@ def keep_from_children(thing: Any) -> None:
 def _before() -> None:
     _collects_garbage.append(gc.isenabled())
     gc.disable()
-    under_way = [server.settle() for server in list(_servers)]
-    if any(under_way):
+    held = _held[threading.get_ident()] = []
+    were_under_way = False
+    for server in list(_servers):
+        were_under_way |= server.hold_still()
+        held.append(server)
+    if were_under_way:
         time.sleep(LET_GO_S)
 
 
 def _after_in_parent() -> None:
+    for server in _held.pop(threading.get_ident(), ()):
+        server.go_on()
     if _collects_garbage.pop():
         gc.enable()
 
@@ -66,6 +79,7 @@ def _after_in_child() -> None:
     _inherited.extend(_kept)
     for server in list(_servers):
         server.forget_in_child()
+    _held.clear()
     if any(_collects_garbage):
         gc.enable()
     _collects_garbage.clear()

@@ -40,9 +40,6 @@ Kinds = tuple[tuple[str, int], ...]
 WAITED_S = 0.001
 """Who waited longer for a run saw it end."""
 
-INPUTS_KEPT = 8
-"""Runs whose inputs are kept until DALI has certainly let go of them; see ``_dali.tensor_list``."""
-
 SURELY = 0.8
 """Of the shortest time that a run took: in so much it will not end."""
 
@@ -56,6 +53,7 @@ class Ticket:
         self.error: Exception | None = None
         self.finished: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
+        self.inputs: list[Any] | None = None  # as DALI has them; it should not be the last to hold them
         self.abandoned = False
         self.ended = False
         self.was_alone = False  # none was under way when it was started
@@ -66,6 +64,10 @@ class Ticket:
     def __repr__(self) -> str:
         state = "failed" if self.error else "ended" if self.ended else "running"
         return f"Ticket({self.size} samples, {state}{', abandoned' if self.abandoned else ''})"
+
+    def abandon(self) -> None:
+        """Nobody will collect it."""
+        self.abandoned, self.inputs = True, None
 
     def was_read(self) -> bool:
         """DALI has finished with the memory of the run's inputs."""
@@ -112,7 +114,6 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
-        self._inputs: deque[Any] = deque(maxlen=INPUTS_KEPT)  # of the last runs, as DALI batches
         self._lone_run_s = math.inf  # the shortest time that a run took, none being before it
         forks.watch(self)
 
@@ -141,7 +142,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             return
         with self._lock:
             for ticket in self._runs:
-                ticket.abandoned = True
+                ticket.abandon()
         self._started = False
 
     def _is_thread_running(self) -> bool:
@@ -168,8 +169,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             batches = [_dali.tensor_list(samples) for samples in inputs]
             for name, batch in zip(self._dali_input_names, batches):
                 self._pipe.feed_input(name, batch)
+            ticket.inputs = batches
             _dali.run(self._pipe)
-            self._inputs.append(batches)
             ticket.was_alone = not self._runs
             if ticket.was_alone and self._lone_run_s < math.inf:
                 ticket.busy_until_s = ticket.started_s + SURELY * self._lone_run_s
@@ -271,11 +272,18 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 self._collect_oldest()
             return under_way
 
+    def hold_still(self) -> bool:
+        """As ``settle``; no thread starts another run, until ``go_on``."""
+        self._lock.acquire()
+        return self.settle()
+
+    def go_on(self) -> None:
+        self._lock.release()
+
     def forget_in_child(self) -> None:
         """In a forked child: the pipeline and its runs are the parent's."""
         _dali.forget_in_child(self._pipe)
         self._runs.clear()
-        self._inputs.clear()
         self._lock = threading.RLock()
 
     def _stream(self) -> torch.cuda.Stream | None:

@@ -24,10 +24,16 @@ class Slow:
     def __init__(self) -> None:
         self.asked, self.done = threading.Event(), threading.Event()
         self.forgotten = False
+        self.held: list[int] = []
+        """By which threads, those that let it go on removed."""
 
-    def settle(self) -> bool:
+    def hold_still(self) -> bool:
         self.asked.set()
+        self.held.append(threading.get_ident())
         return self.done.wait(10)
+
+    def go_on(self) -> None:
+        self.held.remove(threading.get_ident())
 
     def forget_in_child(self) -> None:
         self.forgotten = True
@@ -54,7 +60,7 @@ def test_the_collector_is_on_again_after_two_threads_forked_at_once() -> None:
     slow.done.set()
     for thread in threads:
         thread.join(20)
-    assert results == [0, 0] and gc.isenabled()
+    assert results == [0, 0] and gc.isenabled() and not slow.held
 
 
 def test_a_child_forgets_what_it_inherited_and_destroys_nothing_of_it() -> None:

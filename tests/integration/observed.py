@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def wait_until_read(log: Path, pictures: int) -> None:
 
 
 def runs_under_way(road: Road, loader: Any) -> int:
-    """How many batches DALI works on or holds ready."""
+    """How many batches DALI works on or holds ready, when those that are left to a thread are open."""
+    feeder = loader._road.user()
+    wait([fed.opening for fed in feeder._fed if fed.opening is not None])
     servers = [road.server] if road.server is not None else list(loader._servers.values())
     return sum(len(server._runs) for server in servers)
 

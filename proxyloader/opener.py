@@ -1,0 +1,133 @@
+"""Opens what came from a worker and starts its runs. Main process; beside the model, where there is time for it.
+
+NOTE [ Beside the model ]
+Giving DALI a batch of 256 images takes a millisecond of Python. Many training loops wait for the GPU in each step (a
+GradScaler does), and ask for the next batch when the GPU has nothing left to do: what ``next()`` takes then is lost. So
+a batch that is not urgent, since others are under way and the steps of the loop are long, is left to a thread. It begins
+when ``next()`` is over, and gets the interpreter when the training thread waits for the GPU, or has queued work for it.
+The thread does nothing else: it touches neither the sampler nor torch's iterator nor a random generator, and a batch
+that is asked for is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .errors import InputError
+from .parcel import PackedBatch, Parcel
+from .road import Road
+
+if TYPE_CHECKING:  # importing the server imports DALI
+    from .server import ProxyServer, Ticket
+
+
+@dataclass(eq=False)
+class Fed:
+    """A batch under way.
+
+    Attributes:
+        batch: what came from the worker.
+        tickets: for each of its runs.
+        error: what went wrong with it.
+        parcel: what is still to be opened.
+        opening: of the thread that opens it, or did.
+        is_forgotten: nobody will ask for it.
+    """
+
+    batch: PackedBatch | None = None
+    tickets: list[Ticket] = field(default_factory=list)
+    error: Exception | None = None
+    parcel: Parcel | PackedBatch | None = None
+    opening: Future[None] | None = None
+    is_forgotten: bool = False
+
+    def was_read(self) -> bool:
+        is_being_opened = self.opening is not None and not self.opening.done()
+        return not is_being_opened and all(ticket.was_read() for ticket in self.tickets)
+
+    def wait_until_read(self) -> None:
+        if self.opening is not None:
+            wait([self.opening])
+        for ticket in self.tickets:
+            ticket.wait_until_read()
+
+
+class Opener:
+    """
+    Args:
+        road: that batches come from.
+        servers: by the key that runs name them with.
+    """
+
+    def __init__(self, road: Road, servers: Mapping[str, ProxyServer]) -> None:
+        self._road, self._servers = road, servers
+        self._process = os.getpid()
+        self._thread: ThreadPoolExecutor | None = None
+        self._thread_id: int | None = None
+
+    def open(self, fed: Fed) -> None:
+        """Open it now; where the thread is at it, or about to be, wait for that. What goes wrong is ``fed.error``."""
+        if fed.opening is not None:
+            fed.opening.result()
+        self._open(fed)
+
+    def open_soon(self, fed: Fed) -> None:
+        """Open it beside the model."""
+        if fed.parcel is not None and fed.opening is None:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "proxyloader-opener")
+            fed.opening = self._thread.submit(self._open_in_thread, fed)
+
+    def forget(self, fed: Fed) -> None:
+        """Nobody will ask for it."""
+        fed.is_forgotten = True
+        # A forked child has no such thread, and the garbage collector may be called in it.
+        if fed.opening is not None and os.getpid() == self._process and threading.get_ident() != self._thread_id:
+            fed.opening.cancel()
+            wait([fed.opening])
+        for ticket in fed.tickets:
+            ticket.abandon()
+
+    def close(self) -> None:
+        """Let the thread end, when it has done what it was given."""
+        if self._thread is not None and os.getpid() == self._process:
+            self._thread.shutdown(wait=False)
+
+    def _open_in_thread(self, fed: Fed) -> None:
+        self._thread_id = threading.get_ident()
+        self._open(fed)
+
+    def _open(self, fed: Fed) -> None:
+        parcel, fed.parcel = fed.parcel, None
+        if parcel is None:
+            return
+        request, requests = fed.batch.request if fed.batch is not None else None, self._road.requests
+        try:
+            fed.batch = parcel.open(request, self._road.arena) if isinstance(parcel, Parcel) else parcel
+            if requests is not None and request is not None:
+                requests.note_damaged(request, fed.batch.damaged)
+            self._submit(fed.batch, fed.tickets)
+        except Exception as error:
+            fed.error = error
+        if fed.is_forgotten:
+            for ticket in fed.tickets:
+                ticket.abandon()
+
+    def _submit(self, batch: PackedBatch, tickets: list[Ticket]) -> None:
+        if batch.failure is not None:
+            batch.failure.reraise()
+        if not batch.runs:
+            return
+        memory = batch.memory(self._road.arena)
+        for run in batch.runs:
+            if run.server not in self._servers:
+                raise InputError(
+                    "a sample was made by the proxy of another server than the loader's; "
+                    "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)"
+                )
+            tickets.append(self._servers[run.server].submit([part.views(memory) for part in run.inputs]))

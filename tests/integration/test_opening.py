@@ -1,0 +1,156 @@
+"""Batches that are opened beside the model: in a loop of long steps a thread does it, and all else is the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, ImageError
+from proxyloader.feeder import LONG_STEP_S
+from proxyloader.spelled import numbers_in, spell_dataset
+from tests.faults import Spelled, in_fork
+
+TO_TENSOR = transforms.ToTensor()
+BATCH = 8
+STEP_S = 3 * LONG_STEP_S
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", 12 * BATCH)
+
+
+def loader_of(root: Path, device: str, **arguments: Any) -> DataLoader[Any]:
+    return DataLoader(Spelled(root, transform=TO_TENSOR), BATCH, num_workers=2, device=device, **arguments)
+
+
+def openers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("proxyloader-opener")]
+
+
+def slowly(batches: Any) -> Iterator[Any]:
+    """A loop with a model: each step takes a while, and in the end waits."""
+    for batch in batches:
+        time.sleep(STEP_S)
+        yield batch
+
+
+def test_a_loop_of_long_steps_sees_each_picture_with_its_number_and_leaves_no_thread(root: Path, device: str) -> None:
+    loader = loader_of(root, device, shuffle=True)
+    for _ in range(2):
+        seen, threads = [], set()
+        for images, numbers in slowly(loader):
+            assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+            seen += numbers.tolist()
+            threads |= {thread.name for thread in openers()}
+        assert sorted(seen) == list(range(12 * BATCH))
+        assert len(threads) == 1, "one thread opens what is not urgent"
+    deadline = time.monotonic() + 5
+    while openers():
+        assert time.monotonic() < deadline, "the thread outlives its loop"
+        time.sleep(0.01)
+
+
+def test_a_loop_of_short_steps_needs_no_thread(root: Path, device: str) -> None:
+    for _ in loader_of(root, device):
+        pass
+    assert not openers()
+
+
+def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(root: Path, device: str) -> None:
+    batches = iter(loader_of(root, device))
+    for at in range(8):
+        next(batches)
+        time.sleep(STEP_S)
+        in_thread = [fed.opening for fed in batches._fed if fed.opening is not None]
+        wait(in_thread, timeout=5)
+        assert all(len(fed.tickets) == 1 and fed.parcel is None for fed in batches._fed)
+        assert in_thread or at < 3
+
+
+def test_the_batches_are_those_of_a_loop_of_short_steps(root: Path, device: str) -> None:
+    def found(wrapper: Any) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        transform = transforms.Compose([transforms.RandomResizedCrop(32), TO_TENSOR])
+        dataset = ImageFolder(str(root), transform)
+        loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=2, device=device)
+        return [images.cpu() for _ in range(2) for images, _ in wrapper(loader)]
+
+    assert all(map(torch.equal, found(slowly), found(iter)))
+
+
+def test_an_error_stays_with_its_batch(root: Path, tmp_path: Path, device: str) -> None:
+    dataset = Spelled(root, transform=TO_TENSOR)
+    bad = 6 * BATCH + 1
+    (tmp_path / "bad.jpg").write_bytes(b"nothing")
+    dataset.samples[bad] = str(tmp_path / "bad.jpg"), dataset.samples[bad][1]
+    batches, given, errors = iter(DataLoader(dataset, BATCH, num_workers=2, device=device)), [], []
+    while True:
+        time.sleep(STEP_S)
+        try:
+            given.append(next(batches)[1].tolist())
+        except StopIteration:
+            break
+        except ImageError as error:
+            errors.append(error.index)
+    assert errors == [bad]
+    assert given == [list(range(k * BATCH, (k + 1) * BATCH)) for k in range(12) if k != 6]
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 5])
+def test_a_break_forgets_what_is_being_opened(at: int, root: Path, device: str) -> None:
+    loader = loader_of(root, device, persistent_workers=True)
+    for _ in range(5):
+        for k, (images, numbers) in enumerate(loader):
+            assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+            if k == at:
+                break
+            time.sleep(STEP_S)
+    seen = [number for images, numbers in loader for number in numbers_in(images.cpu(), 1.0)]
+    assert seen == list(range(12 * BATCH))
+
+
+def test_a_fork_finds_dali_at_rest(root: Path, device: str) -> None:
+    """Also where the thread is about to start a run: it waits until the fork is over."""
+    batches = iter(loader_of(root, device))
+    for _ in range(8):
+        images, numbers = next(batches)
+        assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+        time.sleep(STEP_S)
+        assert in_fork(lambda: batches.close()) == 0
+    assert sum(1 for _ in batches) == 4
+
+
+SCRIPT = """
+import sys, time
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from proxyloader import DataLoader
+
+if __name__ == "__main__":
+    dataset = ImageFolder(sys.argv[1], transforms.ToTensor())
+    batches = iter(DataLoader(dataset, 8, num_workers=2, device=sys.argv[2]))
+    for _ in range(5):
+        next(batches)
+        time.sleep(0.05)
+    next(batches)
+    assert any(fed.opening is not None for fed in batches._fed)
+"""
+
+
+def test_a_script_ends_with_an_iterator_that_is_half_way(root: Path, device: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(root), device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr and "Exception" not in done.stderr, done.stderr
