@@ -1,12 +1,12 @@
 """Opens what came from a worker and starts its runs. Main process; beside the model, where there is time for it.
 
 NOTE [ Beside the model ]
-Giving DALI a batch of 256 images takes a millisecond of Python. Many training loops wait for the GPU in each step (a
-GradScaler does), and ask for the next batch when the GPU has nothing left to do: what ``next()`` takes then is lost. So
-a batch that is not urgent, since others are under way and the steps of the loop are long, is left to a thread. It begins
-when ``next()`` is over, and gets the interpreter when the training thread waits for the GPU, or has queued work for it.
-The thread does nothing else: it touches neither the sampler nor torch's iterator nor a random generator, and a batch
-that is asked for is waited for.
+Giving DALI a large batch takes a good part of ``next()``. Many training loops wait for the GPU in each step (a
+GradScaler often does), and ask for the next batch when the GPU has nothing left to do: what ``next()`` takes then is
+lost. So a batch that is not urgent, since others are under way and the steps of the loop are long, is left to a thread.
+It begins when ``next()`` is over, and gets the interpreter when the training thread waits for the GPU, or has queued
+work for it. The thread does nothing else: it touches neither the sampler nor torch's iterator nor a random generator,
+and a batch that is asked for is waited for.
 """
 
 from __future__ import annotations

@@ -163,10 +163,10 @@ def _nothing(batch: Any) -> None:
 
 
 def _training(setting: Setting) -> Callable[[Any], None]:
-    """A step of training, as with mixed precision."""
+    """A step of training, as with mixed precision. It does not wait for the GPU, since its optimizer is fused."""
     model = torchvision.models.get_model(setting.model, num_classes=CLASSES)
     model = model.to(setting.device, memory_format=setting.memory_format).train()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=setting.on_gpu)
     half = torch.bfloat16 if setting.torch_dtype == torch.bfloat16 or not setting.on_gpu else torch.float16
     scaler = torch.amp.GradScaler(setting.device, enabled=half == torch.float16)
 
