@@ -107,11 +107,12 @@ class Feeder:
 
     def close(self) -> None:
         """Forget the batches under way and let the workers go. An iterator that is dropped does it by itself."""
-        while self._fed:
-            fed = self._fed.popleft()
-            self._opener.forget(fed)
-            self._give_back_slot(fed)
-        self._opener.close()
+        if self._process == os.getpid():  # what a forked child has are copies, and locks that nobody may ever open
+            while self._fed:
+                fed = self._fed.popleft()
+                self._opener.forget(fed)
+                self._give_back_slot(fed)
+            self._opener.close()
         self._batches = None
 
     def __next__(self) -> Any:

@@ -2,11 +2,11 @@
 
 NOTE [ Forks ]
 A child has one thread, and of all others what they held at the moment of the fork. So DALI's threads are given nothing
-to do then: all runs are waited for, and a moment more, in which DALI lets go of the memory it was lent, for which it
-needs the interpreter. And no child may destroy a pipeline, which would wait for threads that it does not have: neither
-one in use, which is taken from its server, nor one that waits for the garbage collector. That is held from before the
-fork on, and in the child whatever was there before is never collected. The CUDA events of runs cannot be destroyed in a
-child either, and are kept.
+to do then: all runs are waited for, no thread may start another one, and there is a moment more, in which DALI lets go
+of the memory it was lent. And no child may destroy a pipeline, which would wait for threads that it does not have:
+neither one in use, which is taken from its server, nor one that waits for the garbage collector. That is held from
+before the fork on, and in the child whatever was there before is never collected. The CUDA events of runs cannot be
+destroyed in a child either, and are kept.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ class Server(Protocol):
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[Any] = []
-_held: dict[int, list[Server]] = {}
-"""By the thread that forks, those that hold still for it."""
+_forking = threading.Lock()
+"""Several threads may fork at once; here they take turns."""
 
-_collects_garbage: list[bool] = []
-"""For each fork under way whether the collector was on before it. Several threads may fork at once; the first of them,
-whose answer is the user's, is the last to be taken away."""
+_held: list[Server] = []
+"""Those that hold still for the fork under way."""
+
+_collects_garbage = False
+"""Whether the collector was on before it."""
 
 
 def watch(server: Server) -> None:
@@ -55,34 +57,37 @@ def keep_from_children(thing: Any) -> None:
 
 
 def _before() -> None:
-    _collects_garbage.append(gc.isenabled())
+    global _collects_garbage
+    _forking.acquire()
+    _collects_garbage = gc.isenabled()
     gc.disable()
-    held = _held[threading.get_ident()] = []
     were_under_way = False
     for server in list(_servers):
         were_under_way |= server.hold_still()
-        held.append(server)
+        _held.append(server)
     if were_under_way:
         time.sleep(LET_GO_S)
 
 
 def _after_in_parent() -> None:
-    for server in _held.pop(threading.get_ident(), ()):
-        server.go_on()
-    if _collects_garbage.pop():
+    while _held:
+        _held.pop().go_on()
+    if _collects_garbage:
         gc.enable()
+    _forking.release()
 
 
 def _after_in_child() -> None:
+    global _forking
     if _servers:
         gc.freeze()
     _inherited.extend(_kept)
     for server in list(_servers):
         server.forget_in_child()
     _held.clear()
-    if any(_collects_garbage):
+    if _collects_garbage:
         gc.enable()
-    _collects_garbage.clear()
+    _forking = threading.Lock()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

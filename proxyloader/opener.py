@@ -11,8 +11,6 @@ and a batch that is asked for is waited for.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -66,9 +64,7 @@ class Opener:
 
     def __init__(self, road: Road, servers: Mapping[str, ProxyServer]) -> None:
         self._road, self._servers = road, servers
-        self._process = os.getpid()
         self._thread: ThreadPoolExecutor | None = None
-        self._thread_id: int | None = None
 
     def open(self, fed: Fed) -> None:
         """Open it now; where the thread is at it, or about to be, wait for that. What goes wrong is ``fed.error``."""
@@ -81,26 +77,20 @@ class Opener:
         if fed.parcel is not None and fed.opening is None:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "proxyloader-opener")
-            fed.opening = self._thread.submit(self._open_in_thread, fed)
+            fed.opening = self._thread.submit(self._open, fed)
 
     def forget(self, fed: Fed) -> None:
-        """Nobody will ask for it."""
+        """Nobody will ask for it. Waits for nothing: the garbage collector may call this in any thread, at any time."""
         fed.is_forgotten = True
-        # A forked child has no such thread, and the garbage collector may be called in it.
-        if fed.opening is not None and os.getpid() == self._process and threading.get_ident() != self._thread_id:
+        if fed.opening is not None:
             fed.opening.cancel()
-            wait([fed.opening])
         for ticket in fed.tickets:
             ticket.abandon()
 
     def close(self) -> None:
         """Let the thread end, when it has done what it was given."""
-        if self._thread is not None and os.getpid() == self._process:
+        if self._thread is not None:
             self._thread.shutdown(wait=False)
-
-    def _open_in_thread(self, fed: Fed) -> None:
-        self._thread_id = threading.get_ident()
-        self._open(fed)
 
     def _open(self, fed: Fed) -> None:
         parcel, fed.parcel = fed.parcel, None
@@ -114,7 +104,7 @@ class Opener:
             self._submit(fed.batch, fed.tickets)
         except Exception as error:
             fed.error = error
-        if fed.is_forgotten:
+        if fed.is_forgotten:  # meanwhile
             for ticket in fed.tickets:
                 ticket.abandon()
 

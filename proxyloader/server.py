@@ -275,7 +275,11 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def hold_still(self) -> bool:
         """As ``settle``; no thread starts another run, until ``go_on``."""
         self._lock.acquire()
-        return self.settle()
+        try:
+            return self.settle()
+        except BaseException:
+            self._lock.release()
+            raise
 
     def go_on(self) -> None:
         self._lock.release()
