@@ -10,6 +10,8 @@ from typing import Any
 
 from torchvision.datasets import ImageFolder
 
+import proxyloader
+
 from .roads import BATCH, Road
 
 
@@ -54,8 +56,8 @@ def wait_until_read(log: Path, pictures: int) -> None:
 
 def runs_under_way(road: Road, loader: Any) -> int:
     """How many batches DALI works on or holds ready, when those that are left to a thread are open."""
-    feeder = loader._road.user()
-    wait([fed.opening for fed in feeder._fed if fed.opening is not None])
+    if isinstance(loader, proxyloader.DataLoader):
+        wait([fed.opening for fed in loader._road.user()._fed if fed.opening is not None])
     servers = [road.server] if road.server is not None else list(loader._servers.values())
     return sum(len(server._runs) for server in servers)
 
