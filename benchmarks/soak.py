@@ -66,6 +66,7 @@ from tqdm import tqdm
 
 import proxyloader
 from proxyloader.bench.machine import machine
+from proxyloader.feeder import LONG_STEP_S
 from proxyloader.spelled import numbers_in, spelled_picture
 
 HANG_S = 60
@@ -456,6 +457,7 @@ class Loop:
         self.twin_events: list[Event] | None = None
         self.indices: list[list[int]] | None = None
         self.over = self.whole = False
+        self.step_s = stand.rng.choice([0.0, 0.0, 2 * LONG_STEP_S])  # in long ones batches are opened beside the loop
         size = self.settings.size if self.settings.order != "distributed" else self.settings.size // 2
         self.fault_at = stand.rng.randint(1, max(1, size // (self.settings.batch_size or 1)))
 
@@ -520,6 +522,7 @@ class Loop:
         self.events.append(("batch", tuple(numbers)))
         self.tally.batches += 1
         self.tally.images += len(numbers)
+        time.sleep(self.step_s)
         return True
 
     def parts(self, batch: Any) -> tuple[torch.Tensor, list[int]]:
