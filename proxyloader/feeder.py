@@ -203,7 +203,16 @@ class Feeder:
             if getattr(self._batches, "lost", False):
                 self._cut_short, self._batches = True, None
         else:
-            fed.parcel, fed.batch = parcel, PackedBatch(self._request_of(parcel))  # whose slot will go back in any case
+            request = self._request_of(parcel)
+            fed.batch = PackedBatch(request)  # whose slot will go back in any case
+            try:
+                fed.batch = parcel.open(request, self._road.arena) if isinstance(parcel, Parcel) else parcel
+                if self._road.requests is not None and request is not None and fed.batch.failure is None:
+                    unreadable = [each.index for each in fed.batch.unreadable]
+                    self._road.requests.note_scans(request, unreadable, fed.batch.damaged)
+                fed.is_closed = True
+            except Exception as error:
+                fed.error = error
             if is_urgent:
                 for each in (*self._fed, fed):
                     self._opener.open(each)

@@ -1,4 +1,4 @@
-"""Opens what came from a worker and starts its runs. Main process; beside the model, where there is time for it.
+"""Starts the runs of a batch that came from a worker. Main process; beside the model, where there is time for it.
 
 NOTE [ Beside the model ]
 Giving DALI a large batch takes a good part of ``next()``. Many training loops wait for the GPU in each step (a
@@ -6,7 +6,7 @@ GradScaler often does), and ask for the next batch when the GPU has nothing left
 lost. So a batch that is not urgent, since others are under way and the steps of the loop are long, is left to a thread.
 It begins when ``next()`` is over, and gets the interpreter when the training thread waits for the GPU, or has queued
 work for it. The thread does nothing else: it touches neither the sampler nor torch's iterator nor a random generator,
-and a batch that is asked for is waited for.
+unpickles nothing (which may import modules), and a batch that is asked for is waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .errors import InputError
-from .parcel import PackedBatch, Parcel
+from .parcel import PackedBatch
 from .road import Road
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -32,15 +32,15 @@ class Fed:
         batch: what came from the worker.
         tickets: for each of its runs.
         error: what went wrong with it.
-        parcel: what is still to be opened.
-        opening: of the thread that opens it, or did.
+        is_closed: its runs are still to be started.
+        opening: of the thread that starts them, or did.
         is_forgotten: nobody will ask for it.
     """
 
     batch: PackedBatch | None = None
     tickets: list[Ticket] = field(default_factory=list)
     error: Exception | None = None
-    parcel: Parcel | PackedBatch | None = None
+    is_closed: bool = False
     opening: Future[None] | None = None
     is_forgotten: bool = False
 
@@ -65,6 +65,7 @@ class Opener:
     def __init__(self, road: Road, servers: Mapping[str, ProxyServer]) -> None:
         self._road, self._servers = road, servers
         self._thread: ThreadPoolExecutor | None = None
+        self._has_no_thread = False
 
     def open(self, fed: Fed) -> None:
         """Open it now; where the thread is at it, or about to be, wait for that. What goes wrong is ``fed.error``."""
@@ -74,10 +75,14 @@ class Opener:
 
     def open_soon(self, fed: Fed) -> None:
         """Open it beside the model."""
-        if fed.parcel is not None and fed.opening is None:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "proxyloader-opener")
+        if not fed.is_closed or fed.opening is not None or self._has_no_thread:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "proxyloader-opener")
+        try:
             fed.opening = self._thread.submit(self._open, fed)
+        except RuntimeError:  # the interpreter is about to end, or there are too many threads
+            self._has_no_thread, self._thread = True, None
 
     def forget(self, fed: Fed) -> None:
         """Nobody will ask for it. Waits for nothing: the garbage collector may call this in any thread, at any time."""
@@ -93,17 +98,14 @@ class Opener:
             self._thread.shutdown(wait=False)
 
     def _open(self, fed: Fed) -> None:
-        parcel, fed.parcel = fed.parcel, None
-        if parcel is None:
+        if not fed.is_closed or fed.is_forgotten:
             return
-        request, requests = fed.batch.request if fed.batch is not None else None, self._road.requests
         try:
-            fed.batch = parcel.open(request, self._road.arena) if isinstance(parcel, Parcel) else parcel
-            if requests is not None and request is not None:
-                requests.note_damaged(request, fed.batch.damaged)
-            self._submit(fed.batch, fed.tickets)
+            if fed.batch is not None:
+                self._submit(fed.batch, fed.tickets)
         except Exception as error:
             fed.error = error
+        fed.is_closed = False
         if fed.is_forgotten:  # meanwhile
             for ticket in fed.tickets:
                 ticket.abandon()

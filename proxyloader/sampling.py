@@ -181,11 +181,12 @@ class RequestSampler:
         """Note that a batch has come back. Its slot now belongs to whoever has the batch."""
         return self._unanswered.pop(number)
 
-    def note_damaged(self, request: Request, damaged: Sequence[Any]) -> None:
-        """Note which of a request's samples a worker found damaged."""
+    def note_scans(self, request: Request, unreadable: Sequence[Any], damaged: Sequence[Any]) -> None:
+        """Note what a worker found when it looked at the samples of a request: some could not be read at all."""
         if self._scans is not None and request.scans is not None:
-            known = (index for index, scan in zip(request.each(), request.scans) if scan == Scan.DAMAGED)
-            self._scans.note(request.each(), [*damaged, *known])
+            known = [index for index, scan in zip(request.each(), request.scans) if scan == Scan.DAMAGED]
+            seen = [index for index in request.each() if index not in unreadable] if unreadable else request.each()
+            self._scans.note(seen, [*damaged, *known])
 
     def handed_out(self, request: Request) -> None:
         """Note that the loop has been given the batch."""

@@ -52,8 +52,8 @@ class KnownScans:
     def note(self, indices: Sequence[Any], damaged: Sequence[Any]) -> None:
         """The samples of these indices were looked at, and those were found damaged."""
         with contextlib.suppress(IndexError):
-            self._known[_numbers(indices)] = Scan.SOUND
-            self._known[_numbers(damaged)] = Scan.DAMAGED
+            numbers = _numbers(indices)
+            self._known[numbers] = np.where(np.isin(numbers, _numbers(damaged)), Scan.DAMAGED, Scan.SOUND)
 
 
 def _numbers(indices: Sequence[Any]) -> NDArray[np.int64]:

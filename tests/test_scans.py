@@ -77,6 +77,10 @@ def test_what_is_known_is_kept_by_index() -> None:
     known = KnownScans(10)
     assert known.of([3, 4]) == bytes([Scan.UNKNOWN, Scan.UNKNOWN])
     known.note([3, 4, 5], damaged=[4])
+    requests = RequestSampler([[0, 1, 2]], True, scans=(of_some := KnownScans(3)))
+    (request,) = requests
+    requests.note_scans(request, unreadable=[1], damaged=[2])
+    assert of_some.of([0, 1, 2]) == bytes([Scan.SOUND, Scan.UNKNOWN, Scan.DAMAGED]), "who could read number 1?"
     assert known.of([3, 5]) is None
     assert known.of([3, np.int64(4), torch.tensor(6)]) == bytes([Scan.SOUND, Scan.DAMAGED, Scan.UNKNOWN])
     assert known.of([]) is None
@@ -116,7 +120,7 @@ def test_each_sample_is_looked_at_in_its_first_epoch_and_damaged_ones_are_known_
             ]
             assert by_pillow == [i for i in request.indices if i in (5, 20)]
             requests.answered(request.number)
-            requests.note_damaged(request, fetched.damaged)
+            requests.note_scans(request, (), fetched.damaged)
 
 
 class Lists(ImageFolder):
@@ -139,7 +143,7 @@ def test_a_dataset_that_reads_lists_goes_on_doing_so_but_for_batches_with_damage
             fetched = fetcher(request)
             assert fetched.damaged == ([i for i in request.indices if i in (5, 20)] if epoch == 0 else [])
             requests.answered(request.number)
-            requests.note_damaged(request, fetched.damaged)
+            requests.note_scans(request, (), fetched.damaged)
         assert dataset.read == reads
 
 
