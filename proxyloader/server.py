@@ -40,6 +40,9 @@ Kinds = tuple[tuple[str, int], ...]
 WAITED_S = 0.001
 """Who waited longer for a run saw it end."""
 
+LOST_WORKER = "DataLoader worker"
+"""So begins what torch's signal handler raises, in whatever line the main thread is."""
+
 SURELY = 0.8
 """Of the shortest time that a run took: in so much it will not end."""
 
@@ -111,6 +114,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._runs: deque[Ticket] = deque()
         self._lock = threading.RLock()
         self._started = False
+        self._in_step = True  # there is a ticket for each run that DALI has, and no other
         self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
@@ -162,11 +166,13 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 or N is too large.
         """
         with self._lock:
+            self._get_in_step()
             if self._failed is not None and not self._pipe.exec_dynamic:
                 self.settle()  # they have failed, too
                 self._rebuild()
             ticket = Ticket(len(inputs[0]), self._kinds_of(inputs))
             batches = [_dali.tensor_list(samples) for samples in inputs]
+            self._in_step = False
             for name, batch in zip(self._dali_input_names, batches):
                 self._pipe.feed_input(name, batch)
             ticket.inputs = batches
@@ -175,6 +181,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             if ticket.was_alone and self._lone_run_s < math.inf:
                 ticket.busy_until_s = ticket.started_s + SURELY * self._lone_run_s
             self._runs.append(ticket)
+            self._in_step = True
             return ticket
 
     def _kinds_of(self, inputs: Sequence[Any]) -> Kinds:
@@ -214,6 +221,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             torch.OutOfMemoryError, MemoryError: there was no memory for it, on the GPU or on the CPU.
         """
         with self._lock:
+            self._get_in_step()
             while not ticket.ended:
                 if ticket not in self._runs:
                     raise PipelineError("this run was forgotten: the server was stopped, or the process was forked")
@@ -226,26 +234,31 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             failure = f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}"
             raise PipelineError(failure) from ticket.error
         outputs, ticket.outputs = ticket.outputs, None
-        assert outputs is not None
+        if outputs is None:
+            raise PipelineError("this run was interrupted, or collected before")
         if ticket.finished is not None and ticket.stream != self._stream():
             _hand_over(outputs, ticket.finished, self._stream())
         return outputs
 
     def _collect_oldest(self) -> None:
-        ticket = self._runs.popleft()
-        ticket.ended = True
+        ticket, self._in_step = self._runs[0], False
         stream, asked_s = self._stream(), time.monotonic()
+        outputs: Outputs = []
         try:
             outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
-            return
         except (RuntimeError, MemoryError) as error:
+            if str(error).startswith(LOST_WORKER):
+                raise
             ticket.error = error.with_traceback(None)
             if _dali.is_out_of_memory(error):
                 kind = MemoryError if self._pipe.device_id is None else torch.OutOfMemoryError
                 ticket.error = kind(f"DALI found no memory for a batch of {ticket.size}: {error}")
             self._failed = ticket.kinds
+        self._runs.popleft()
+        ticket.ended = self._in_step = True
+        if ticket.error is not None:
             return
         self._kinds, self._failed = self._kinds or ticket.kinds, None
         now_s = time.monotonic()
@@ -254,6 +267,16 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         if stream is not None:
             ticket.stream, ticket.finished = stream, stream.record_event()
         ticket.outputs = [] if ticket.abandoned else outputs
+
+    def _get_in_step(self) -> None:
+        """Begin anew where Ctrl-C or a signal handler came between DALI and the tickets: one has a run more."""
+        if self._in_step:
+            return
+        for ticket in self._runs:
+            ticket.ended, ticket.error = True, RuntimeError("it was interrupted")
+        self._runs.clear()
+        self._rebuild()
+        self._in_step = True
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         """Those of the oldest run, in torch's memory."""
@@ -267,6 +290,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def settle(self) -> bool:
         """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""
         with self._lock:
+            self._get_in_step()
             under_way = bool(self._runs)
             while self._runs:
                 self._collect_oldest()

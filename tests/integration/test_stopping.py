@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import random
 import shutil
 import signal
 import threading
@@ -15,8 +17,10 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
+from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
+from proxyloader.spelled import numbers_in
 from tests.faults import (
     BATCH,
     Misstep,
@@ -459,3 +463,32 @@ def test_a_stop_in_a_forked_child_is_harmless_there_too(spelled_root: Path, tmp_
     start_s = time.monotonic()
     assert in_fork(held.clear) == 0
     assert time.monotonic() - start_s < 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a destructor
+def test_an_interrupt_at_any_moment_shifts_no_later_picture(spelled_root: Path, device: str) -> None:
+    """Ctrl-C between two lines of ours, too: DALI may then have a run that nobody has a ticket for."""
+    loader = DataLoader(Spelled(spelled_root, transform=ToTensor()), BATCH, num_workers=1, device=device)
+    rng, interrupted = random.Random(4), 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(40):
+            batches = iter(loader)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.001, 0.03))
+                for _ in batches:
+                    pass
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            del batches
+            for images, numbers in itertools.islice(loader, 2):
+                assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 10
