@@ -25,15 +25,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.utils.data import ConcatDataset, DistributedSampler
-from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from proxyloader import DataLoader
+from proxyloader.bench.cases import transform_with
 from proxyloader.bench.machine import machine
 from proxyloader.make_dataset import make_dataset
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def arguments() -> argparse.Namespace:
@@ -64,15 +62,7 @@ def start(args: argparse.Namespace) -> int:
 
 
 def loader_of(args: argparse.Namespace) -> DataLoader[Any]:
-    transform = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
-    images: ConcatDataset[Any] = ConcatDataset(args.passes * [ImageFolder(str(root_of(args)), transform)])
+    images: ConcatDataset[Any] = ConcatDataset(args.passes * [ImageFolder(str(root_of(args)), transform_with())])
     return DataLoader(
         images,
         args.batch_size,

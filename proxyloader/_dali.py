@@ -127,7 +127,7 @@ def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
     """A DALI batch that refers to numpy memory, without a copy. The memory must stay until the run has finished.
 
     So should the batch itself: what DALI is the last to hold, it gives back under the interpreter lock, a sample at a
-    time. (Arguments by name would take twice as long.)
+    time.
     """
     if isinstance(samples, np.ndarray):
         return _backend.TensorListCPU(samples, "", False)

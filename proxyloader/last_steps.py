@@ -51,7 +51,7 @@ class LastSteps:
             images: (N, C, H, W) or (C, H, W), uint8; floats where they are but copied.
 
         Returns:
-            A new tensor, with the same strides. Floats are within a bit or two of torchvision's.
+            A new tensor, with the same strides. How close floats are to torchvision's: ``tests/test_last_steps.py``.
         """
         if self._is_copy:
             dtype = self._dtype if self._dtype is not None and images.is_floating_point() else images.dtype

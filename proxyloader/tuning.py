@@ -30,7 +30,7 @@ log = logging.getLogger("proxyloader")
 
 LOADS = (1.0, 0.65, 0.0)  # DALI's own is 0.65
 THREADS = (4, 8)
-"""A pipeline is built for each that is tried, which takes longer than the trial, so there are few."""
+"""A pipeline is built for each that is tried, so there are few."""
 
 CLEARLY_FASTER = 0.85
 """Takes less than this share of the other's time."""

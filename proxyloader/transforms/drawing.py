@@ -16,7 +16,7 @@ def like(height: int, width: int) -> torch.Tensor:
 
 
 def acts(p: float) -> bool:
-    """``torch.rand(1) < p``, compared in float32 as torch does, in a third of the time."""
+    """``torch.rand(1) < p``, compared in float32 as torch does, without a tensor for the answer."""
     return torch.rand(1).item() < _in_float32(p)
 
 
