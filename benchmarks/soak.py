@@ -457,7 +457,7 @@ class Loop:
         self.twin_events: list[Event] | None = None
         self.indices: list[list[int]] | None = None
         self.over = self.whole = False
-        self.step_s = stand.rng.choice([0.0, 0.0, 2 * LONG_STEP_S])  # in long ones batches are opened beside the loop
+        self.step_s = stand.rng.choice([0.0, 0.0, 2 * LONG_STEP_S])  # in long ones runs are started by a thread
         size = self.settings.size if self.settings.order != "distributed" else self.settings.size // 2
         self.fault_at = stand.rng.randint(1, max(1, size // (self.settings.batch_size or 1)))
 

@@ -6,7 +6,7 @@ All of it runs in the thread that iterates, at each ``next()``: batches that wor
 while the model trains. ``next()`` waits for a worker only when nothing is under way, or while the oldest batch will not
 be done anyway, and for DALI only for the oldest batch. So the sampler and torch's generators are used where a stock
 loader uses them, and an error stays with its batch. (What takes long about a batch that is not urgent is left to a
-thread: see NOTE [ Beside the model ] in ``opener.py``.)
+thread: see NOTE [ Beside the model ] in ``run_starter.py``.)
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from .batch_format import BatchFormat, stacked
 from .errors import ImageError, PipelineError
-from .opener import Fed, Opener
 from .packing import ContentUnpickler
 from .parcel import PackedBatch, PackedRun, Parcel
 from .rescue import Rescue, Saved
 from .road import Road
+from .run_starter import Fed, RunStarter
 from .sampling import Progress, Request
 from .unreadable import OnError, UnreadableSample, UnreadableSamples
 
@@ -85,7 +85,7 @@ class Feeder:
         self._process = os.getpid()
         self._road, self._servers, self._collate_fn = road, servers, collate_fn
         self._progress, self._errors, self._on_error = progress, errors, on_error
-        self._opener, self._rescue = Opener(road, servers), Rescue(servers, road, on_error)
+        self._run_starter, self._rescue = RunStarter(road, servers), Rescue(servers, road, on_error)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
         self._ahead = prefetch if road.workers.num_workers and servers else 0
         self._pin, self._format = pin, format
@@ -110,9 +110,9 @@ class Feeder:
         if self._process == os.getpid():  # what a forked child has are copies, and locks that nobody may ever open
             while self._fed:
                 fed = self._fed.popleft()
-                self._opener.forget(fed)
+                self._run_starter.forget(fed)
                 self._give_back_slot(fed)
-            self._opener.close()
+            self._run_starter.close()
         self._batches = None
 
     def __next__(self) -> Any:
@@ -129,14 +129,14 @@ class Feeder:
                 raise StopIteration
             fed = self._fed.popleft()
             try:
-                self._opener.open(fed)
+                self._run_starter.start(fed)
                 self._note_progress(fed)
                 batch = self._finished(fed)
             finally:
                 self._give_back_slot(fed)
         self._nothing_yet = False
         for fed in self._fed:
-            self._opener.open_soon(fed)
+            self._run_starter.start_soon(fed)
         self._handed_out_s = time.monotonic()
         return batch
 
@@ -186,7 +186,7 @@ class Feeder:
             time.sleep(pause_s)
 
     def _feed(self, is_urgent: bool) -> None:
-        """Take the next batch from the workers, and open it, or leave that for later."""
+        """Take the next batch from the workers, and start its runs, or leave that for later."""
         assert self._batches is not None
         fed = Fed()
         try:
@@ -210,12 +210,12 @@ class Feeder:
                 if self._road.requests is not None and request is not None and fed.batch.failure is None:
                     unreadable = [each.index for each in fed.batch.unreadable]
                     self._road.requests.note_scans(request, unreadable, fed.batch.damaged)
-                fed.is_closed = True
+                fed.is_to_start = True
             except Exception as error:
                 fed.error = error
             if is_urgent:
                 for each in (*self._fed, fed):
-                    self._opener.open(each)
+                    self._run_starter.start(each)
         self._fed.append(fed)
 
     def _request_of(self, parcel: Parcel | PackedBatch) -> Request | None:

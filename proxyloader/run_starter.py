@@ -32,30 +32,30 @@ class Fed:
         batch: what came from the worker.
         tickets: for each of its runs.
         error: what went wrong with it.
-        is_closed: its runs are still to be started.
-        opening: of the thread that starts them, or did.
+        is_to_start: its runs are still to be started.
+        starting: of the thread that starts them, or did.
         is_forgotten: nobody will ask for it.
     """
 
     batch: PackedBatch | None = None
     tickets: list[Ticket] = field(default_factory=list)
     error: Exception | None = None
-    is_closed: bool = False
-    opening: Future[None] | None = None
+    is_to_start: bool = False
+    starting: Future[None] | None = None
     is_forgotten: bool = False
 
     def was_read(self) -> bool:
-        is_being_opened = self.opening is not None and not self.opening.done()
-        return not is_being_opened and all(ticket.was_read() for ticket in self.tickets)
+        is_being_started = self.starting is not None and not self.starting.done()
+        return not is_being_started and all(ticket.was_read() for ticket in self.tickets)
 
     def wait_until_read(self) -> None:
-        if self.opening is not None:
-            wait([self.opening])
+        if self.starting is not None:
+            wait([self.starting])
         for ticket in self.tickets:
             ticket.wait_until_read()
 
 
-class Opener:
+class RunStarter:
     """
     Args:
         road: that batches come from.
@@ -67,28 +67,28 @@ class Opener:
         self._thread: ThreadPoolExecutor | None = None
         self._has_no_thread = False
 
-    def open(self, fed: Fed) -> None:
-        """Open it now; where the thread is at it, or about to be, wait for that. What goes wrong is ``fed.error``."""
-        if fed.opening is not None:
-            fed.opening.result()
-        self._open(fed)
+    def start(self, fed: Fed) -> None:
+        """Start its runs now; where the thread is at it, or about to be, wait for it. What goes wrong is ``fed.error``."""
+        if fed.starting is not None:
+            fed.starting.result()
+        self._start(fed)
 
-    def open_soon(self, fed: Fed) -> None:
-        """Open it beside the model."""
-        if not fed.is_closed or fed.opening is not None or self._has_no_thread:
+    def start_soon(self, fed: Fed) -> None:
+        """Start its runs beside the model."""
+        if not fed.is_to_start or fed.starting is not None or self._has_no_thread:
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "proxyloader-opener")
+            self._thread = ThreadPoolExecutor(1, "proxyloader-run-starter")
         try:
-            fed.opening = self._thread.submit(self._open, fed)
+            fed.starting = self._thread.submit(self._start, fed)
         except RuntimeError:  # the interpreter is about to end, or there are too many threads
             self._has_no_thread, self._thread = True, None
 
     def forget(self, fed: Fed) -> None:
         """Nobody will ask for it. Waits for nothing: the garbage collector may call this in any thread, at any time."""
         fed.is_forgotten = True
-        if fed.opening is not None:
-            fed.opening.cancel()
+        if fed.starting is not None:
+            fed.starting.cancel()
         for ticket in fed.tickets:
             ticket.abandon()
 
@@ -97,15 +97,15 @@ class Opener:
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
-    def _open(self, fed: Fed) -> None:
-        if not fed.is_closed or fed.is_forgotten:
+    def _start(self, fed: Fed) -> None:
+        if not fed.is_to_start or fed.is_forgotten:
             return
         try:
             if fed.batch is not None:
                 self._submit(fed.batch, fed.tickets)
         except Exception as error:
             fed.error = error
-        fed.is_closed = False
+        fed.is_to_start = False
         if fed.is_forgotten:  # meanwhile
             for ticket in fed.tickets:
                 ticket.abandon()

@@ -1,4 +1,4 @@
-"""Batches that are opened beside the model: in a loop of long steps a thread does it, and all else is the same."""
+"""Runs that are started beside the model: in a loop of long steps a thread does it, and all else is the same."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def loader_of(root: Path, device: str, **arguments: Any) -> DataLoader[Any]:
     return DataLoader(Spelled(root, transform=TO_TENSOR), BATCH, num_workers=2, device=device, **arguments)
 
 
-def openers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("proxyloader-opener")]
+def run_starters() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("proxyloader-run-starter")]
 
 
 def slowly(batches: Any) -> Iterator[Any]:
@@ -53,11 +53,11 @@ def test_a_loop_of_long_steps_sees_each_picture_with_its_number_and_leaves_no_th
         for images, numbers in slowly(loader):
             assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
             seen += numbers.tolist()
-            threads |= {thread.name for thread in openers()}
+            threads |= {thread.name for thread in run_starters()}
         assert sorted(seen) == list(range(12 * BATCH))
-        assert len(threads) == 1, "one thread opens what is not urgent"
+        assert len(threads) == 1, "one thread starts what is not urgent"
     deadline = time.monotonic() + 5
-    while openers():
+    while run_starters():
         assert time.monotonic() < deadline, "the thread outlives its loop"
         time.sleep(0.01)
 
@@ -65,7 +65,7 @@ def test_a_loop_of_long_steps_sees_each_picture_with_its_number_and_leaves_no_th
 def test_a_loop_of_short_steps_needs_no_thread(root: Path, device: str) -> None:
     for _ in loader_of(root, device):
         pass
-    assert not openers()
+    assert not run_starters()
 
 
 def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(root: Path, device: str) -> None:
@@ -73,9 +73,9 @@ def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(root: Path, devi
     for at in range(8):
         next(batches)
         time.sleep(STEP_S)
-        in_thread = [fed.opening for fed in batches._fed if fed.opening is not None]
+        in_thread = [fed.starting for fed in batches._fed if fed.starting is not None]
         wait(in_thread, timeout=5)
-        assert all(len(fed.tickets) == 1 and not fed.is_closed for fed in batches._fed)
+        assert all(len(fed.tickets) == 1 and not fed.is_to_start for fed in batches._fed)
         assert in_thread or at < 3
 
 
@@ -109,7 +109,7 @@ def test_an_error_stays_with_its_batch(root: Path, tmp_path: Path, device: str) 
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 5])
-def test_a_break_forgets_what_is_being_opened(at: int, root: Path, device: str) -> None:
+def test_a_break_forgets_what_is_being_started(at: int, root: Path, device: str) -> None:
     loader = loader_of(root, device, persistent_workers=True)
     for _ in range(5):
         for k, (images, numbers) in enumerate(loader):
@@ -145,7 +145,7 @@ if __name__ == "__main__":
         next(batches)
         time.sleep(0.05)
     next(batches)
-    assert any(fed.opening is not None for fed in batches._fed)
+    assert any(fed.starting is not None for fed in batches._fed)
 """
 
 
