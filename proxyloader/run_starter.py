@@ -68,7 +68,7 @@ class RunStarter:
         self._has_no_thread = False
 
     def start(self, fed: Fed) -> None:
-        """Start its runs now; where the thread is at it, or about to be, wait for it. What goes wrong is ``fed.error``."""
+        """Start its runs now, or wait for the thread that is to start them. What goes wrong is ``fed.error``."""
         if fed.starting is not None:
             fed.starting.result()
         self._start(fed)
