@@ -94,6 +94,7 @@ class Feeder:
         self._nothing_yet = not progress.batches
         self._handed_out_s = time.monotonic()
         self._cut_short = False  # a worker was lost: the error, and then no more batches
+        self._was_interrupted = False
         road.user = weakref.ref(self)
 
     def __iter__(self) -> Feeder:
@@ -118,6 +119,22 @@ class Feeder:
     def __next__(self) -> Any:
         if self._process != os.getpid():
             raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
+        if self._was_interrupted:
+            raise RuntimeError(
+                "this iterator was interrupted (KeyboardInterrupt, SystemExit) in the middle of a batch, which may be "
+                "lost; begin a new one: iter(loader)"
+            )
+        try:
+            batch = self._next()
+        except (KeyboardInterrupt, SystemExit):  # in whatever line it was
+            self._was_interrupted = True
+            raise
+        for fed in self._fed:
+            self._run_starter.start_soon(fed)
+        self._handed_out_s = time.monotonic()
+        return batch
+
+    def _next(self) -> Any:
         step_s, batch = time.monotonic() - self._handed_out_s, _NOTHING
         while batch is _NOTHING:
             while self._should_feed():
@@ -135,9 +152,6 @@ class Feeder:
             finally:
                 self._give_back_slot(fed)
         self._nothing_yet = False
-        for fed in self._fed:
-            self._run_starter.start_soon(fed)
-        self._handed_out_s = time.monotonic()
         return batch
 
     def _note_progress(self, fed: Fed) -> None:

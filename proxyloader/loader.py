@@ -318,7 +318,7 @@ class DataLoader(TorchDataLoader[T]):
         if road is not None and self.persistent_workers and not road.broken:
             return road  # its workers keep the dataset that they were given
         dataset, plans = self._translated()
-        arena = road.arena if road is not None and road.is_free() else None
+        arena = road.left_arena() if road is not None else None
         looks_at_scans = bool(plans) and self.check_scans and self._on_gpu
         if self._scans is None and looks_at_scans:
             self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)

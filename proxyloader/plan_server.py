@@ -40,10 +40,10 @@ class PlanServer(ProxyServer):
         super().__init__(build_pipeline(self._plan, self._options))
 
     def submit(self, inputs: Sequence[Any]) -> Ticket:
-        if is_to_be_tuned(self._options, len(inputs[0])):
-            with self._lock:
+        with self._lock:  # or two threads would both find it open
+            if is_to_be_tuned(self._options, len(inputs[0])):
                 self._tune(list(inputs[0]))
-        return super().submit(inputs)
+            return super().submit(inputs)
 
     def _tune(self, images: list[Any]) -> None:
         """Settle what is open in the options, by the first full batch."""

@@ -153,10 +153,13 @@ class Rescue:
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
+        server.hold_still()  # alone: the old executor lets a bad batch spoil those that run beside it
         try:
             return server.collect(server.submit([part.views(batch.memory(self._road.arena)) for part in run.inputs]))
         except PipelineError as error:
             return error.with_traceback(None)
+        finally:
+            server.go_on()
 
 
 class _Resolver:

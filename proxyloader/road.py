@@ -120,9 +120,12 @@ class Road:
             arguments |= dict(dataset=packed, batch_sampler=requests, collate_fn=_as_it_is)
         return cls(_Workers(**arguments), fetcher, requests, arena, plans, loader.in_order)
 
-    def is_free(self) -> bool:
-        """No iterator uses it."""
-        return self.user is None or self.user() is None
+    def left_arena(self) -> Arena | None:
+        """The memory, for the next road; None while somebody may still use it."""
+        if self.arena is None or self.requests is None or self.broken or (self.user and self.user() is not None):
+            return None
+        self.requests.forget_unanswered()  # its workers have ended
+        return self.arena
 
 
 def _arena(slots: int, slot_bytes: int) -> Arena | None:

@@ -149,11 +149,7 @@ class RequestSampler:
         self._resumes = any((progress.batches, progress.random_states, progress.generator_states))
 
     def __iter__(self) -> Iterator[Request]:
-        # torch begins an epoch when the workers have let go of the one before.
-        if self._arena is not None:
-            for request in self._unanswered.values():
-                self._arena.give_back(request.slot)
-        self._unanswered.clear()
+        self.forget_unanswered()  # torch begins an epoch when the workers have let go of the one before
         progress = self._progress
         self._settle_sampler(progress)
         with self._known_generators(progress, "iter"):  # at once, as torch asks for the iterator before it draws seeds
@@ -176,6 +172,13 @@ class RequestSampler:
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
+
+    def forget_unanswered(self) -> None:
+        """Take back the slots of batches that will not come: no worker has them any more."""
+        for request in self._unanswered.values():
+            if self._arena is not None:
+                self._arena.give_back(request.slot)
+        self._unanswered.clear()
 
     def answered(self, number: int) -> Request:
         """Note that a batch has come back. Its slot now belongs to whoever has the batch."""

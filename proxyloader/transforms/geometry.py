@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 from ..errors import UnsupportedTransformError
 from .choice import Sometimes
 from .drawing import Version, acts, like, parameter_function, v2_transform, version_of
+from .own_draws import resized_crop_box
 from .plan import EXACT, Closeness, ImageState, Row, Size, Step
 from .registry import rule
 
@@ -109,13 +110,7 @@ class RandomResizedRegion:
         return f"top, left, height, width: RandomResizedCrop.{parameter_function(self.version)}"
 
     def box(self, height: int, width: int) -> Box:
-        if self.version == "v1":
-            top, left, height, width = v1.RandomResizedCrop.get_params(
-                like(height, width), list(self.scale), list(self.ratio)
-            )
-            return top, left, height, width
-        drawn = v2_transform(v2.RandomResizedCrop, 1, self.scale, self.ratio).make_params([like(height, width)])
-        return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+        return resized_crop_box(self.scale, self.ratio, self.version)(height, width)
 
 
 @dataclass(frozen=True)
