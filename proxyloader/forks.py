@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 import weakref
 from typing import Any, Protocol
 
 LET_GO_S = 0.002
+MOST_INTERRUPTS = 3
+AFTER_THE_FORK_S = 0.1
 
 
 class Server(Protocol):
@@ -63,10 +66,24 @@ def _before() -> None:
     gc.disable()
     were_under_way = False
     for server in list(_servers):
-        were_under_way |= server.hold_still()
-        _held.append(server)
+        were_under_way |= _held_still(server)
     if were_under_way:
         time.sleep(LET_GO_S)
+
+
+def _held_still(server: Server) -> bool:
+    """Python drops what is raised in here, and forks. So Ctrl-C, in whatever line it comes, has to wait."""
+    for _ in range(MOST_INTERRUPTS):
+        try:
+            were_under_way = server.hold_still()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                again = threading.main_thread().ident, signal.SIGINT
+                threading.Timer(AFTER_THE_FORK_S, signal.pthread_kill, again).start()
+        else:
+            _held.append(server)
+            return were_under_way
+    return True
 
 
 def _after_in_parent() -> None:

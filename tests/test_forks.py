@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -86,3 +87,26 @@ def test_a_child_forgets_what_it_inherited_and_destroys_nothing_of_it() -> None:
     assert not server.forgotten
     held.clear()
     assert destroyed
+
+
+class Interrupted(Slow):
+    """Ctrl-C comes while it is asked to hold still."""
+
+    def hold_still(self) -> bool:
+        if not self.asked.is_set():
+            self.asked.set()
+            raise KeyboardInterrupt
+        return super().hold_still()
+
+
+def test_an_interrupt_before_a_fork_comes_after_it() -> None:
+    server = Interrupted()
+    server.done.set()
+    forks.watch(server)
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        assert in_fork(lambda: child(True)) == 0
+        assert server.asked.is_set()
+        time.sleep(10)
+    assert time.monotonic() - began_s < 8
+    assert gc.isenabled() and not server.held

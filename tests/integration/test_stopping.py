@@ -492,3 +492,41 @@ def test_an_interrupt_at_any_moment_shifts_no_later_picture(spelled_root: Path, 
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 10
+
+
+def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: Path, device: str) -> None:
+    """The batch that it was about to hand out may be lost; the next one would be taken for it."""
+    asked = []
+
+    def interrupt(samples: Any) -> Any:
+        asked.append(samples)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return torch.utils.data.default_collate(samples)
+
+    loader = loader_of(spelled_root, collate_fn=interrupt, device=device)
+    batches = iter(loader)
+    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="interrupted"):
+            next(batches)
+    assert all_numbers(loader) == all_numbers(loader_of(spelled_root, device=device))
+
+
+@PERSISTENT
+def test_loops_that_are_left_early_leave_their_memory_to_the_next(
+    spelled_root: Path, persistent: bool, device: str
+) -> None:
+    loader = loader_of(spelled_root, persistent_workers=persistent, device=device)
+    arenas = set()
+    for _ in range(12):
+        assert numbers_of(next(iter(loader))) == [0, 1, 2, 3]
+        assert loader._road is not None and loader._road.arena is not None
+        arenas.add(loader._road.arena)
+    assert len(arenas) == 1
+    assert all_numbers(loader) == all_numbers(loader_of(spelled_root, device=device))
+    (arena,) = arenas
+    lent = [arena.lend() for _ in range(arena.slots)]
+    assert None not in lent and arena.lend() is None
