@@ -35,6 +35,7 @@ def no_process_is_left() -> Any:
     assert not [each for each in left if "resource_tracker" not in " ".join(each.cmdline())]
 
 
+@pytest.mark.timeout(300)
 def test_it_measures_writes_and_compares(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
 ) -> None:
@@ -147,3 +148,25 @@ def test_records_are_compared_by_shares_of_their_own_run(photos: Path) -> None:
     assert worse_than(record(100, 200), record(100, 150)) == ["proxyloader is at 1.50 of torch, and was at 2.00"]
     failed = record_of(setting(photos), {"torch": outcome(9), "proxyloader": outcome(failure="ValueError: x")}, "")
     assert worse_than(record(100, 200), failed) == ["proxyloader failed: ValueError: x"]
+
+
+class Impatient(rounds.ProgressBar):
+    """Whoever looks at it presses Ctrl-C after so many runs."""
+
+    runs = 0
+
+    def update(self, n: float | None = 1) -> bool | None:
+        type(self).runs -= 1
+        if self.runs == 0:
+            raise KeyboardInterrupt
+        return super().update(n)
+
+
+def test_ctrl_c_leaves_the_rounds_until_then(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "ProgressBar", Impatient)
+    monkeypatch.setattr(Impatient, "runs", 4)  # the first loop is one
+    outcome = run(setting(photos), ["iterator"], 1000, 0.1)["iterator"]
+    assert outcome.failure == "interrupted" and len(outcome.rounds) == 3
+    monkeypatch.setattr(Impatient, "runs", 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(setting(photos), ["iterator"], 1000, 0.1)

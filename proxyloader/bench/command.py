@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -49,7 +50,7 @@ def bench(args: argparse.Namespace) -> int:
     for warning in warnings_for(setting):
         console.print(f"[bold yellow]! {warning}")
     outcomes = run(setting, names, args.rounds, args.seconds)
-    record = report.record_of(setting, outcomes, " ".join(["proxyloader", *sys.argv[1:]]))
+    record = report.record_of(setting, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
     report.append(record, args.out)
     args.out.with_suffix(".md").write_text(report.as_markdown(record))
     console.print(*report.as_tables(record), sep="\n")

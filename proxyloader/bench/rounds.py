@@ -44,7 +44,7 @@ def run(setting: Setting, names: Sequence[str], rounds: int, seconds: float) -> 
         seconds: at least, for a case in a round; whole loops only.
 
     Returns:
-        By name, in their order.
+        By name, in their order. After Ctrl-C with the rounds until then, if there are some.
     """
     children = {}
     try:
@@ -58,6 +58,11 @@ def run(setting: Setting, names: Sequence[str], rounds: int, seconds: float) -> 
                     bar.set_postfix_str(f"round {number + 1} of {name}")
                     child.run(seconds)
                     bar.update()
+    except KeyboardInterrupt:
+        if not any(child.outcome.rounds for child in children.values()):
+            raise
+        for child in children.values():
+            child.outcome.failure = child.outcome.failure or "interrupted"
     finally:
         for child in children.values():
             child.end()
