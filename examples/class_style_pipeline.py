@@ -29,6 +29,10 @@ from proxyloader import DataLoader, ProxyServer
 from proxyloader.make_dataset import make_dataset
 
 PHOTOS = Path("data/example_photos")
+DECODED = {
+    "output_type": types.RGB,
+    "hw_decoder_load": 1.0,  # all to a GPU's JPEG engines: its other decoder rounds in another way
+}
 NORMALIZED = {
     "dtype": types.FLOAT,
     "output_layout": "CHW",
@@ -60,7 +64,7 @@ class ClassStyle(Pipeline):
         on_gpu = device_id is not None
         device = "gpu" if on_gpu else "cpu"  # ops are told where they work; fn sees it from their inputs
         self.encoded = ops.ExternalSource(name="images", no_copy=True)
-        self.decode = ops.decoders.ImageRandomCrop(device="mixed" if on_gpu else "cpu", output_type=types.RGB)
+        self.decode = ops.decoders.ImageRandomCrop(device="mixed" if on_gpu else "cpu", **DECODED)
         self.resize = ops.Resize(device=device, size=[size, size])
         self.coin = ops.random.CoinFlip()
         self.normalize = ops.CropMirrorNormalize(device=device, **NORMALIZED)
@@ -75,7 +79,7 @@ def function_style(size: int) -> Any:
     """The same."""
     encoded = fn.external_source(name="images", no_copy=True)
     on_gpu = Pipeline.current().device_id is not None
-    images = fn.decoders.image_random_crop(encoded, device="mixed" if on_gpu else "cpu", output_type=types.RGB)
+    images = fn.decoders.image_random_crop(encoded, device="mixed" if on_gpu else "cpu", **DECODED)
     images = fn.resize(images, size=[size, size])
     return fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **NORMALIZED)
 

@@ -12,6 +12,9 @@ The mask says where a picture is bright. So it can be computed once more, from t
 that went through the pipeline. Look at the table: nearly all of the pixels agree (on a CPU all; the JPEG decoder of a
 GPU may round to the next level). Against masks mirrored once more many do not: that is how it would look if picture
 and mask had been flipped each for itself.
+
+The same --seed gives the same batches again. But the crops and flips here are DALI's own numbers, which go on from one
+batch to the next: a state_dict of the loader does not hold them, and after a break out of the loop they are others.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def parse_args() -> argparse.Namespace:
     option("--size", type=int, default=64, help="side of the square crops, in pixels")
     option("--batch-size", type=int, default=16, help="pictures in a batch")
     option("--workers", type=int, default=2, help="processes that read the pictures and masks")
-    option("--seed", type=int, default=0, help="of the pipeline: decides crops and flips")
+    option("--seed", type=int, default=0, help="of the loader and the pipeline: decides order, crops and flips")
     return parser.parse_args()
 
 
@@ -109,7 +112,8 @@ def main() -> None:
     worst = 1.0
     with ProxyServer(pipeline) as server:
         dataset = PicturesAndMasks(root, server.proxy, args.size)
-        loader = DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, server=server)
+        workers = {"num_workers": args.workers, "server": server}
+        loader = DataLoader(dataset, args.batch_size, shuffle=True, seed=args.seed, **workers)
         print("batch  pictures              masks                 bright  mask fits  mirrored mask fits")
         for number, (images, masks) in enumerate(tqdm(loader, leave=False, disable=None), 1):
             fits, mirrored = agreement(images, masks), agreement(images, masks.flip(-1))

@@ -101,7 +101,7 @@ def main() -> None:
             degrees = [f"{angle:+.1f}" for angle in angles.flatten().tolist()]
             name = Path(folder.samples[chosen[len(rows)]][0]).name
             tqdm.write(f"{name}: turned by {' '.join(degrees)} degrees")
-            pictures = [to_pil_image(image.permute(2, 0, 1)) for image in (images[0], *turned)]
+            pictures = [to_pil_image(image.permute(2, 0, 1).cpu()) for image in (images[0], *turned)]
             rows.append((pictures, [name, *(f"{angle}°" for angle in degrees)]))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     gallery(rows).save(args.out)
