@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import os
@@ -16,25 +17,44 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageChops, _imaging
 
 from proxyloader.make_dataset import make_dataset
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py"))
 STOCK, SWAPPED = "train_torchvision.py", "train_proxyloader.py"
+DATASET, PIPELINE, OPERATOR = "custom_dataset.py", "custom_pipeline.py", "custom_operator.py"
+GALLERY, CLASSES, DETERMINISM = "rotation_gallery.py", "class_style_pipeline.py", "determinism.py"
 TRAIN = "{data} --arch resnet18 --size 64 --epochs 1 --batch-size 16 --workers 1 --lr 1e-4 --out {out}"
 
 COMMANDS = {
     STOCK: TRAIN,
     SWAPPED: TRAIN,
+    DATASET: "--workers 1",
+    PIPELINE: "--workers 1",
+    OPERATOR: "--workers 1",
+    GALLERY: "--rows 3 --columns 4 --size 120 --out {out}/gallery.png",
+    CLASSES: "--workers 1",
+    DETERMINISM: "",
 }
-"""Script -> the arguments that it is run with. ``{data}`` holds train/ and val/, ``{out}`` is the run's own folder."""
+"""Script -> the arguments that it is run with. ``{data}`` holds train/ and val/, ``{out}`` is the run's own folder.
+
+Scripts that are given no data make their own, beside the folders of the runs.
+"""
 
 LEFT_IN_OUT = {
     STOCK: {"last.pt", "best.pt"},
     SWAPPED: {"last.pt", "best.pt"},
+    DATASET: set(),
+    PIPELINE: set(),
+    OPERATOR: set(),
+    GALLERY: {"gallery.png"},
+    CLASSES: set(),
+    DETERMINISM: set(),
 }
 """Script -> the files that it is to leave in ``{out}``."""
 
@@ -138,9 +158,17 @@ def test_the_readme_shows_the_difference_as_it_is() -> None:
     assert f"\n{number}c{number}\n" in (EXAMPLES / "README.md").read_text()
 
 
-def test_the_readme_names_every_script() -> None:
+def test_the_readme_names_every_file() -> None:
     text = (EXAMPLES / "README.md").read_text()
-    assert [script for script in SCRIPTS if script not in text] == []
+    assert [path.name for path in EXAMPLES.iterdir() if path.is_file() and f"`{path.name}`" not in text] == [
+        "README.md"
+    ]
+
+
+def test_the_launch_commands_name_files_that_are_there() -> None:
+    texts = [(EXAMPLES / name).read_text() for name in ("README.md", *SCRIPTS)]
+    named = {name for text in texts for name in re.findall(r"examples/(\w+\.(?:py|cc))", text)}
+    assert set(SCRIPTS) <= named and all((EXAMPLES / name).is_file() for name in named)
 
 
 @pytest.mark.slow
@@ -168,22 +196,179 @@ def test_resume_goes_on_behind_the_last_epoch(finished: Callable[[str], Run], da
     assert after["model"]["bn1.num_batches_tracked"] == 2 * steps
 
 
+# --- the examples of DALI ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_dataset_of_ones_own_gives_the_batches_of_the_stock_loader(finished: Callable[[str], Run]) -> None:
+    said = finished(DATASET).stdout
+    rows = re.findall(r"^ +\d  equal   equal  ([\d.]+) in the mean, \d+ at most$", said, re.MULTILINE)
+    assert len(rows) == 4 and all(float(mean) < 0.5 for mean in rows)
+    assert said.endswith("pixels differ by rounding\n")
+
+
+@pytest.mark.slow
+def test_the_dataset_example_notices_other_batches(data: Path, folder_of_runs: Path) -> None:
+    script = (EXAMPLES / DATASET).read_text()
+    spoilt = folder_of_runs / "spoilt.py"
+    spoilt.write_text(script.replace("torch.manual_seed(args.seed)", "torch.manual_seed(hash(kind.__module__))"))
+    done = run(str(spoilt), "--workers 0", data, folder_of_runs / "spoilt")
+    assert done.status == 1 and "OTHER" in done.stdout
+    assert "batches [1, 2, 3, 4] are not the stock loader's" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_masks_fit_their_pictures_and_mirrored_ones_do_not(finished: Callable[[str], Run]) -> None:
+    said = finished(PIPELINE).stdout
+    row = r"^ +\d  \[16, 3, 64, 64\] +\[16, 1, 64, 64\] +([\d.]+)% +([\d.]+)% +([\d.]+)%$"
+    rows = [[float(share) for share in shares] for shares in re.findall(row, said, re.MULTILINE)]
+    assert len(rows) == 4
+    for bright, fits, mirrored in rows:
+        assert 20 < bright < 80 and mirrored < 90
+        assert fits == 100 or (torch.cuda.is_available() and fits > 95)
+
+
+@pytest.mark.slow
+def test_the_pipeline_example_notices_a_mask_that_is_cropped_elsewhere(data: Path, folder_of_runs: Path) -> None:
+    script, spoilt = (EXAMPLES / PIPELINE).read_text(), folder_of_runs / "spoilt_masks.py"
+    shared = "fn.crop_mirror_normalize(mask, **alike,"
+    assert shared in script
+    own = "fn.crop_mirror_normalize(mask, **(alike | {'crop_pos_x': fn.random.uniform(range=(0.0, 1.0))}),"
+    spoilt.write_text(script.replace(shared, own))
+    done = run(str(spoilt), "--workers 0", data, folder_of_runs / "spoilt_masks")
+    assert done.status == 1 and "a mask fits its picture in" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_operator_in_python_stretches_every_picture(finished: Callable[[str], Run]) -> None:
+    assert_all_stretched(finished(OPERATOR), "python")
+
+
+@pytest.mark.slow
+def test_an_operator_for_numba_gives_the_same(data: Path, folder_of_runs: Path) -> None:
+    pytest.importorskip("numba")
+    assert_all_stretched(run(OPERATOR, "--workers 1 --operator numba", data, folder_of_runs / "numba"), "numba")
+
+
+@pytest.mark.slow
+def test_a_plugin_is_compiled_and_loaded_as_the_docstring_says(data: Path, folder_of_runs: Path) -> None:
+    compiler, headers = shutil.which("g++"), cuda_headers()
+    if compiler is None or headers is None:
+        pytest.skip("needs g++" if compiler is None else "needs the headers of a CUDA toolkit, which DALI's include")
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / OPERATOR).read_text())) or ""
+    (command,) = re.findall(r"g\+\+ (?:.*\\\n)*.*", docstring)
+    for said, here in (
+        ("examples/", f"{EXAMPLES}/"),
+        ("/usr/local/cuda/include", str(headers)),
+        ("$(python ", f"$({sys.executable} "),
+    ):
+        assert said in command
+        command = command.replace(said, here)
+    subprocess.run(["bash", "-c", command], cwd=folder_of_runs, check=True, timeout=100)
+    done = run(OPERATOR, "--workers 1 --plugin ./libstretch_levels.so", data, folder_of_runs / "plugin")
+    assert_all_stretched(done, "plugin")
+
+
+def assert_all_stretched(done: Run, by: str) -> None:
+    assert_ran_well(done)
+    rows = re.findall(r"^batch \d: levels (\d+) to (\d+) in the mean; stretched 0 to 255$", done.stdout, re.MULTILINE)
+    assert len(rows) == 4 and all(int(low) > 5 and int(high) < 250 for low, high in rows)
+    assert f"64 pictures stretched by {by}, all equal" in done.stdout
+
+
+def cuda_headers() -> Path | None:
+    """Those of a whole toolkit; the packages that torch brings lack some."""
+    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    if nvcc := shutil.which("nvcc"):
+        homes.append(str(Path(nvcc).resolve().parent.parent))
+    found = [Path(home) / "include" for home in homes if home]
+    return next((folder for folder in found if (folder / "crt" / "host_config.h").is_file()), None)
+
+
+@pytest.mark.slow
+def test_the_gallery_shows_the_photographs_turned_by_the_angles_that_are_printed(
+    finished: Callable[[str], Run],
+) -> None:
+    done = finished(GALLERY)
+    rows = re.findall(r"^img_\d+\.jpg: turned by (.*) degrees$", done.stdout, re.MULTILINE)
+    angles = [[float(angle) for angle in row.split()] for row in rows]
+    assert [len(row) for row in angles] == [4, 4, 4]
+    assert len({angle for row in angles for angle in row}) > 8 and all(abs(a) <= 30 for row in angles for a in row)
+    size, sheet = 120, Image.open(done.out / "gallery.png")
+    for row, degrees in enumerate(angles):
+        tops = 16 + 24 + row * (size + 24)
+        tiles = [
+            sheet.crop((left, tops, left + size, tops + size)) for left in range(16, 16 + 5 * (size + 6), size + 6)
+        ]
+        for tile, angle in zip(tiles[1:], degrees):
+            here, mirrored = (
+                ImageChops.difference(tile, tiles[0].rotate(sign * angle, Image.Resampling.BILINEAR))
+                for sign in (1, -1)
+            )
+            assert mean_level(here) < 3
+            assert abs(angle) < 5 or mean_level(mirrored) > 3 * mean_level(here)
+
+
+def mean_level(image: Image.Image) -> float:
+    return float(np.asarray(image).mean())
+
+
+@pytest.mark.slow
+def test_the_class_style_gives_the_batches_of_the_function_style(finished: Callable[[str], Run]) -> None:
+    said = finished(CLASSES).stdout
+    assert len(re.findall(r"^ +\d  \[16, 3, 96, 96\] +[+-]\d\.\d\d  equal   equal$", said, re.MULTILINE)) == 4
+
+
+@pytest.mark.slow
+def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[[str], Run]) -> None:
+    rows = re.findall(r"^(.*\S) +([0-9a-f]{8})  (yes|no)$", finished(DETERMINISM).stdout, re.MULTILINE)
+    prints = {title: fingerprint for title, fingerprint, _ in rows}
+    assert [same for *_, same in rows] == ["yes"] * 5 + ["no"] * 3
+    assert len(set(list(prints.values())[:5])) == 1 and len(set(prints.values())) == 4
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("script", "arguments", "said"),
     [
-        pytest.param("{out}", "out/train: no such folder", id="a missing folder"),
-        pytest.param("{data} --resume --out {out}", "last.pt: no checkpoint to resume from", id="nothing to resume"),
-        pytest.param("{data} --batch-size 65", "64 images are less than one batch", id="a batch larger than the data"),
+        pytest.param(SWAPPED, "{out}", "out/train: no such folder", id="a missing folder"),
+        pytest.param(
+            SWAPPED, "{data} --resume --out {out}", "last.pt: no checkpoint to resume from", id="nothing to resume"
+        ),
+        pytest.param(
+            SWAPPED,
+            "{data} --batch-size 65",
+            "64 images are less than one batch",
+            id="a batch larger than the data",
+        ),
+        pytest.param(DATASET, "{out}", "out: no such file", id="a missing table"),
+        pytest.param(DATASET, "{me}", "the first line names the columns file,label", id="a table without its columns"),
+        pytest.param(PIPELINE, "{out}", "out: no such folder", id="no pictures for a pipeline"),
+        pytest.param(OPERATOR, "{out}", "out: no such folder", id="no pictures for an operator"),
+        pytest.param(OPERATOR, "--plugin {out}", "out: no such file. --plugin takes", id="a missing plugin"),
+        pytest.param(OPERATOR, "--plugin {me}", "DALI cannot load it", id="a plugin that is no library"),
+        pytest.param(OPERATOR, "--plugin {library}", "has no operator stretch_levels", id="another library"),
+        pytest.param(GALLERY, "{out}", "out: no such folder", id="no pictures for a gallery"),
+        pytest.param(CLASSES, "{out}", "out: no such folder", id="no pictures for a class"),
+        pytest.param(DETERMINISM, "{out}", "out: no such folder", id="no pictures for a run"),
+        pytest.param(
+            DETERMINISM,
+            "{data}/train --batch-size 33",
+            "64 pictures are less than two batches",
+            id="less than two batches",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_one_line(
-    arguments: str, said: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, arguments: str, said: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = "--arch resnet18 --workers 0 " + arguments.format(data=data, out=tmp_path / "out")
-    monkeypatch.setattr(sys, "argv", [SWAPPED, *arguments.split()])
+    if script == SWAPPED:
+        arguments = "--arch resnet18 --workers 0 " + arguments
+    library = _imaging.__file__  # a library, and none of DALI's
+    arguments = arguments.format(data=data, out=tmp_path / "out", me=__file__, library=library)
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the script's own setting ends with the test
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(EXAMPLES / SWAPPED), run_name="__main__")
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
     message = ended.value.code  # Python writes a text to stderr, and exits with 1
     assert isinstance(message, str) and said in message and "\n" not in message
 

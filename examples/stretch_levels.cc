@@ -1,0 +1,56 @@
+// An operator of DALI's in C++, to be loaded by custom_operator.py: each channel of an image is stretched to 0..255.
+// How to compile it stands in the docstring of custom_operator.py.
+
+#include <algorithm>
+#include <vector>
+
+#include "dali/pipeline/operator/operator.h"
+
+using dali::CPUBackend;
+
+class StretchLevels : public dali::Operator<CPUBackend> {
+ public:
+  explicit StretchLevels(const dali::OpSpec &spec) : Operator(spec) {}
+
+ protected:
+  // What the outputs will be, so that DALI allocates them.
+  bool SetupImpl(std::vector<dali::OutputDesc> &outputs, const dali::Workspace &workspace) override {
+    const auto &images = workspace.Input<CPUBackend>(0);
+    DALI_ENFORCE(images.type() == DALI_UINT8 && images.sample_dim() == 3, "it takes uint8 images (H, W, C)");
+    outputs.resize(1);
+    outputs[0].shape = images.shape();
+    outputs[0].type = DALI_UINT8;
+    return true;
+  }
+
+  // A batch, one image to a thread.
+  void RunImpl(dali::Workspace &workspace) override {
+    const auto &images = workspace.Input<CPUBackend>(0);
+    auto &stretched = workspace.Output<CPUBackend>(0);
+    stretched.SetLayout(images.GetLayout());
+    auto &threads = workspace.GetThreadPool();
+    for (int sample = 0; sample < images.num_samples(); sample++) {
+      auto shape = images.tensor_shape(sample);
+      const uint8_t *from = images.tensor<uint8_t>(sample);
+      uint8_t *to = stretched.mutable_tensor<uint8_t>(sample);
+      threads.AddWork([=](int) { Stretch(from, to, volume(shape), shape[2]); }, volume(shape));
+    }
+    threads.RunAll();
+  }
+
+ private:
+  static void Stretch(const uint8_t *from, uint8_t *to, int64_t values, int64_t channels) {
+    for (int64_t channel = 0; channel < channels; channel++) {
+      int low = 255, high = 0;
+      for (int64_t k = channel; k < values; k += channels) {
+        low = std::min<int>(low, from[k]);
+        high = std::max<int>(high, from[k]);
+      }
+      for (int64_t k = channel; k < values; k += channels)
+        to[k] = (from[k] - low) * 255 / std::max(high - low, 1);
+    }
+  }
+};
+
+DALI_SCHEMA(StretchLevels).DocStr("Stretches each channel of an image to 0..255.").NumInput(1).NumOutput(1);
+DALI_REGISTER_OPERATOR(StretchLevels, StretchLevels, dali::CPU);  // fn.stretch_levels
