@@ -163,6 +163,7 @@ def rebuild(pipeline: Any, seed: int | None = None) -> None:
     pipeline._seed = pipeline._seed if seed is None else seed
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
     pipeline._first_iter = True
+    pipeline._batches_to_consume = 0
     pipeline.build()
 
 

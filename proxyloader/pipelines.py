@@ -11,8 +11,9 @@ drawn by DALI: the same seed gives the same crops and flips again, but not those
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 from ._dali import Pipeline, auto_augment, fn, pipeline_def, rand_augment, trivial_augment_wide, types, upright
 from .sources import Reader, from_workers
@@ -22,7 +23,7 @@ MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
-Source = Union[Literal["files", "proxy"], Callable[[], "tuple[Any, ...]"]]
+Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
 """Files, workers behind a ``ProxyServer``, or a function that adds a reader to the graph and gives its outputs."""
 
 Device = Literal["cpu", "gpu", "mixed"]
@@ -219,7 +220,9 @@ def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
         return images
     if augmentation not in AUGMENTATIONS:
         raise ValueError(f"augmentation is None or one of {', '.join(AUGMENTATIONS)}, got {augmentation!r}")
-    return AUGMENTATIONS[augmentation](images, size)
+    with warnings.catch_warnings():  # DALI's policies use names that DALI itself has given up
+        warnings.filterwarnings("ignore", r"[^`]*`nvidia\.dali\.fn\.experimental", DeprecationWarning)
+        return AUGMENTATIONS[augmentation](images, size)
 
 
 def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class Reader:
             raise ValueError(f"reader is one of {', '.join(READERS)}, got {self.kind!r}")
         if not 0 <= self.shard_id < self.num_shards:
             raise ValueError(
-                f"shard_id={self.shard_id} of num_shards={self.num_shards}: shards are counted from 0 to num_shards - 1. "
-                "In a script under torchrun they are the rank and the world size"
+                f"shard_id={self.shard_id} of num_shards={self.num_shards}: shards are counted from 0 to "
+                "num_shards - 1. In a script under torchrun they are the rank and the world size"
             )
         for path in self.paths:
             if not os.path.exists(path):
@@ -73,7 +73,8 @@ class Reader:
     def paths(self) -> list[str]:
         if self.root is None:
             return []
-        return [os.fspath(self.root)] if isinstance(self.root, (str, os.PathLike)) else [*map(os.fspath, self.root)]
+        several = [self.root] if isinstance(self.root, (str, os.PathLike)) else self.root
+        return [os.fspath(path) for path in several]
 
     @property
     def path(self) -> str:
@@ -112,7 +113,7 @@ def _check_class_folders(root: str) -> None:
 
 
 def _files(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
-    """Class folders in the order of their names, as of ``ImageFolder``; or ``file_list``, or ``files`` and ``labels``."""
+    """Class folders in the order of their names, as of ``ImageFolder``; or what ``options`` say."""
     if reader.root is not None:
         how["file_root"] = reader.path
     return tuple(fn.readers.file(**how))
@@ -130,17 +131,18 @@ def _tfrecord(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
             f"tfrecord2idx {data} {missing[0]}; or say where it is: reader_options={{'index_path': [...]}}"
         )
     features = {
-        image: tfrecord.FixedLenFeature((), tfrecord.string, ""),
+        image: tfrecord.FixedLenFeature([], tfrecord.string, ""),
         label: tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
     }
-    read = fn.readers.tfrecord(path=reader.paths, index_path=index_path, features=features, **how)
+    read: Any = fn.readers.tfrecord(path=reader.paths, index_path=index_path, features=features, **how)
     return read[image], fn.cast(read[label], dtype=types.INT32)
 
 
 def _webdataset(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
     """tar files of pairs such as 0001.jpg and 0001.cls, the label in digits."""
     ext = how.pop("ext", ["jpg;jpeg;png", "cls"])
-    encoded, written, *others = fn.readers.webdataset(paths=reader.paths, ext=ext, **how)
+    read: Any = fn.readers.webdataset(paths=reader.paths, ext=ext, **how)
+    encoded, written, *others = read
     return encoded, _number(written), *others
 
 
@@ -155,11 +157,13 @@ def _number(written: Any) -> Any:
 
 
 def _caffe(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(fn.readers.caffe(path=reader.paths, **how))
+    read: Any = fn.readers.caffe(path=reader.paths, **how)
+    return tuple(read)
 
 
 def _caffe2(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(fn.readers.caffe2(path=reader.paths, **how))
+    read: Any = fn.readers.caffe2(path=reader.paths, **how)
+    return tuple(read)
 
 
 def _numpy(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
