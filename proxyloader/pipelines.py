@@ -126,6 +126,9 @@ def validation(
 ) -> Any:
     """Decode, resize the shorter side, crop the centre, normalize.
 
+    As torchvision's ``Resize`` and ``CenterCrop``, on a CPU to a level of 255; but where a side would end with a
+    fraction of a pixel, or the crop begin with one, it may lie a pixel beside torchvision's.
+
     Args:
         resize: the shorter side, in pixels, of which the centre is cropped.
 
@@ -167,6 +170,8 @@ def rotation(
     Returns:
         Images (height, width, 3) uint8; from files also labels, (1,) int32.
     """
+    if not degrees > 0:
+        raise ValueError(f"degrees={degrees} is the most that an image is turned to either side; give more than 0")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     if size is not None:
@@ -220,9 +225,13 @@ def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
         return images
     if augmentation not in AUGMENTATIONS:
         raise ValueError(f"augmentation is None or one of {', '.join(AUGMENTATIONS)}, got {augmentation!r}")
-    with warnings.catch_warnings():  # DALI's policies use names that DALI itself has given up
-        warnings.filterwarnings("ignore", r"[^`]*`nvidia\.dali\.fn\.experimental", DeprecationWarning)
-        return AUGMENTATIONS[augmentation](images, size)
+    # DALI's policies call operators by names that DALI has given up, and it says so past all filters.
+    with warnings.catch_warnings(record=True) as caught:
+        images = AUGMENTATIONS[augmentation](images, size)
+    for each in caught:
+        if not issubclass(each.category, DeprecationWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return images
 
 
 def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:

@@ -178,7 +178,15 @@ class FileReaderLoader:
     def _open(self, output_map: Sequence[str] | None) -> None:
         """Build the pipeline, and DALI's iterator over it."""
         pipeline = self._built(self._epoch)
-        pipeline.build()
+        try:
+            pipeline.build()
+        except RuntimeError as error:
+            if "No files found" not in str(error):
+                raise
+            raise FileNotFoundError(
+                "there is no file that DALI takes for an image by its ending: .jpg, .jpeg, .png, .webp, .bmp, ... "
+                "For others give reader_options={'file_filters': ['*']}"
+            ) from error
         readers = pipeline.reader_meta()
         if self._reader_name not in readers:
             raise ValueError(
@@ -413,6 +421,6 @@ def _what_failed(error: Exception) -> str:
     if "as_tensor" in str(error) or "uniform" in str(error) or "dense" in str(error):
         return f"the samples of a batch differ in shape, so they make no tensor; resize or crop them: {error}"
     return (
-        f"DALI failed on a batch: {error}. Its reader cannot leave out what is no image; the next loop begins a new "
-        "epoch. proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names them"
+        "DALI failed on a batch. Its reader cannot leave out what is no image; the next loop begins a new epoch. "
+        f"proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names them. DALI says: {error}"
     )

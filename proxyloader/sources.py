@@ -104,9 +104,8 @@ def _check_class_folders(root: str) -> None:
     """A root without a file in a folder, which DALI's file reader says little about."""
     if not os.path.isdir(root):
         raise FileNotFoundError(f"root {root!r} is a file; the file reader wants a folder: root/class/image.jpg")
-    for folder in os.scandir(root):
-        if folder.is_dir() and any(entry.is_file() for entry in os.scandir(folder.path)):
-            return
+    if any(folder.is_dir() and any(file.is_file() for file in folder.iterdir()) for folder in Path(root).iterdir()):
+        return
     raise FileNotFoundError(
         f"root {root!r} has no folder with a file in it; the file reader wants one for each class: root/class/image.jpg"
     )
@@ -149,7 +148,7 @@ def _webdataset(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
 def _number(written: Any) -> Any:
     """The number, (1,) int32, that a text (bytes,) uint8 begins with."""
     is_digit = (written >= 48) & (written <= 57)
-    count = fn.reshape(fn.reductions.sum(fn.cast(is_digit, dtype=types.INT32)), shape=[1])
+    count = fn.reshape(fn.reductions.sum(fn.cast(is_digit, dtype=types.INT32), dtype=types.INT32), shape=[1])
     digits = fn.cast(fn.slice(written, start=[0], shape=count, axes=[0]), dtype=types.INT64) - 48
     powers = types.Constant(10 ** np.arange(DIGITS - 1, -1, -1, dtype=np.int64))
     worth = fn.slice(powers, start=DIGITS - count, shape=count, axes=[0])

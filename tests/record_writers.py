@@ -61,9 +61,7 @@ def write_tar(path: Path, samples: Samples) -> None:
 
 def write_caffe(folder: Path, samples: Samples) -> None:
     """An LMDB of caffe's Datum messages, with encoded images."""
-    write_lmdb(
-        folder, [field(4, Path(image).read_bytes()) + field(5, label) + field(7, 1) for image, label in samples]
-    )
+    write_lmdb(folder, [field(4, Path(image).read_bytes()) + field(5, label) + field(7, 1) for image, label in samples])
 
 
 def write_caffe2(folder: Path, samples: Samples) -> None:
