@@ -41,9 +41,6 @@ try:
     from nvidia.dali import pipeline_def as pipeline_def
     from nvidia.dali import tfrecord as tfrecord
     from nvidia.dali import types as types
-    from nvidia.dali.auto_aug.auto_augment import auto_augment as auto_augment
-    from nvidia.dali.auto_aug.rand_augment import rand_augment as rand_augment
-    from nvidia.dali.auto_aug.trivial_augment import trivial_augment_wide as trivial_augment_wide
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator as DALIClassificationIterator
     from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator
@@ -93,6 +90,17 @@ def equalized(images: Any) -> Any:
     """Spread the levels of uint8 images (H, W, C), channel by channel, as OpenCV's ``equalizeHist`` does."""
     module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # it left the experiments with DALI 2
     return module.equalize(images)
+
+
+def automatic_augmentation(name: str) -> Any:
+    """A function of ``nvidia.dali.auto_aug``, which takes long to import and few ask for."""
+    if name == "auto_augment":
+        from nvidia.dali.auto_aug.auto_augment import auto_augment as found
+    elif name == "rand_augment":
+        from nvidia.dali.auto_aug.rand_augment import rand_augment as found
+    else:
+        from nvidia.dali.auto_aug.trivial_augment import trivial_augment_wide as found
+    return found
 
 
 def operators_between(start: Any, end: Any) -> list[str]:

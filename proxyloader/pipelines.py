@@ -15,8 +15,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ._dali import Pipeline, auto_augment, fn, pipeline_def, rand_augment, trivial_augment_wide, types, upright
-from .sources import Reader, from_workers
+from ._dali import Pipeline, automatic_augmentation, fn, pipeline_def, types, upright
+from .sources import Reader
+from .sources import from_workers as from_workers
 
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 """Of ImageNet's channels, in levels of 255."""
@@ -33,14 +34,12 @@ DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8
 TRANSLATION = 150 / 331
 """Farthest that AutoAugment and RandAugment shift an image, as a share of its size; as in torchvision."""
 
-AUGMENTATIONS: dict[str, Callable[[Any, int], Any]] = {
-    "autoaugment": lambda images, size: auto_augment(images, shape=(size, size), max_translate_rel=TRANSLATION),
-    "randaugment": lambda images, size: rand_augment(
-        images, n=2, m=9, shape=(size, size), max_translate_rel=TRANSLATION
-    ),
-    "trivialaugment": lambda images, size: trivial_augment_wide(images),
+AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "autoaugment": ("auto_augment", {"max_translate_rel": TRANSLATION}),
+    "randaugment": ("rand_augment", {"n": 2, "m": 9, "max_translate_rel": TRANSLATION}),
+    "trivialaugment": ("trivial_augment_wide", {}),
 }
-"""DALI's own, in ``nvidia.dali.auto_aug``, with the settings of the papers."""
+"""DALI's own, in ``nvidia.dali.auto_aug``, and what they are told beside what is their default."""
 
 
 @pipeline_def(exec_dynamic=True, enable_conditionals=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -225,9 +224,12 @@ def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
         return images
     if augmentation not in AUGMENTATIONS:
         raise ValueError(f"augmentation is None or one of {', '.join(AUGMENTATIONS)}, got {augmentation!r}")
+    function, settings = AUGMENTATIONS[augmentation]
+    if "max_translate_rel" in settings:
+        settings = {**settings, "shape": (size, size)}
     # DALI's policies call operators by names that DALI has given up, and it says so past all filters.
     with warnings.catch_warnings(record=True) as caught:
-        images = AUGMENTATIONS[augmentation](images, size)
+        images = automatic_augmentation(function)(images, **settings)
     for each in caught:
         if not issubclass(each.category, DeprecationWarning):
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)

@@ -14,6 +14,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -109,7 +110,7 @@ class FileReaderLoader:
         def built(epoch: int) -> _dali.Pipeline:
             shard = (shard_id + epoch * moves) % num_shards
             return pipeline(
-                source=Reader(root, reader, shuffle, num_shards, shard, True, not moves, described.options),
+                source=replace(described, shard_id=shard),
                 batch_size=batch_size,
                 num_threads=threads,
                 device_id=ordinal,

@@ -189,3 +189,16 @@ def test_a_server_takes_a_pipeline_class(folder: ImageFolder, device: str, style
     decoded = [transforms.functional.pil_to_tensor(image).float().mean((1, 2)) for image, _ in folder]
     found = torch.cat([images for images, _ in batches]).cpu().float().mean((1, 2))
     assert torch.cdist(found, torch.stack(decoded)).argmin(1).tolist() == list(range(len(folder)))
+
+
+@pytest.mark.parametrize("graph", [pipelines.training, pipelines.validation, pipelines.rotation])
+@pytest.mark.parametrize("source", ["files", "proxy"])
+def test_the_graph_for_a_gpu_can_be_drawn_without_one(photos: Path, graph: Any, source: str) -> None:
+    drawn = {}
+    for device in ("mixed", "gpu", None, "cpu"):
+        arguments = dict(source=source, file_root=str(photos), device=device)
+        if graph is pipelines.training and device == "mixed":
+            arguments["augmentation"] = "trivialaugment"
+        drawn[device] = [node.device for node in graph(**arguments, **how("cuda"))._graph_out]
+    assert set(drawn["cpu"]) == {"cpu"} and len(drawn["cpu"]) == (2 if source == "files" else 1)
+    assert drawn[None] == drawn["gpu"] == drawn["mixed"] == ["gpu"] * len(drawn["cpu"])

@@ -21,7 +21,15 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import FileReaderLoader, PipelineError, UnsupportedTransformError, compile_transforms, pipelines
+from proxyloader import (
+    DataLoader,
+    FileReaderLoader,
+    PipelineError,
+    ProxyServer,
+    UnsupportedTransformError,
+    compile_transforms,
+    pipelines,
+)
 
 from .record_writers import write_caffe, write_caffe2, write_tar, write_tfrecord
 
@@ -325,6 +333,22 @@ def test_a_list_of_files_needs_no_root(folder: ImageFolder) -> None:
 
 
 # --- pipelines of one's own ------------------------------------------------------------------------------------------
+
+
+def test_the_graph_of_the_readme_serves_both_roads(folder: ImageFolder, device: str) -> None:
+    @pipeline_def(exec_dynamic=True)
+    def mine(source: Any) -> Any:
+        encoded, *labels = source()
+        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
+        return fn.resize(images, size=[24, 24]), *(label.gpu() if device == "cuda" else label for label in labels)
+
+    loader = FileReaderLoader(folder.root, mine, 8, device=device, num_threads=1)
+    ordinal = 0 if device == "cuda" else None
+    pipeline = mine(source=pipelines.from_workers, batch_size=8, num_threads=1, device_id=ordinal)
+    with ProxyServer(pipeline) as server:
+        dataset = ImageFolder(folder.root, server.proxy, loader=lambda path: np.fromfile(path, np.uint8))
+        for (images, labels), (same, alike) in zip(loader, DataLoader(dataset, 8, server=server), strict=True):
+            assert torch.equal(images, same) and torch.equal(labels.cpu(), alike)
 
 
 def of_ones_own(root: Path, name: str = "Reader", outputs: int = 2, **reader: Any) -> Any:
