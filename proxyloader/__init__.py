@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import pipelines as pipelines
     from .dataset import wrap as wrap
     from .errors import ImageError as ImageError
     from .errors import InputError as InputError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTransformError as UnsupportedTransformError
     from .explanation import explain as explain
     from .loader import DataLoader as DataLoader
+    from .reader import FileReaderLoader as FileReaderLoader
     from .sample import EncodedImage as EncodedImage
     from .server import ProxyServer as ProxyServer
     from .transforms import compile_transforms as compile_transforms
@@ -31,6 +33,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 _HOMES = {
     "DataLoader": "loader",
     "EncodedImage": "sample",
+    "FileReaderLoader": "reader",
     "ImageError": "errors",
     "InputError": "errors",
     "MissingDaliError": "errors",
@@ -40,6 +43,7 @@ _HOMES = {
     "UnsupportedTransformError": "errors",
     "compile_transforms": "transforms",
     "explain": "explanation",
+    "pipelines": "pipelines",
     "wrap": "dataset",
 }
 
@@ -49,7 +53,8 @@ __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    home = importlib.import_module(f".{_HOMES[name]}", __name__)
+    return home if name == _HOMES[name] else getattr(home, name)
 
 
 def __dir__() -> list[str]:

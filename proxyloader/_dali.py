@@ -39,7 +39,11 @@ try:
     from nvidia.dali import fn as fn
     from nvidia.dali import math as math
     from nvidia.dali import pipeline_def as pipeline_def
+    from nvidia.dali import tfrecord as tfrecord
     from nvidia.dali import types as types
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIClassificationIterator as DALIClassificationIterator
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator
     from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
     from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray as _feed_ndarray
     from nvidia.dali.plugin.pytorch.torch_utils import to_torch_type as _to_torch_type
@@ -86,6 +90,17 @@ def equalized(images: Any) -> Any:
     """Spread the levels of uint8 images (H, W, C), channel by channel, as OpenCV's ``equalizeHist`` does."""
     module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # it left the experiments with DALI 2
     return module.equalize(images)
+
+
+def automatic_augmentation(name: str) -> Any:
+    """A function of ``nvidia.dali.auto_aug``, which takes long to import and few ask for."""
+    if name == "auto_augment":
+        from nvidia.dali.auto_aug.auto_augment import auto_augment as found
+    elif name == "rand_augment":
+        from nvidia.dali.auto_aug.rand_augment import rand_augment as found
+    else:
+        from nvidia.dali.auto_aug.trivial_augment import trivial_augment_wide as found
+    return found
 
 
 def operators_between(start: Any, end: Any) -> list[str]:
@@ -141,11 +156,22 @@ def _list_of(tensors: list[Any]) -> Any:
         return _backend.TensorListCPU(tensors, "")
 
 
-def rebuild(pipeline: Any) -> None:
-    """Make a pipeline's executor anew, with nothing under way and nothing learnt. On a GPU it takes a second or two."""
+def is_pipeline_function(thing: Any) -> bool:
+    """It was made by ``@pipeline_def``: called, it gives a pipeline."""
+    return bool(getattr(thing, "_is_pipeline_def", False))
+
+
+def rebuild(pipeline: Any, seed: int | None = None) -> None:
+    """Make a pipeline's executor anew, with nothing under way and nothing learnt. On a GPU it takes a second or two.
+
+    Args:
+        seed: another one for what is random in it; None: the one it has.
+    """
     pipeline._pipe = None
+    pipeline._seed = pipeline._seed if seed is None else seed
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
     pipeline._first_iter = True
+    pipeline._batches_to_consume = 0
     pipeline.build()
 
 

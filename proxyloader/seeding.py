@@ -19,7 +19,7 @@ def seed_generators(seed: int, *place: Any) -> None:
         seed: the loader's.
         place: what is to be drawn for, such as (epoch, index); told apart by their ``repr``.
     """
-    number = _number(seed, place)
+    number = seed_for(seed, *place)
     torch.default_generator.manual_seed(number)
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
@@ -66,7 +66,8 @@ def _set_states(states: tuple[Any, ...]) -> None:
     random.setstate(states[2])
 
 
-def _number(seed: int, place: tuple[Any, ...]) -> int:
+def seed_for(seed: int, *place: Any) -> int:
+    """A number of 63 bits, as ``seed_generators`` seeds with."""
     # 63 bits, which every generator takes; a hash, so that neighbours have nothing in common.
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -68,7 +68,7 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
     pipeline = graph()
     pipeline.build()
     assert _dali.declared_kind(pipeline, "b") == ("<f4", 1) and _dali.declared_kind(pipeline, "a") == (None, None)
-    for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter"):
+    for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume", "_seed"):
         assert name in vars(pipeline), name
     for dtype in (np.float32, np.int16):  # DALI would hold on to the first
         for name in "ab":
@@ -76,6 +76,25 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
         _dali.run(pipeline)
         assert pipeline.outputs()[1].dtype == (types.FLOAT if dtype is np.float32 else types.INT16)
         _dali.rebuild(pipeline)
+
+
+def test_a_pipeline_built_anew_draws_by_its_seed_or_by_another() -> None:
+    @pipeline_def(batch_size=8, num_threads=1, device_id=None, seed=1)
+    def graph() -> object:
+        return fn.random.uniform(range=[0, 1])
+
+    assert _dali.is_pipeline_function(graph) and not _dali.is_pipeline_function(len)
+    pipeline, found = graph(), []
+    for seed in (None, None, 2, 1):
+        _dali.rebuild(pipeline, seed)
+        found.append(np.array(pipeline.run()[0].as_tensor()))
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[3])
+    assert not np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", ["auto_augment", "rand_augment", "trivial_augment_wide"])
+def test_automatic_augmentation_is_found_by_name(name: str) -> None:
+    assert _dali.automatic_augmentation(name).__name__ == name
 
 
 def test_the_backend_takes_views_of_memory() -> None:

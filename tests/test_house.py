@@ -16,7 +16,10 @@ import proxyloader
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "proxyloader"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-SEE_DALI = {"_dali.py", "pipeline.py", "server.py", "plan_server.py", "bench/cases.py"}
+SEE_DALI = {
+    *("_dali.py", "pipeline.py", "server.py", "plan_server.py", "bench/cases.py"),
+    *("sources.py", "pipelines.py", "reader.py"),
+}
 """And the files of ``operators/``."""
 
 TOOLS = {
@@ -81,6 +84,7 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
     assert sorted(proxyloader.__all__) == [
         "DataLoader",
         "EncodedImage",
+        "FileReaderLoader",
         "ImageError",
         "InputError",
         "MissingDaliError",
@@ -90,6 +94,7 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         "UnsupportedTransformError",
         "compile_transforms",
         "explain",
+        "pipelines",
         "wrap",
     ]
     for name in proxyloader.__all__:

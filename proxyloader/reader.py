@@ -1,0 +1,427 @@
+"""FileReaderLoader: DALI's own readers and iterators behind the face of a DataLoader. No workers. Main process.
+
+NOTE [ Epochs of a reader ]
+DALI's iterators keep epochs apart only if the reader pads its last batch, so ours always does (``pad_last_batch``).
+The iterator then cuts the padding off (PARTIAL) or leaves it (FILL). With DROP it loses count of padded batches where
+shards differ by one sample, and begins the next epoch with one of them (DALI 2.4); so DROP is done here, as FILL of
+which the last batch is not handed out. And DALI cannot leave an epoch half way: what its threads have read ahead would
+be in the next one. So after a ``break`` the pipeline is built anew, on the shard that is next and with another seed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from . import _dali, forks
+from .device import check_device, cuda_ordinal
+from .errors import PipelineError, UnsupportedTransformError
+from .pipeline import PipelineOptions
+from .seeding import seed_for
+from .sources import READER_NAME, Reader, Root
+
+log = logging.getLogger("proxyloader")
+
+STYLES = ("torch", "dali")
+
+NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
+"""What outputs are called, by how many there are."""
+
+Built = Callable[[int], _dali.Pipeline]
+"""From the number of an epoch to the pipeline that begins with it."""
+
+
+class FileReaderLoader:
+    """Batches read, decoded and augmented by DALI alone: its reader, its operators, its iterator.
+
+    Without a Python dataset and without workers, it needs less of the CPU than ``DataLoader``; in exchange, labels and
+    what is random are DALI's. To build the pipeline yourself: ``FileReaderLoader.from_pipeline``.
+
+    Args:
+        root: what is read; for the file reader a folder ``root/class/image.jpg``, for tfrecord and webdataset a file or
+            several, for caffe, caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``).
+        pipeline: ``pipelines.training``, ``pipelines.validation``, or a function of your own made by
+            ``@pipeline_def`` that takes ``source``: ``encoded, labels = source()`` adds the reader to its graph.
+        batch_size: samples in a batch.
+        shuffle: DALI's ``random_shuffle``: samples are picked at random among the next ``initial_fill`` (1024) of a
+            list that was shuffled once.
+        reader: "file", "tfrecord", "webdataset", "caffe", "caffe2" or "numpy".
+        reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``.
+        num_shards, shard_id: this process reads one part of so many, another one in each epoch, unless
+            ``reader_options={"stick_to_shard": True}``.
+        last_batch_policy: "partial": each sample once in an epoch; shards may differ by one batch. "fill": the last
+            batch is filled up with its last sample. "drop": the last batch is left out if it is not full. With these
+            two all shards have as many batches. Also DALI's ``LastBatchPolicy``.
+        auto_reset: for ``next(loader)``: whether the next epoch begins by itself, or with ``reset()``. A ``for`` loop
+            always begins one.
+        style: "torch": what the pipeline gives, as a tuple; what is named "label" as (N,) int64, on the device of
+            the images. "dali": as DALI's iterators, ``[{"data": ..., "label": ...}]``.
+        output_map: names of the pipeline's outputs; None: "data", "label".
+        device: CUDA device, "cpu", or None: a GPU where there is one.
+        num_threads: DALI's CPU threads.
+        seed: the same gives the same batches; None: drawn from torch's default generator.
+        prefetch: batches that DALI prepares ahead.
+        graph_options: all else goes to ``pipeline``, such as ``size=192``.
+
+    Raises:
+        FileNotFoundError: ``root`` is not there, or nothing in it can be read.
+        UnsupportedTransformError: ``pipeline`` is a torchvision transform.
+        TypeError, ValueError: what an argument should be, and is not.
+
+    Source: ``nvidia.dali.plugin.pytorch.DALIClassificationIterator``, ``DALIGenericIterator``.
+    """
+
+    def __init__(
+        self,
+        root: Root | None,
+        pipeline: Callable[..., _dali.Pipeline],
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        reader: str = "file",
+        reader_options: Mapping[str, Any] | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        last_batch_policy: Any = "partial",
+        auto_reset: bool = True,
+        style: Literal["torch", "dali"] = "torch",
+        output_map: Sequence[str] | None = None,
+        device: Any = None,
+        num_threads: int | None = None,
+        seed: int | None = None,
+        prefetch: int = 2,
+        **graph_options: Any,
+    ) -> None:
+        _check_pipeline_function(pipeline, graph_options)
+        check_device(device)
+        options = dict(reader_options or {})
+        moves = not options.pop("stick_to_shard", False)
+        described = Reader(root, reader, shuffle, num_shards, shard_id, True, not moves, options)
+        ordinal = cuda_ordinal(device)
+        threads = PipelineOptions(batch_size, ordinal, num_threads).threads
+        seed = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
+
+        def built(epoch: int) -> _dali.Pipeline:
+            shard = (shard_id + epoch * moves) % num_shards
+            return pipeline(
+                source=replace(described, shard_id=shard),
+                batch_size=batch_size,
+                num_threads=threads,
+                device_id=ordinal,
+                seed=seed_for(seed, "pipeline", shard_id, epoch),
+                prefetch_queue_depth=prefetch,
+                **graph_options,
+            )
+
+        self._set_up(built, READER_NAME, last_batch_policy, auto_reset, style, output_map)
+
+    @classmethod
+    def from_pipeline(
+        cls,
+        pipeline: _dali.Pipeline,
+        reader_name: str = READER_NAME,
+        *,
+        last_batch_policy: Any = "partial",
+        auto_reset: bool = True,
+        style: Literal["torch", "dali"] = "torch",
+        output_map: Sequence[str] | None = None,
+    ) -> FileReaderLoader:
+        """A loader over a pipeline of your own, which has a reader of that name: ``fn.readers.file(name="Reader")``.
+
+        Give the reader ``pad_last_batch=True``: DALI's iterators keep epochs apart only then.
+
+        Raises:
+            TypeError, ValueError: it is no pipeline, or has no such reader; and as the class.
+        """
+        if not isinstance(pipeline, _dali.Pipeline):
+            raise TypeError(
+                f"from_pipeline takes a nvidia.dali.Pipeline, got {_named(pipeline)}. "
+                "Call the function that makes it, with batch_size, num_threads and device_id"
+            )
+
+        def built(epoch: int) -> _dali.Pipeline:
+            if epoch:
+                seed = None if pipeline.seed is None else seed_for(pipeline.seed, "pipeline", epoch)
+                _dali.rebuild(pipeline, seed)
+            return pipeline
+
+        loader = cls.__new__(cls)
+        loader._set_up(built, reader_name, last_batch_policy, auto_reset, style, output_map)
+        return loader
+
+    def _set_up(
+        self,
+        built: Built,
+        reader_name: str,
+        last_batch_policy: Any,
+        auto_reset: bool,
+        style: str,
+        output_map: Sequence[str] | None,
+    ) -> None:
+        if style not in STYLES:
+            raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
+        self._policy = _policy(last_batch_policy)
+        self._built, self._reader_name, self._auto_reset, self._style = built, reader_name, auto_reset, style
+        self._epoch = 0  # the one that is under way, or comes next
+        self._turn = 0  # of the loop whose batches are handed out
+        self._own_turn: int | None = None  # of next(loader)
+        self._given, self._ended = 0, False
+        self._pipeline: _dali.Pipeline | None = None
+        self._open(output_map)
+        forks.watch(self)
+
+    def _open(self, output_map: Sequence[str] | None) -> None:
+        """Build the pipeline, and DALI's iterator over it."""
+        pipeline = self._built(self._epoch)
+        try:
+            pipeline.build()
+        except RuntimeError as error:
+            if "No files found" not in str(error):
+                raise
+            raise FileNotFoundError(
+                "there is no file that DALI takes for an image by its ending: .jpg, .jpeg, .png, .webp, .bmp, ... "
+                "For others give reader_options={'file_filters': ['*']}"
+            ) from error
+        readers = pipeline.reader_meta()
+        if self._reader_name not in readers:
+            raise ValueError(
+                f"the pipeline has no reader named {self._reader_name!r}; it has {', '.join(readers) or 'none'}. "
+                f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
+            )
+        self._meta = readers[self._reader_name]
+        self._first_epoch = self._epoch  # of this pipeline, which is on the shard that it says
+        self.output_map = _names(output_map, pipeline.num_outputs)
+        padded = bool(self._meta["pad_last_batch"])
+        if not padded and self._epoch == 0:
+            log.warning(
+                "the reader %r does not pad its last batch, so epochs run into each other: "
+                "give it pad_last_batch=True for epochs in which each sample comes once",
+                self._reader_name,
+            )
+        drops = self._policy is _dali.LastBatchPolicy.DROP
+        how = {
+            "reader_name": self._reader_name,
+            "auto_reset": True,
+            # See NOTE [ Epochs of a reader ].
+            "last_batch_policy": _dali.LastBatchPolicy.FILL if drops and padded else self._policy,
+            "prepare_first_batch": False,
+        }
+        if self.output_map == ["data", "label"]:
+            self._batches: Any = _dali.DALIClassificationIterator(pipeline, **how)
+        else:
+            self._batches = _dali.DALIGenericIterator(pipeline, self.output_map, **how)
+        self._pipeline, self._at_start = pipeline, True
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.pipeline.max_batch_size)
+
+    @property
+    def pipeline(self) -> _dali.Pipeline:
+        """The DALI pipeline."""
+        if self._pipeline is None:
+            raise RuntimeError(
+                "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
+            )
+        return self._pipeline
+
+    def __len__(self) -> int:
+        """How many batches the epoch has that is under way, or comes next."""
+        samples, shards = int(self._meta["epoch_size"]), int(self._meta["number_of_shards"])
+        if self._policy is _dali.LastBatchPolicy.DROP:
+            return samples // shards // self.batch_size
+        if self._policy is _dali.LastBatchPolicy.FILL:
+            return math.ceil(math.ceil(samples / shards) / self.batch_size)
+        moved = 0 if self._meta["stick_to_shard"] else self._epoch - self._first_epoch
+        shard = (int(self._meta["shard_id"]) + moved) % shards
+        in_shard = (shard + 1) * samples // shards - shard * samples // shards
+        return math.ceil(in_shard / self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch. A loop that was under way ends: one pipeline cannot read two at once."""
+        return _Loop(self, self._begin())
+
+    def __next__(self) -> Any:
+        """The next batch of the epoch that ``next`` has begun, as with DALI's iterators."""
+        if self._own_turn is None:
+            self._own_turn = self._begin()
+        try:
+            return self._next(self._own_turn)
+        except StopIteration:
+            if self._auto_reset:
+                self._own_turn = None
+            raise
+
+    def reset(self) -> None:
+        """Let ``next(loader)`` begin an epoch, also in the middle of one."""
+        self._own_turn = None
+
+    def _begin(self) -> int:
+        """Begin an epoch, and a turn that it belongs to. See NOTE [ Epochs of a reader ]."""
+        self.pipeline  # noqa: B018  raises where there is none
+        if not self._at_start:
+            self._batches = self._pipeline = None  # or two would be in memory
+            self._epoch += 1
+            self._open(self.output_map)
+        self._turn, self._given, self._ended = self._turn + 1, 0, False
+        return self._turn
+
+    def _next(self, turn: int) -> Any:
+        if turn != self._turn:
+            raise RuntimeError(
+                "another loop over this FileReaderLoader has begun, and its pipeline reads one epoch at a time. "
+                "For two loops at once build two loaders"
+            )
+        if self._ended:
+            raise StopIteration
+        self.pipeline  # noqa: B018  raises where there is none
+        self._at_start = False
+        try:
+            while True:
+                (batch,) = next(self._batches)
+                self._given += 1
+                if self._policy is _dali.LastBatchPolicy.DROP and self._given > len(self):
+                    continue  # the next one ends the epoch
+                if len(batch[self.output_map[0]]):  # a shard that is smaller than others ends with an empty one
+                    return self._in_style(batch)
+        except StopIteration:
+            self._epoch += 1
+            self._at_start = self._ended = True
+            raise
+        except (RuntimeError, AssertionError) as error:
+            raise PipelineError(_what_failed(error)) from error
+
+    def _in_style(self, batch: dict[str, torch.Tensor]) -> Any:
+        if self._style == "dali":
+            return [batch]
+        outputs = [batch[name] for name in self.output_map]
+        for at, name in enumerate(self.output_map):
+            if name == "label":
+                outputs[at] = outputs[at].reshape(-1).to(outputs[0].device, torch.int64)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def close(self) -> None:
+        """Free the pipeline: its threads, its memory on a GPU. What was handed out stays."""
+        self._batches = self._pipeline = None
+        self._built = _closed
+
+    def __enter__(self) -> FileReaderLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        read = f"{self._meta['epoch_size']} samples, shard {self._meta['shard_id']} of {self._meta['number_of_shards']}"
+        state = "closed" if self._pipeline is None else f"{len(self)} batches of {self.batch_size}"
+        return f"FileReaderLoader({read}; {state}; {self._policy.name.lower()})"
+
+    # --- around a fork: see NOTE [ Forks ] in forks.py --------------------------------------------------------------
+
+    def hold_still(self) -> bool:
+        """DALI reads ahead whatever is asked of it, so it says that runs were under way."""
+        return self._pipeline is not None
+
+    def go_on(self) -> None: ...
+
+    def forget_in_child(self) -> None:
+        if self._pipeline is not None:
+            _dali.forget_in_child(self._pipeline)
+            self.close()
+
+
+class _Loop:
+    """One epoch of a loader."""
+
+    def __init__(self, loader: FileReaderLoader, turn: int) -> None:
+        self._loader: FileReaderLoader | None = loader
+        self._turn = turn
+
+    def __iter__(self) -> _Loop:
+        return self
+
+    def __next__(self) -> Any:
+        if self._loader is None:
+            raise StopIteration
+        try:
+            return self._loader._next(self._turn)
+        except StopIteration:
+            self._loader = None  # a loop that has ended keeps no pipeline
+            raise
+
+
+def _closed(epoch: int) -> _dali.Pipeline:
+    raise AssertionError("closed")
+
+
+def _policy(asked: Any) -> _dali.LastBatchPolicy:
+    name = str(getattr(asked, "name", asked)).upper()
+    if name not in _dali.LastBatchPolicy.__members__:
+        allowed = ", ".join(repr(known.lower()) for known in _dali.LastBatchPolicy.__members__)
+        raise ValueError(f"last_batch_policy is one of {allowed}, or DALI's LastBatchPolicy; got {asked!r}")
+    return _dali.LastBatchPolicy[name]
+
+
+def _names(output_map: Sequence[str] | None, outputs: int) -> list[str]:
+    if output_map is None and outputs in NAMES:
+        return list(NAMES[outputs])
+    given = [] if output_map is None else list(output_map)
+    if len(given) != outputs or len(set(given)) != outputs:
+        raise ValueError(
+            f"the pipeline has {outputs} outputs, and output_map is {output_map!r}; "
+            "give each a name of its own, such as output_map=['data', 'mask', 'label']"
+        )
+    return given
+
+
+def _check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
+    if isinstance(pipeline, _dali.Pipeline):
+        raise TypeError(
+            "pipeline is a nvidia.dali.Pipeline, which has its reader, batch size and device already; "
+            "use FileReaderLoader.from_pipeline(pipeline)"
+        )
+    if type(pipeline).__module__.startswith(("torchvision.", "timm.", "proxyloader.transforms")):
+        raise UnsupportedTransformError(
+            f"pipeline is a torchvision transform, {_named(pipeline)}. Its random numbers are drawn for each image in "
+            "Python, in workers, and a DALI reader has none. With the transform as it is: "
+            "proxyloader.DataLoader(ImageFolder(root, transform), ...). With DALI's reader: pipelines.training or "
+            "pipelines.validation (resize=, size=, mean=, std= in levels of 255), which draw numbers of their own"
+        )
+    if not _dali.is_pipeline_function(pipeline):
+        raise TypeError(
+            f"pipeline is {_named(pipeline)}; it should be pipelines.training, pipelines.validation, or a function "
+            "made by @nvidia.dali.pipeline_def that takes source: `encoded, labels = source()`"
+        )
+    takes = inspect.signature(pipeline).parameters
+    if "source" not in takes:
+        raise TypeError(
+            f"the pipeline function {pipeline.__name__} does not take source, and so cannot be given a reader. "
+            "Let it call encoded, labels = source() in place of fn.readers.file(...); or build the pipeline yourself "
+            "and use FileReaderLoader.from_pipeline(pipeline)"
+        )
+    known = {*takes, *inspect.signature(_dali.Pipeline.__init__).parameters} - {"self", "source"}
+    unknown = [name for name in graph_options if name not in known]
+    if unknown:
+        raise TypeError(
+            f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; "
+            f"{pipeline.__name__} takes {', '.join(name for name in takes if name != 'source')}"
+        )
+
+
+def _named(thing: Any) -> str:
+    return getattr(thing, "__name__", None) or type(thing).__name__
+
+
+def _what_failed(error: Exception) -> str:
+    if "as_tensor" in str(error) or "uniform" in str(error) or "dense" in str(error):
+        return f"the samples of a batch differ in shape, so they make no tensor; resize or crop them: {error}"
+    return (
+        "DALI failed on a batch. Its reader cannot leave out what is no image; the next loop begins a new epoch. "
+        f"proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names them. DALI says: {error}"
+    )

@@ -1,0 +1,204 @@
+"""The ready DALI pipelines: what they give, that a seed repeats it, and that they work behind a ProxyServer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvidia.dali import Pipeline, fn, ops, types
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import proxyloader
+from proxyloader import DataLoader, ProxyServer, pipelines
+
+BATCH = 6
+
+
+def how(device: str, **others: Any) -> dict[str, Any]:
+    return dict(batch_size=BATCH, num_threads=2, device_id=0 if device == "cuda" else None) | others
+
+
+def outputs_of(pipeline: Any, runs: int = 2) -> list[list[np.ndarray[Any, Any]]]:
+    """For each run, each output as an array (N, ...)."""
+    pipeline.build()
+    return [[np.array(output.as_cpu().as_tensor()) for output in pipeline.run()] for _ in range(runs)]
+
+
+def read_bytes(path: str) -> np.ndarray[Any, Any]:
+    return np.fromfile(path, np.uint8)
+
+
+def test_the_module_is_a_public_name() -> None:
+    assert proxyloader.pipelines is pipelines
+
+
+@pytest.mark.parametrize("augmentation", [None, "autoaugment", "randaugment", "trivialaugment"])
+def test_training_gives_images_and_labels_and_the_same_again_under_a_seed(
+    photos: Path, device: str, augmentation: str | None
+) -> None:
+    def found(seed: int) -> list[list[np.ndarray[Any, Any]]]:
+        graph = dict(file_root=str(photos), size=48, augmentation=augmentation)
+        return outputs_of(pipelines.training(**graph, **how(device, seed=seed)))
+
+    first, again, other = found(1), found(1), found(2)
+    for images, labels in first:
+        assert images.shape == (BATCH, 3, 48, 48) and images.dtype == np.float32
+        assert labels.shape == (BATCH, 1) and labels.dtype == np.int32
+        assert -2.2 < images.min() < -0.5 and 0.5 < images.max() < 2.7
+    for run, same in zip(first, again):
+        assert all(np.array_equal(a, b) for a, b in zip(run, same))
+    assert not np.array_equal(first[0][0], other[0][0])
+
+
+def test_validation_is_what_torchvision_does_where_no_half_pixel_is_rounded(
+    photos: Path, folder: ImageFolder, device: str
+) -> None:
+    graph = dict(file_root=str(photos), resize=72, size=64)
+    ((images, labels),) = outputs_of(pipelines.validation(**graph, **how(device, batch_size=48)), runs=1)
+    folder.transform = transforms.Compose(
+        [
+            transforms.Resize(72),
+            transforms.CenterCrop(64),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    assert labels.ravel().tolist() == folder.targets
+    common = [k for k, (path, _) in enumerate(folder.samples) if folder.loader(path).size in [(160, 120), (120, 160)]]
+    expected = torch.stack([folder[k][0] for k in common])
+    levels = (torch.from_numpy(images[common]) - expected).abs() * 0.225 * 255
+    assert len(common) > 20 and levels.mean() < 0.5 and levels.quantile(0.999) < (1.1 if device == "cpu" else 4)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "f2"), (torch.float16, "f2"), ("uint8", "u1")], ids=str)
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("graph", [pipelines.training, pipelines.validation], ids=["training", "validation"])
+def test_images_come_in_the_dtype_and_layout_that_are_asked_for(
+    photos: Path, device: str, graph: Any, dtype: Any, kind: str, layout: Any
+) -> None:
+    arguments = dict(file_root=str(photos), size=40, dtype=dtype, layout=layout)
+    ((images, _),) = outputs_of(graph(**arguments, **how(device)), runs=1)
+    assert images.dtype == np.dtype(kind)
+    assert images.shape[1:] == ((3, 40, 40) if layout == "CHW" else (40, 40, 3))
+    assert kind != "u1" or images.max() > 100
+
+
+def test_rotation_is_random_and_keeps_a_size_that_is_given(photos: Path, device: str) -> None:
+    pipeline = pipelines.rotation(file_root=str(photos), size=40, **how(device, seed=0))
+    (images, labels), (others, _) = outputs_of(pipeline)
+    assert images.shape == others.shape == (BATCH, 40, 40, 3) and images.dtype == np.uint8 and len(labels) == BATCH
+    straight = outputs_of(pipelines.rotation(file_root=str(photos), size=40, degrees=1e-3, **how(device)), runs=1)
+    assert (np.abs(images.astype(int) - straight[0][0]).mean((1, 2, 3)) > 1).sum() >= BATCH - 1
+
+    pipeline = pipelines.rotation(file_root=str(photos), **how(device, seed=0))
+    pipeline.build()
+    images, _ = pipeline.run()
+    assert len(set(images.shape())) > 1
+
+
+@pytest.mark.parametrize("graph", [pipelines.training, pipelines.validation, pipelines.rotation])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_same_graph_works_behind_a_proxy(folder: ImageFolder, device: str, graph: Any, workers: int) -> None:
+    with ProxyServer(graph(source="proxy", size=48, **how(device, seed=0))) as server:
+        dataset = ImageFolder(folder.root, server.proxy, loader=read_bytes)
+        loader = DataLoader(dataset, BATCH, num_workers=workers, server=server)
+        batches = list(loader)
+    assert torch.cat([labels for _, labels in batches]).tolist() == folder.targets
+    assert {images.device.type for images, _ in batches} == {device} and batches[0][0].shape[-2] == 48
+
+
+def test_a_source_of_ones_own_gives_whatever_it_gives_beside_the_images(photos: Path, device: str) -> None:
+    def source() -> tuple[Any, Any, Any]:
+        encoded, labels = fn.readers.file(file_root=str(photos), name="Mine")
+        return encoded, labels, labels + 100
+
+    ((images, labels, more),) = outputs_of(pipelines.validation(source, resize=40, size=40, **how(device)), runs=1)
+    assert len(images) == BATCH and np.array_equal(labels + 100, more)
+
+
+def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, device: str) -> None:
+    pipeline = pipelines.training(file_root=str(photos), size=40, device="cpu", **how(device))
+    pipeline.build()
+    images, labels = pipeline.run()
+    assert "CPU" in type(images).__name__ and "CPU" in type(labels).__name__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(source="folder"), "source is 'files', 'proxy', or a function .*; got 'folder'"),
+        (dict(), "source='files' needs file_root="),
+        (dict(source="proxy", dtype="float64"), "dtype is one of float32, float16, uint8, got 'float64'"),
+        (dict(source="proxy", layout="NCHW"), "layout is 'CHW' or 'HWC', got 'NCHW'"),
+        (dict(source="proxy", device="cuda"), r"device of a graph is 'cpu' or 'gpu' .*, got 'cuda'"),
+        (dict(source="proxy", device="mixed"), "device_id=None, which has no GPU; give device_id=0"),
+        (dict(source="proxy", augmentation="augmix"), "one of autoaugment, randaugment, trivialaugment, got 'augmix'"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_what_is_not_offered_is_refused_with_what_is(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pipelines.training(**arguments, **how("cpu"))
+
+
+def test_a_crop_larger_than_the_image_is_resized_to_is_refused() -> None:
+    with pytest.raises(ValueError, match="resize=100 is the shorter side of an image that size=224 is cropped of"):
+        pipelines.validation(source="proxy", resize=100, **how("cpu"))
+
+
+def test_an_image_is_turned_by_some_degrees() -> None:
+    with pytest.raises(ValueError, match="degrees=0 is the most that an image is turned to either side"):
+        pipelines.rotation(source="proxy", degrees=0, **how("cpu"))
+
+
+class Decoded(Pipeline):
+    """A pipeline in the style of classes, with operators as attributes."""
+
+    def __init__(self, device: str, name: str, **others: Any) -> None:
+        super().__init__(**how(device), **others)
+        self.name = name
+        self.input = ops.ExternalSource()
+        self.decode = ops.decoders.Image(device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
+        self.resize = ops.Resize(device="gpu" if device == "cuda" else "cpu", size=[32, 32])
+
+    def define_graph(self) -> Any:
+        self.encoded = self.input(name=self.name)
+        return self.resize(self.decode(self.encoded))
+
+
+class DecodedWithNameAtOnce(Decoded):
+    def __init__(self, device: str, name: str, **others: Any) -> None:
+        super().__init__(device, name, **others)
+        self.input = ops.ExternalSource(name=name)
+
+    def define_graph(self) -> Any:
+        return self.resize(self.decode(self.input()))
+
+
+@pytest.mark.parametrize("style", [Decoded, DecodedWithNameAtOnce])
+@pytest.mark.parametrize("exec_dynamic", [False, True])
+def test_a_server_takes_a_pipeline_class(folder: ImageFolder, device: str, style: Any, exec_dynamic: bool) -> None:
+    with ProxyServer(style(device, "images", exec_dynamic=exec_dynamic)) as server:
+        dataset = ImageFolder(folder.root, server.proxy, loader=read_bytes)
+        batches = list(DataLoader(dataset, BATCH, num_workers=1, server=server))
+    assert torch.cat([labels for _, labels in batches]).tolist() == folder.targets
+    decoded = [transforms.functional.pil_to_tensor(image).float().mean((1, 2)) for image, _ in folder]
+    found = torch.cat([images for images, _ in batches]).cpu().float().mean((1, 2))
+    assert torch.cdist(found, torch.stack(decoded)).argmin(1).tolist() == list(range(len(folder)))
+
+
+@pytest.mark.parametrize("graph", [pipelines.training, pipelines.validation, pipelines.rotation])
+@pytest.mark.parametrize("source", ["files", "proxy"])
+def test_the_graph_for_a_gpu_can_be_drawn_without_one(photos: Path, graph: Any, source: str) -> None:
+    drawn = {}
+    for device in ("mixed", "gpu", None, "cpu"):
+        arguments = dict(source=source, file_root=str(photos), device=device)
+        if graph is pipelines.training and device == "mixed":
+            arguments["augmentation"] = "trivialaugment"
+        drawn[device] = [node.device for node in graph(**arguments, **how("cuda"))._graph_out]
+    assert set(drawn["cpu"]) == {"cpu"} and len(drawn["cpu"]) == (2 if source == "files" else 1)
+    assert drawn[None] == drawn["gpu"] == drawn["mixed"] == ["gpu"] * len(drawn["cpu"])
