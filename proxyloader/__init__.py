@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from .loader import DataLoader as DataLoader
     from .sample import EncodedImage as EncodedImage
     from .server import ProxyServer as ProxyServer
+    from .sharding import LastBatchPolicy as LastBatchPolicy
+    from .sharding import ShardedSampler as ShardedSampler
     from .transforms import compile_transforms as compile_transforms
+    from .world import World as World
 
 __version__ = "0.1.0"
 
@@ -33,11 +36,14 @@ _HOMES = {
     "EncodedImage": "sample",
     "ImageError": "errors",
     "InputError": "errors",
+    "LastBatchPolicy": "sharding",
     "MissingDaliError": "errors",
     "PipelineError": "errors",
     "ProxyLoaderError": "errors",
     "ProxyServer": "server",
+    "ShardedSampler": "sharding",
     "UnsupportedTransformError": "errors",
+    "World": "world",
     "compile_transforms": "transforms",
     "explain": "explanation",
     "wrap": "dataset",
