@@ -113,7 +113,7 @@ def test_an_empty_shard_gives_no_batch_or_repeats_the_sample_that_it_would_begin
 # --- DALI's own -------------------------------------------------------------------------------------------------------
 
 
-@pipeline_def(num_threads=1, device_id=None)
+@pipeline_def(num_threads=1, device_id=None)  # type: ignore[untyped-decorator]
 def file_reader(files: list[str], shards: int, shard: int) -> Any:
     return fn.readers.file(files=files, num_shards=shards, shard_id=shard, pad_last_batch=True, name="reader")[0]
 
@@ -268,7 +268,7 @@ def asked_for(
     num_shards: Any = None, shard_id: Any = None, policy: Any = None, dataset: Any = range(10), **arguments: Any
 ) -> ShardedSampler | None:
     defaults = dict(batch_size=3, shuffle=None, sampler=None, batch_sampler=None, drop_last=False, seed=None)
-    return sampler_for(dataset, num_shards, shard_id, policy, **(defaults | arguments))  # type: ignore[arg-type]
+    return sampler_for(dataset, num_shards, shard_id, policy, **(defaults | arguments))
 
 
 def test_a_loader_that_is_not_told_of_shards_has_none() -> None:
@@ -290,6 +290,7 @@ class Marked:
 
 
 SHARDED = dict(num_shards=2, shard_id=0)
+TEN: Any = range(10)
 
 
 @pytest.mark.parametrize(
@@ -304,13 +305,13 @@ SHARDED = dict(num_shards=2, shard_id=0)
         (SHARDED | dict(dataset=Stream()), r"an IterableDataset has none: let its .*World\.current\(\)"),
         (SHARDED | dict(dataset=WithoutLength()), "WithoutLength has no __len__: give it one"),
         (
-            SHARDED | dict(sampler=DistributedSampler(range(10), 2, 0)),
+            SHARDED | dict(sampler=DistributedSampler(TEN, 2, 0)),
             "sampler is sharded already, by DistributedSampler.* applied twice, .* Leave out num_shards, or sampler",
         ),
         (SHARDED | dict(sampler=ShardedSampler(range(10), 2, 0)), "sharded already, by ShardedSampler.* applied twice"),
         (SHARDED | dict(sampler=Marked()), "sharded already, by Marked.* applied twice"),
         (
-            SHARDED | dict(batch_sampler=BatchSampler(DistributedSampler(range(10), 2, 0), 2, False)),
+            SHARDED | dict(batch_sampler=BatchSampler(DistributedSampler(TEN, 2, 0), 2, False)),
             "batch_sampler is sharded already, by DistributedSampler.* Leave out num_shards, or batch_sampler",
         ),
         (
@@ -362,7 +363,7 @@ def test_an_epoch_that_was_begun_goes_on_with_the_same_shards_alone() -> None:
     ]
     for was, now in same:
         check_dealt(was, now)
-    full = dict(last_batch_policy="fill", batch_size=3)
+    full: dict[str, Any] = dict(last_batch_policy="fill", batch_size=3)
     for was, now in [
         (dealt(2), dealt(3)),
         (dealt(), dealt(**full)),

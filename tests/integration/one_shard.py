@@ -26,11 +26,11 @@ def main() -> None:
     world = World.current()
     assert world == by_environment
     transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
-    dataset = Subset(Numbered(sys.argv[1], transform), range(SAMPLES))
+    dataset: Any = Subset(Numbered(sys.argv[1], transform), range(SAMPLES))
 
     def loader(policy: str, **arguments: Any) -> DataLoader[Any]:
-        sharded = dict(num_shards="auto", last_batch_policy=policy, shuffle=True, seed=3)
-        return DataLoader(dataset, BATCH, num_workers=1, device="cpu", **sharded | arguments)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"num_shards": "auto", "last_batch_policy": policy, "shuffle": True, "seed": 3}
+        return DataLoader(dataset, BATCH, num_workers=1, device="cpu", **options | arguments)
 
     def step() -> None:
         distributed.all_reduce(torch.ones(1))  # which waits for all: steps that are not as many do not end

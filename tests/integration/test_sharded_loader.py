@@ -21,6 +21,8 @@ from tests.faults import Spelled, numbers_of
 SAMPLES, BATCH, SHARDS = 23, 3, 3
 """Shards of 7, 8 and 8 samples: all have three batches, of which two are full."""
 
+ALL: Any = range(SAMPLES)
+
 WORKERS = pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "2 workers"])
 POLICIES = pytest.mark.parametrize("policy", ["fill", "partial", "drop"])
 
@@ -32,9 +34,11 @@ def nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loader_of(root: Path, shard: int | None = 0, workers: int = 0, samples: int = SAMPLES, **arguments: Any) -> Any:
-    sharded = {} if shard is None else {"num_shards": SHARDS, "shard_id": shard}
-    dataset = Subset(Spelled(root), range(samples))
-    return DataLoader(dataset, **{"batch_size": BATCH, "num_workers": workers, "device": "cpu"} | sharded | arguments)
+    options: dict[str, Any] = {"batch_size": BATCH, "num_workers": workers, "device": "cpu"}
+    if shard is not None:
+        options |= {"num_shards": SHARDS, "shard_id": shard}
+    dataset: Subset[Any] = Subset(Spelled(root), range(samples))
+    return DataLoader(dataset, **options | arguments)
 
 
 def numbers(batches: Iterable[Any]) -> list[list[int]]:
@@ -56,7 +60,7 @@ def expected(shard: int, epoch: int, samples: int = SAMPLES, **arguments: Any) -
 def test_each_loader_gives_its_shard_and_epochs_advance_by_themselves(
     spelled_root: Path, policy: str, workers: int, device: str
 ) -> None:
-    how = dict(shuffle=True, last_batch_policy=policy)
+    how: dict[str, Any] = dict(shuffle=True, last_batch_policy=policy)
     whole: list[list[int]] = [[], []]
     for shard in range(SHARDS):
         loader = loader_of(spelled_root, shard, workers, device=device, seed=6, **how)
@@ -121,7 +125,7 @@ def test_without_batches_the_samples_of_the_shard_come_one_by_one(spelled_root: 
 def test_set_epoch_of_loader_or_sampler_says_which_epoch_comes_next(
     spelled_root: Path, workers: int, persistent: bool
 ) -> None:
-    arguments = dict(shuffle=True, persistent_workers=persistent and workers > 0)
+    arguments: dict[str, Any] = dict(shuffle=True, persistent_workers=persistent and workers > 0)
     loader = loader_of(spelled_root, 1, workers, **arguments)
     loader.set_epoch(3)
     assert loader.state_dict()["epoch"] == 3
@@ -137,11 +141,11 @@ def test_set_epoch_of_loader_or_sampler_says_which_epoch_comes_next(
 
 
 def test_the_draws_of_samples_follow_the_epoch_that_the_sampler_was_set_to(spelled_root: Path) -> None:
-    def images(by_sampler: bool) -> torch.Tensor:
+    def images(by_sampler: bool) -> Any:
         crop = transforms.Compose([transforms.RandomCrop(24), transforms.ToTensor()])
         dataset = Spelled(spelled_root, transform=crop)
-        loader = DataLoader(dataset, 16, shuffle=True, seed=1, num_shards=3, shard_id=1, device="cpu")
-        (loader.sampler if by_sampler else loader).set_epoch(5)  # type: ignore[attr-defined]
+        loader: Any = DataLoader(dataset, 16, shuffle=True, seed=1, num_shards=3, shard_id=1, device="cpu")
+        (loader.sampler if by_sampler else loader).set_epoch(5)
         return next(iter(loader))[0]
 
     assert torch.equal(images(True), images(False))
@@ -153,7 +157,7 @@ def test_the_draws_of_samples_follow_the_epoch_that_the_sampler_was_set_to(spell
 def test_a_resumed_epoch_has_exactly_the_batches_that_were_left(
     spelled_root: Path, policy: str, stop: int, before: int, after: int, tmp_path: Path
 ) -> None:
-    how = dict(shuffle=True, last_batch_policy=policy)
+    how: dict[str, Any] = dict(shuffle=True, last_batch_policy=policy)
     for shard in range(SHARDS):
         begun = loader_of(spelled_root, shard, before, seed=2, **how)
         list(begun)
@@ -168,7 +172,9 @@ def test_a_resumed_epoch_has_exactly_the_batches_that_were_left(
 
 @POLICIES
 def test_the_state_of_one_process_does_for_all_that_took_as_many_steps(spelled_root: Path, policy: str) -> None:
-    how = dict(shuffle=True, last_batch_policy=policy)  # the third batch of shard 0 is smaller than those of the others
+    how: dict[str, Any] = dict(
+        shuffle=True, last_batch_policy=policy
+    )  # the third batch of shard 0 is smaller than those of the others
     steps = 2 if policy == "drop" else 3
     begun = loader_of(spelled_root, 0, **how)
     batches = iter(begun)
@@ -196,7 +202,7 @@ def test_a_finished_epoch_is_the_start_of_the_next_for_any_number_of_shards(spel
     begun = loader_of(spelled_root, 0, shuffle=True)
     list(begun)
     for shards, policy in ((2, "partial"), (SHARDS, "fill")):
-        how = dict(num_shards=shards, shard_id=1, last_batch_policy=policy, shuffle=True)
+        how: dict[str, Any] = dict(num_shards=shards, shard_id=1, last_batch_policy=policy, shuffle=True)
         resumed = loader_of(spelled_root, None, **how)
         resumed.load_state_dict(begun.state_dict())
         sampler = ShardedSampler(range(SAMPLES), shards, 1, shuffle=True, last_batch_policy=policy, batch_size=BATCH)
@@ -211,7 +217,7 @@ def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_lo
         other = loader_of(spelled_root, None, num_shards=2, shard_id=0)
         other.load_state_dict(state)
         assert flat(numbers(other)) == list(range(11))
-    plain = loader_of(spelled_root, None, sampler=DistributedSampler(range(SAMPLES), 2, 0, shuffle=False))
+    plain = loader_of(spelled_root, None, sampler=DistributedSampler(ALL, 2, 0, shuffle=False))
     plain.load_state_dict(states[0])
     assert len(numbers(plain)) == 4 and len(batches) == 2
 
@@ -224,7 +230,7 @@ def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_lo
         (dict(shuffle=False), "shuffle=True, seed=0, and this one is with .*shuffle=False"),
         (dict(num_shards=None, shard_id=None), "this one is without num_shards"),
         (
-            dict(num_shards=None, shard_id=None, shuffle=None, sampler=DistributedSampler(range(SAMPLES), 2, 0)),
+            dict(num_shards=None, shard_id=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)),
             "this one is without num_shards",
         ),
     ],
@@ -296,6 +302,6 @@ def test_what_num_shards_cannot_deal_out_is_refused_when_the_loader_is_built(spe
         ("from 0 to 1", dict(dataset=dataset, shard_id=2)),
     ):
         with pytest.raises(ValueError, match=message):
-            DataLoader(**{"num_shards": 2, "shard_id": 0} | arguments)  # type: ignore[arg-type]
+            DataLoader(**{"num_shards": 2, "shard_id": 0} | arguments)
     with pytest.raises(ValueError, match="shard_id=0 needs num_shards"):
         DataLoader(dataset, shard_id=0)
