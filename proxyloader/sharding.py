@@ -253,13 +253,13 @@ def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
     name, given = ("batch_sampler", batch_sampler) if batch_sampler is not None else ("sampler", sampler)
     if given is None:
         return
-    inner = getattr(given, "sampler", given)
-    kind = type(inner).__name__
-    if any(hasattr(inner, mark) for mark in ("num_replicas", "rank", "num_shards")):
-        raise ValueError(
-            f"{name} is sharded already, by {kind}, and num_shards is given, too: it would be applied twice, and most "
-            f"samples would never come. Leave out num_shards, or {name}"
-        )
+    for each in (given, getattr(given, "sampler", None)):
+        if any(hasattr(each, mark) for mark in ("num_replicas", "rank", "num_shards")):
+            raise ValueError(
+                f"{name} is sharded already, by {type(each).__name__}, and num_shards is given, too: it would be "
+                f"applied twice, and some samples would never come. Leave out num_shards, or {name}"
+            )
+    kind = type(given).__name__
     raise ValueError(
         f"num_shards deals out all of the dataset in an order of its own, and {name}={kind} has another: leave {name} "
         f"out (shuffle=True shuffles), or leave num_shards out and let {name} yield the indices of this process alone"

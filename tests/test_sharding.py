@@ -43,7 +43,7 @@ def batches_of(sampler: ShardedSampler) -> list[list[int]]:
 
 
 def by_hand(order: list[int], shards: int, policy: LastBatchPolicy, batch: int) -> list[list[list[int]]]:
-    """The batches of each shard, of an order of at least as many samples, by walking through it."""
+    """The batches of each shard, by walking through the order; for no fewer samples than shards."""
     share: list[list[int]] = [[] for _ in range(shards)]
     for place, index in enumerate(order):
         # The shard that a place is in: the last that begins there or before.
@@ -287,6 +287,7 @@ def test_the_policy_follows_drop_last_unless_it_is_given(drop_last: bool, policy
 
 class Marked:
     rank, num_replicas = 0, 2
+    sampler = range(10)
 
 
 SHARDED = dict(num_shards=2, shard_id=0)
@@ -310,6 +311,7 @@ TEN: Any = range(10)
         ),
         (SHARDED | dict(sampler=ShardedSampler(range(10), 2, 0)), "sharded already, by ShardedSampler.* applied twice"),
         (SHARDED | dict(sampler=Marked()), "sharded already, by Marked.* applied twice"),
+        (SHARDED | dict(batch_sampler=Marked()), "batch_sampler is sharded already, by Marked"),
         (
             SHARDED | dict(batch_sampler=BatchSampler(DistributedSampler(TEN, 2, 0), 2, False)),
             "batch_sampler is sharded already, by DistributedSampler.* Leave out num_shards, or batch_sampler",
