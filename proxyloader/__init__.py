@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from .reader import FileReaderLoader as FileReaderLoader
     from .sample import EncodedImage as EncodedImage
     from .server import ProxyServer as ProxyServer
+    from .sharding import LastBatchPolicy as LastBatchPolicy
+    from .sharding import ShardedSampler as ShardedSampler
     from .transforms import compile_transforms as compile_transforms
+    from .world import World as World
 
 __version__ = "0.1.0"
 
@@ -36,11 +39,14 @@ _HOMES = {
     "FileReaderLoader": "reader",
     "ImageError": "errors",
     "InputError": "errors",
+    "LastBatchPolicy": "sharding",
     "MissingDaliError": "errors",
     "PipelineError": "errors",
     "ProxyLoaderError": "errors",
     "ProxyServer": "server",
+    "ShardedSampler": "sharding",
     "UnsupportedTransformError": "errors",
+    "World": "world",
     "compile_transforms": "transforms",
     "explain": "explanation",
     "pipelines": "pipelines",

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, Sampler
 
+from .arguments import at_least
 from .batch_format import BatchFormat
 from .dataset import plans_in, wrap
 from .device import check_device, cuda_ordinal, keep_near
@@ -23,9 +24,11 @@ from .road import Road, run_size
 from .sampling import Progress
 from .scans import KnownScans
 from .seeding import SeededIterator, kept_generators, seed_generators
+from .sharding import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
 from .transforms.compiled import compile_transforms, left_to_torchvision
 from .transforms.plan import Plan
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
+from .world import Auto
 
 log = logging.getLogger("proxyloader")
 
@@ -71,6 +74,13 @@ class DataLoader(TorchDataLoader[T]):
             there (random numbers are then drawn once for the batch, in the training process); "cpu": torchvision does
             all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself where
             torchvision is faster at a transform than DALI.)
+        num_shards: how many processes share the dataset, each loading its shard (see ``ShardedSampler``); "auto" takes
+            ``World.current()``. By default each loads all of it, as with torch's. With ``shuffle=True`` the order is a
+            function of ``seed`` (or 0) and the epoch alone, and ``generator`` has no part in it.
+        shard_id: which of them this is, from 0; by default its rank.
+        last_batch_policy: what becomes of a shard's last batch, a ``LastBatchPolicy`` or "fill", "partial" or "drop";
+            also DALI's own. By default "drop" with ``drop_last``, else "partial", with which some processes may have
+            one batch more than others.
         prefetch: most decoded batches that wait for the training loop.
         num_threads: DALI's CPU threads. "auto": one more than this process has cores; where a GPU decodes, at most 4,
             or what a measurement finds clearly faster.
@@ -82,7 +92,7 @@ class DataLoader(TorchDataLoader[T]):
         UnsupportedTransformError: the dataset's transform is not translated; names position and class.
         ImageError: from the loop, at the batch that holds the image; names the dataset's index and the file. The loop
             may go on with the next batch.
-        ValueError: an argument is wrong; torch's own checks, and those of the arguments above.
+        ValueError: an argument is wrong, or two contradict each other; torch's own checks, and those of the above.
     """
 
     def __init__(
@@ -114,10 +124,27 @@ class DataLoader(TorchDataLoader[T]):
         max_pixels: int | None = None,
         check_scans: bool = True,
         unsupported: Unsupported = "raise",
+        num_shards: int | Auto | None = None,
+        shard_id: int | Auto | None = None,
+        last_batch_policy: Any = None,
         prefetch: int = 2,
         num_threads: int | Literal["auto"] = "auto",
         hw_decoder_load: float | Literal["auto"] = "auto",
     ) -> None:
+        sharded = sampler_for(
+            dataset,
+            num_shards,
+            shard_id,
+            last_batch_policy,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=drop_last,
+            seed=seed,
+        )
+        if sharded is not None:
+            shuffle, sampler, drop_last = None, sharded, sharded.last_batch_policy is LastBatchPolicy.DROP
         super().__init__(
             dataset,
             batch_size,
@@ -137,16 +164,16 @@ class DataLoader(TorchDataLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        _at_least("prefetch", prefetch, 1)
+        at_least("prefetch", prefetch, 1)
         for name, value, least in (("seed", seed, 0), ("max_pixels", max_pixels, 1)):
             if value is not None:
-                _at_least(name, value, least)
+                at_least(name, value, least)
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {on_error!r}")
         if on_error == "replace" and isinstance(dataset, IterableDataset):
             raise ValueError("on_error='replace' needs a dataset with indices; with an IterableDataset use 'skip'")
         if num_threads != "auto":
-            _at_least("num_threads", num_threads, 1, ", or 'auto'")
+            at_least("num_threads", num_threads, 1, ", or 'auto'")
         if hw_decoder_load != "auto" and not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {hw_decoder_load!r}")
         if unsupported not in UNSUPPORTED:
@@ -164,6 +191,9 @@ class DataLoader(TorchDataLoader[T]):
         self.max_pixels = max_pixels
         self.check_scans = check_scans
         self.unsupported: Unsupported = unsupported
+        self.num_shards = num_shards
+        self.shard_id = shard_id
+        self.last_batch_policy = last_batch_policy
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
@@ -181,7 +211,7 @@ class DataLoader(TorchDataLoader[T]):
             # A forked copy: workers, pipelines and the memory between them belong to the parent.
             self._road, self._servers, self._process = None, {}, os.getpid()
         road = self._road_for_epoch()
-        progress = self._progress = self._next_epoch
+        progress = self._progress = self._upcoming
         self._next_epoch = Progress(progress.epoch + 1)
         # Workers start while the pipelines are built, and are forked before DALI has threads.
         try:
@@ -212,9 +242,9 @@ class DataLoader(TorchDataLoader[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is, as for a ``DistributedSampler``. Without it the loader counts them."""
-        _at_least("epoch", epoch, 0)
-        if self._next_epoch.epoch != epoch:
-            self._next_epoch = Progress(epoch)
+        at_least("epoch", epoch, 0)
+        if self._upcoming.epoch != epoch:
+            self._begin(Progress(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: epoch, batches that it was given, and what their order came from.
@@ -225,7 +255,7 @@ class DataLoader(TorchDataLoader[T]):
         Raises:
             ValueError: with ``in_order=False``, in the middle of an epoch: what is left is not known.
         """
-        progress = self._progress or self._next_epoch  # which a state that was loaded is
+        progress = self._progress or self._upcoming  # which a state that was loaded is
         if progress.batches and not progress.finished and not self.in_order and self.num_workers > 1:
             raise ValueError(
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
@@ -238,14 +268,33 @@ class DataLoader(TorchDataLoader[T]):
 
         The order and the samples are those that were left in any case. Their random numbers are, too, where both
         loaders have the same ``seed``; the number of workers may then be another, and with a ``DistributedSampler``
-        the number of processes. A custom batch sampler is asked for the batches before and they are thrown away; so
-        are those of an IterableDataset, which must then have as many workers as before.
+        the number of processes (with ``num_shards`` between epochs alone). A custom batch sampler is asked for the
+        batches before and they are thrown away; so are those of an IterableDataset, which must then have as many
+        workers as before.
 
         Raises:
-            ValueError: it is no such state, or that of a loader with another seed or another number of samples.
+            ValueError: it is no such state, or that of a loader with another seed or another number of samples; or it
+                is of mid-epoch, and of other shards.
         """
-        self._next_epoch = Progress.from_state_dict(state_dict, self.seed, self._dataset_length)
+        saved = Progress.from_state_dict(state_dict, self.seed, self._dataset_length)
+        self._begin(saved.taken_up_by(self._sharded))
         self._progress = None
+
+    @property
+    def _sharded(self) -> ShardedSampler | None:
+        return sharded_in(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
+    def _begin(self, progress: Progress) -> None:
+        self._next_epoch = progress
+        if self._sharded is not None:
+            self._sharded.set_epoch(progress.epoch)
+
+    @property
+    def _upcoming(self) -> Progress:
+        """The next epoch: the one that a sharded sampler was set to, for scripts that do so by ``loader.sampler``."""
+        if self._sharded is not None and self._sharded.epoch != self._next_epoch.epoch:
+            self._next_epoch = Progress(self._sharded.epoch)
+        return self._next_epoch
 
     @property
     def _dataset_length(self) -> int | None:
@@ -357,11 +406,6 @@ class DataLoader(TorchDataLoader[T]):
             key: self._servers.get(key) or PlanServer(plan, options, self._format) for key, plan in plans.items()
         }
         return self._servers if self.server is None else self._servers | {self.server.key: self.server}
-
-
-def _at_least(name: str, value: Any, least: int, other: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")
 
 
 @functools.cache

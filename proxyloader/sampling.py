@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler
 from .arena import Arena
 from .scans import KnownScans, Scan
 from .seeding import kept_generators, seed_generators
+from .sharding import ShardedSampler, check_dealt, dealt_in, sharded_in
 
 STATE_VERSION = 1
 
@@ -29,12 +30,14 @@ class Progress:
     Attributes:
         epoch: its number, from 0.
         batches: that the loop was given.
-        samples: that were in them; of a sampler for several processes, in all of them together.
+        samples: that were in them; of a sampler for several processes, in all of them together; of a
+            ``ShardedSampler``, in this shard, if all of them had been full.
         finished: the epoch has ended.
         random_states: of torch's default generator when the order was drawn: when the sampler was asked for an
             iterator, and when that was asked for its first batch. Empty where a seed tells them.
         generator_states: the same of the sampler's own generator, where it has one.
-        sampler_state: of a sampler with a ``state_dict`` (or ``set_epoch``), at the start of the epoch.
+        sampler_state: of a sampler with a ``state_dict`` (or ``set_epoch``), at the start of the epoch; of a
+            ``ShardedSampler``, how it deals the samples out.
     """
 
     epoch: int = 0
@@ -92,6 +95,17 @@ class Progress:
             if not isinstance(state[name], int) or state[name] < 0:
                 raise ValueError(f"{name!r} of the state is a whole number, 0 or more; got {state[name]!r}")
         return cls(**{name: state[name] for name in fields})
+
+    def taken_up_by(self, sampler: ShardedSampler | None) -> Progress:
+        """What is left of the epoch for a loader with that sampler, or without shards.
+
+        Raises:
+            ValueError: the epoch was begun with samples dealt out in another way.
+        """
+        was, now = dealt_in(self.sampler_state), None if sampler is None else sampler.dealt
+        if self.batches:
+            check_dealt(was, now)
+        return self if was == now else Progress(self.epoch)
 
 
 @dataclass(frozen=True)
@@ -194,7 +208,7 @@ class RequestSampler:
     def handed_out(self, request: Request) -> None:
         """Note that the loop has been given the batch."""
         self._progress.batches += 1
-        self._progress.samples += self._shard[1] * len(request.each())
+        self._progress.samples += self._places(request)
 
     def has_ready_batch(self, in_order: bool) -> bool:
         """Whether torch will give the next batch without waiting for a worker (as far as their slots tell)."""
@@ -214,11 +228,21 @@ class RequestSampler:
         sampler = self._of_samples
         return getattr(sampler, "rank", 0), getattr(sampler, "num_replicas", 1)
 
+    def _places(self, request: Request) -> int:
+        """How far a batch takes all processes in the order of the samples, or this one in its shard.
+
+        Shards are not all as long: where one ends with a smaller batch, another may have a full one in the same step.
+        A state of either must do for both.
+        """
+        if request.batched and sharded_in(self._sampler) is not None:
+            return int(self._sampler.batch_size)  # type: ignore[attr-defined]
+        return self._shard[1] * len(request.each())
+
     def _remaining(self, progress: Progress) -> Iterable[Any]:
         rank, shards = self._shard
         # Processes take their samples in turn: of the first ``samples`` this one had so many.
         done = max(0, -(-(progress.samples - rank) // shards))
-        if not progress.batches:
+        if not progress.batches and sharded_in(self._sampler) is None:
             return self._sampler
         if type(self._sampler) is BatchSampler:
             rest = itertools.islice(iter(self._sampler.sampler), done, None)
@@ -228,7 +252,10 @@ class RequestSampler:
     def _settle_sampler(self, progress: Progress) -> None:
         """Put a sampler that keeps a state into that of the epoch's start, or note it."""
         sampler = self._of_samples
-        if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+        if isinstance(sampler, ShardedSampler):
+            sampler.set_epoch(progress.epoch)  # also where torch asks for an iterator twice, as it does with workers
+            progress.sampler_state = {"epoch": progress.epoch, "dealt": sampler.dealt}
+        elif hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
             if self._resumes and progress.sampler_state is not None:
                 sampler.load_state_dict(progress.sampler_state)
             else:

@@ -25,6 +25,11 @@ def seed_generators(seed: int, *place: Any) -> None:
     np.random.seed(number & 0xFFFFFFFF)
 
 
+def generator_of(seed: int, *place: Any) -> torch.Generator:
+    """A generator of torch's for the CPU that depends on a seed and a place alone, as ``seed_generators`` has them."""
+    return torch.Generator().manual_seed(_number(seed, place))
+
+
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
     """Leave the default generators as they were, whatever is drawn inside."""

@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from proxyloader.arena import Arena
 from proxyloader.sampling import Progress, Request, RequestSampler
+from proxyloader.sharding import ShardedSampler
 
 
 def requests_for(sampler: Any, arena: Arena | None = None, seed: int | None = None, batched: bool = True) -> Any:
@@ -239,6 +240,17 @@ def test_a_state_of_one_process_is_taken_up_by_several() -> None:
         resumed = through_a_checkpoint(copy.deepcopy(progress), None)
         left += itertools.chain(*indices(requests_for(BatchSampler(dealt, 4, False)), resumed))
     assert sorted([*itertools.chain(*done), *left]) == list(range(24))
+
+
+def test_the_start_of_an_epoch_is_taken_up_without_what_was_noted_of_another_kind_of_sampler() -> None:
+    sharded = ShardedSampler(range(20), 2, 1, shuffle=True)
+    progress = Progress(3)
+    indices(requests_for(BatchSampler(sharded, 4, False)), progress, 0)  # which has drawn its order
+    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.dealt} and progress.random_states
+    assert progress.taken_up_by(sharded) is progress
+    assert progress.taken_up_by(None) == progress.taken_up_by(ShardedSampler(range(20), 3, 1)) == Progress(3)
+    fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
+    assert indices(fresh, progress.taken_up_by(None)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_batches_that_a_sampler_makes_as_it_goes_become_lists() -> None:
