@@ -24,7 +24,9 @@ from .device import check_device, cuda_ordinal
 from .errors import PipelineError, UnsupportedTransformError
 from .pipeline import PipelineOptions
 from .seeding import seed_for
+from .sharding import LastBatchPolicy
 from .sources import READER_NAME, Reader, Root
+from .world import Auto, World
 
 log = logging.getLogger("proxyloader")
 
@@ -53,8 +55,9 @@ class FileReaderLoader:
             list that was shuffled once.
         reader: "file", "tfrecord", "webdataset", "caffe", "caffe2" or "numpy".
         reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``.
-        num_shards, shard_id: this process reads one part of so many, another one in each epoch, unless
-            ``reader_options={"stick_to_shard": True}``.
+        num_shards: how many processes share the data; this one reads its shard, and another shard in each epoch, unless
+            ``reader_options={"stick_to_shard": True}``. "auto" takes ``World.current()``. By default it reads all.
+        shard_id: which of them this is, from 0; by default its rank.
         last_batch_policy: "partial": each sample once in an epoch; shards may differ by one batch. "fill": the last
             batch is filled up with its last sample. "drop": the last batch is left out if it is not full. With these
             two all shards have as many batches. Also DALI's ``LastBatchPolicy``.
@@ -86,8 +89,8 @@ class FileReaderLoader:
         shuffle: bool = False,
         reader: str = "file",
         reader_options: Mapping[str, Any] | None = None,
-        num_shards: int = 1,
-        shard_id: int = 0,
+        num_shards: int | Auto | None = None,
+        shard_id: int | Auto | None = None,
         last_batch_policy: Any = "partial",
         auto_reset: bool = True,
         style: Literal["torch", "dali"] = "torch",
@@ -102,19 +105,24 @@ class FileReaderLoader:
         check_device(device)
         options = dict(reader_options or {})
         moves = not options.pop("stick_to_shard", False)
-        described = Reader(root, reader, shuffle, num_shards, shard_id, True, not moves, options)
+        world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
+        if num_shards is not None:
+            world.check_processes()
+        elif shard_id is not None:
+            raise ValueError(f"shard_id={shard_id!r} needs num_shards, the number of processes, or 'auto'")
+        described = Reader(root, reader, shuffle, world.num_shards, world.shard_id, True, not moves, options)
         ordinal = cuda_ordinal(device)
         threads = PipelineOptions(batch_size, ordinal, num_threads).threads
         seed = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
 
         def built(epoch: int) -> _dali.Pipeline:
-            shard = (shard_id + epoch * moves) % num_shards
+            shard = (world.shard_id + epoch * moves) % world.num_shards
             return pipeline(
                 source=replace(described, shard_id=shard),
                 batch_size=batch_size,
                 num_threads=threads,
                 device_id=ordinal,
-                seed=seed_for(seed, "pipeline", shard_id, epoch),
+                seed=seed_for(seed, "pipeline", world.shard_id, epoch),
                 prefetch_queue_depth=prefetch,
                 **graph_options,
             )
@@ -166,7 +174,7 @@ class FileReaderLoader:
     ) -> None:
         if style not in STYLES:
             raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
-        self._policy = _policy(last_batch_policy)
+        self._policy = _dali.LastBatchPolicy[LastBatchPolicy.of(last_batch_policy).name]
         self._built, self._reader_name, self._auto_reset, self._style = built, reader_name, auto_reset, style
         self._epoch = 0  # the one that is under way, or comes next
         self._turn = 0  # of the loop whose batches are handed out
@@ -358,14 +366,6 @@ class _Loop:
 
 def _closed(epoch: int) -> _dali.Pipeline:
     raise AssertionError("closed")
-
-
-def _policy(asked: Any) -> _dali.LastBatchPolicy:
-    name = str(getattr(asked, "name", asked)).upper()
-    if name not in _dali.LastBatchPolicy.__members__:
-        allowed = ", ".join(repr(known.lower()) for known in _dali.LastBatchPolicy.__members__)
-        raise ValueError(f"last_batch_policy is one of {allowed}, or DALI's LastBatchPolicy; got {asked!r}")
-    return _dali.LastBatchPolicy[name]
 
 
 def _names(output_map: Sequence[str] | None, outputs: int) -> list[str]:

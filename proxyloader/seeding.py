@@ -27,7 +27,7 @@ def seed_generators(seed: int, *place: Any) -> None:
 
 def generator_of(seed: int, *place: Any) -> torch.Generator:
     """A generator of torch's for the CPU that depends on a seed and a place alone, as ``seed_generators`` has them."""
-    return torch.Generator().manual_seed(_number(seed, place))
+    return torch.Generator().manual_seed(seed_for(seed, *place))
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class LastBatchPolicy(enum.Enum):
         Raises:
             ValueError: it is none of them.
         """
-        name = policy.name.lower() if isinstance(policy, enum.Enum) else policy
+        name = policy.name.lower() if isinstance(policy, enum.Enum) else str(policy).lower()
         if name not in [each.value for each in cls]:
             allowed = ", ".join(f"{each.value!r}" for each in cls)
             raise ValueError(f"last_batch_policy is one of {allowed}, or a member of LastBatchPolicy; got {policy!r}")
@@ -228,13 +228,7 @@ def sampler_for(
         last_batch_policy=policy,
         batch_size=batch_size,
     )
-    told = World.told()
-    if told is not None and told.num_shards != found.num_shards:
-        raise ValueError(
-            f"num_shards={found.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "
-            f"{told.in_words()}: use num_shards='auto'. Where groups of processes are to load the same samples, leave "
-            "num_shards out and give sampler=ShardedSampler(dataset, num_shards, shard_id)"
-        )
+    found.world.check_processes()
     return found
 
 

@@ -89,6 +89,20 @@ class World:
             )
         return current
 
+    def check_processes(self) -> None:
+        """
+        Raises:
+            ValueError: there are other processes, as far as anything tells.
+        """
+        told = World.told()
+        if told is not None and told.num_shards != self.num_shards:
+            raise ValueError(
+                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "
+                f"{told.in_words()}: use num_shards='auto'. Where groups of processes are to load the same samples, "
+                "leave num_shards out of the DataLoader and give it sampler=ShardedSampler(dataset, num_shards, "
+                "shard_id)"
+            )
+
     def in_words(self) -> str:
         """For messages."""
         return f"rank {self.shard_id} of {self.num_shards}"

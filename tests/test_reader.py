@@ -403,14 +403,15 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        (dict(num_shards=2, shard_id=2), ValueError, "shard_id=2 of num_shards=2: shards are counted from 0"),
-        (dict(shard_id=-1), ValueError, "shard_id=-1 of num_shards=1"),
+        (dict(num_shards=2, shard_id=2), ValueError, "a whole number from 0 to 1, as num_shards=2; got 2"),
+        (dict(shard_id=1), ValueError, "shard_id=1 needs num_shards"),
+        (dict(num_shards=2, shard_id="first"), ValueError, "from 0 to 1, as num_shards=2; got 'first'"),
         (
             dict(reader="png"),
             ValueError,
             "reader is one of file, tfrecord, webdataset, caffe, caffe2, numpy, got 'png'",
         ),
-        (dict(last_batch_policy="keep"), ValueError, "one of 'fill', 'drop', 'partial', or DALI's .* got 'keep'"),
+        (dict(last_batch_policy="keep"), ValueError, "one of 'fill', 'partial', 'drop', or a member .* got 'keep'"),
         (dict(style="jax"), ValueError, "style is one of torch, dali, got 'jax'"),
         (dict(output_map=["data"]), ValueError, r"has 2 outputs, and output_map is \['data'\]"),
         (dict(output_map=["data", "data"]), ValueError, "give each a name of its own"),
@@ -484,3 +485,16 @@ def test_images_of_several_sizes_make_no_batch(photos: Path) -> None:
     loader = FileReaderLoader(photos, pipelines.rotation, 4, device="cpu", num_threads=1)
     with pytest.raises(PipelineError, match="the samples of a batch differ in shape"):
         list(loader)
+
+
+def test_under_torchrun_each_process_may_read_its_shard(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "1")
+    how: dict[str, Any] = {"device": "cpu", "resize": 32, "size": 32}
+    for num_shards in ("auto", 3):
+        with FileReaderLoader(photos, pipelines.validation, 4, num_shards=num_shards, **how) as loader:
+            assert "shard 1 of 3" in repr(loader)
+    with FileReaderLoader(photos, pipelines.validation, 4, **how) as loader:
+        assert "shard 0 of 1" in repr(loader), "all is read where nobody says otherwise"
+    with pytest.raises(ValueError, match="num_shards=2 contradicts .* rank 1 of 3"):
+        FileReaderLoader(photos, pipelines.validation, 4, num_shards=2, shard_id=0, **how)

@@ -218,7 +218,7 @@ class Colour(enum.Enum):
     RED = 1
 
 
-@pytest.mark.parametrize("policy", ["pad", None, 0, Colour.RED, "FILL"], ids=str)
+@pytest.mark.parametrize("policy", ["pad", None, 0, Colour.RED, "full"], ids=str)
 def test_what_is_no_policy_is_refused_with_those_that_are(policy: Any) -> None:
     with pytest.raises(ValueError, match="last_batch_policy is one of 'fill', 'partial', 'drop', .* got"):
         ShardedSampler(range(3), 1, 0, last_batch_policy=policy)
