@@ -63,12 +63,27 @@ class BatchFormat:
         return self.memory_format == torch.channels_last
 
     def of_images(self, images: torch.Tensor) -> torch.Tensor:
-        """(N, C, H, W), which comes back without a copy where it is so already."""
+        """(N, C, H, W), which comes back without a copy where it is so already. A format of its own that is not the
+        default one, such as a collate_fn gives it, it keeps.
+
+        Raises:
+            ValueError: floats would have to be scaled to become uint8.
+        """
+        if self.dtype == torch.uint8 and images.is_floating_point():
+            raise ValueError(
+                f"dtype=torch.uint8, and the batch has {images.dtype} {list(images.shape)}. Leave out what makes it "
+                "floats, such as ToTensor() and Normalize(), or leave out dtype"
+            )
         dtype = self.dtype if images.is_floating_point() else None
-        return images.to(dtype=dtype or images.dtype, memory_format=self.memory_format)
+        memory_format = torch.channels_last if self.channels_last else torch.preserve_format
+        return images.to(dtype=dtype or images.dtype, memory_format=memory_format)
 
     def of_batch(self, batch: Any) -> Any:
-        """Whatever a collate_fn made, with its tensors of four dimensions in this format: they are taken for images."""
+        """Whatever a collate_fn made, with its tensors of four dimensions in this format: they are taken for images.
+
+        Raises:
+            ValueError: as of ``of_images``.
+        """
         return batch if self.is_default else tree_map(self._of_leaf, batch)
 
     def _of_leaf(self, value: Any) -> Any:

@@ -188,8 +188,12 @@ def _bench(verbs: Any) -> None:
         "normalises, in a process of its own. They run in turn, in rounds, so that a change\n"
         "of the machine's mood meets all of them; their first loops are left out. It prints\n"
         "medians of the rounds, and adds a line to a file of results, with a table and a\n"
-        "picture beside it. Exit status 1: proxyloader failed, or is worse than in the\n"
-        "record that --check names.",
+        "picture beside it. It needs psutil and matplotlib: pip install 'proxyloader[bench]',\n"
+        "or, in a clone, pip install -e '.[bench]'.\n\n"
+        "--check compares proxyloader's share of each other case with the same share in the\n"
+        "last record of a file, of the same settings. Less than 0.9 of it is worse.\n\n"
+        "Exit status 1: proxyloader failed, or is worse. 130: Ctrl-C; what was measured until\n"
+        "then is reported.",
         "proxyloader bench\n"
         "  proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator\n"
         "  proxyloader bench --model resnet50 --dtype float16 --channels-last\n"
@@ -244,7 +248,12 @@ def _bench(verbs: Any) -> None:
     parser.add_argument(
         "--seconds", metavar="S", type=float, default=3.0, help="at least, for a case in a round (default: %(default)s)"
     )
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these alone; proxyloader bench --list names all")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="CASE",
+        help="these alone, each name in quotes where it has spaces; proxyloader bench --list names all",
+    )
     parser.add_argument("--list", action="store_true", help="name the cases, and end")
     parser.add_argument(
         "--out", metavar="JSONL", type=Path, default=Path("bench.jsonl"), help="the results (default: %(default)s)"
@@ -256,7 +265,10 @@ def _run_bench(args: argparse.Namespace) -> int:
     try:
         from .bench.command import bench, list_cases
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed. pip install 'proxyloader[bench]' brings it") from error
+        raise ValueError(
+            f"{error.name} is not installed. pip install 'proxyloader[bench]' brings it, or, in a clone, "
+            "pip install -e '.[bench]'"
+        ) from error
     return list_cases() if args.list else bench(args)
 
 

@@ -57,7 +57,8 @@ class DataLoader(TorchDataLoader[T]):
             the default; ``torch.uint8`` goes with a transform that gives it. As ``images.to(dtype)``, for less.
         memory_format: of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``; as
             ``images.to(memory_format=...)``, for less. (In batches that torchvision makes in the workers, or a
-            ``collate_fn`` in the main process, all tensors of four dimensions are taken for images.)
+            ``collate_fn`` in the main process, all tensors of four dimensions are taken for images: those of floats get
+            this ``dtype``, all of them ``torch.channels_last`` where that is asked for.)
         server: a ``ProxyServer`` that the dataset's ``server.proxy`` belongs to, for a hand-written pipeline.
         seed: makes the order and each sample's random numbers a function of (seed, epoch, index) alone, so that they
             are the same for any number of workers and any start method, and after ``load_state_dict``. By default they
@@ -81,7 +82,8 @@ class DataLoader(TorchDataLoader[T]):
         last_batch_policy: what becomes of a shard's last batch, a ``LastBatchPolicy`` or "fill", "partial" or "drop";
             also DALI's own. By default "drop" with ``drop_last``, else "partial", with which some processes may have
             one batch more than others.
-        prefetch: most decoded batches that wait for the training loop.
+        prefetch: most decoded batches that wait for the training loop. (``prefetch_factor`` counts, as torch's, those
+            of each worker that are still to be decoded.)
         num_threads: DALI's CPU threads. "auto": one more than this process has cores; where a GPU decodes, at most 4,
             or what a measurement finds clearly faster.
         hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some. "auto": all, or what

@@ -12,12 +12,12 @@ import pytest
 from proxyloader.bench import rounds
 from proxyloader.bench.cases import CASES, cases_for
 from proxyloader.bench.child import Round, Start
-from proxyloader.bench.report import as_markdown, last_of, record_of, rows_of, worse_than
+from proxyloader.bench.report import as_markdown, check_settings, last_of, record_of, rows_of, worse_than
 from proxyloader.bench.rounds import Outcome, run
 from proxyloader.bench.setting import Setting
 from proxyloader.cli import main
 
-SMALL = ["--images", "48", "--batch-size", "16", "--workers", "1", "--stock-workers", "1", "--passes", "2"]
+SMALL = ["--batch-size", "16", "--workers", "1", "--stock-workers", "1", "--passes", "2"]
 ON_CPU = ["--device", "cpu"]
 SHORT = ["--rounds", "1", "--seconds", "0.1"]
 
@@ -107,12 +107,46 @@ def test_what_is_not_there_is_said_in_one_line(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--only", "tensorflow"]) != 0
-    assert "there is no case tensorflow here; there is torch, upstream-proxy," in capsys.readouterr().err
+    assert "there is no case 'tensorflow' here; there is 'torch', 'upstream-proxy'," in capsys.readouterr().err
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--augment", "Blur"]) != 0
     assert "there is no augmentation Blur here; there is ColorJitter, RandAugment," in capsys.readouterr().err
     (tmp_path / "empty.jsonl").touch()
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--check", str(tmp_path / "empty.jsonl")]) != 0
     assert "its last line is no record of proxyloader bench" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rounds", "0"], "--rounds is a whole number, 1 or more; got 0"),
+        (["--images", "0"], "--images is a whole number, 1 or more; got 0"),
+        (["--passes", "0"], "--passes is a whole number, 1 or more; got 0"),
+        (["--workers", "-1"], "--workers is a whole number, 0 or more; got -1"),
+        (["--stock-workers", "-1"], "--stock-workers is a whole number, 0 or more; got -1"),
+        (["--threads", "0"], "--threads is a whole number, 1 or more; got 0"),
+        (["--seconds", "nan"], "--seconds is a number of seconds, 0 or more; got nan"),
+        (["--hw-decoder-load", "7"], "--hw-decoder-load is a share from 0 to 1; got 7.0"),
+        (["--model", "foo"], "--model is none, or a classifier of torchvision such as resnet50; got 'foo'"),
+        (["--batch-size", "49"], "has 48 images, fewer than --batch-size 49"),
+        (["--images", "5"], "--images says how many to make, and --data gives a folder that has them"),
+        (["--only", "replay"], "there is no case 'replay' here (depends on --model); there is 'torch',"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_make_no_sense_are_refused_before_anything_runs(
+    photos: Path, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.jsonl"
+    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, *options, "--out", str(out)]) != 0
+    assert said in capsys.readouterr().err
+    assert not out.exists() or not out.read_text()
+
+
+def test_results_that_cannot_be_written_are_known_before_anything_runs(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", str(tmp_path)]) != 0
+    assert f"{tmp_path}: Is a directory" in capsys.readouterr().err
 
 
 def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,3 +204,11 @@ def test_ctrl_c_leaves_the_rounds_until_then(photos: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Impatient, "runs", 1)
     with pytest.raises(KeyboardInterrupt):
         run(setting(photos), ["iterator"], 1000, 0.1)
+
+
+def test_records_of_other_settings_are_not_compared(photos: Path) -> None:
+    record = record_of(setting(photos), {}, "")
+    check_settings(json.loads(json.dumps(record)), record)
+    check_settings(record, record_of(setting(photos, augmentations=("AugMix",)), {}, ""))
+    with pytest.raises(ValueError, match="of other settings: batch_size 16, now 8; dtype float32, now float16. Give"):
+        check_settings(record, record_of(setting(photos, batch_size=8, dtype="float16"), {}, ""))

@@ -8,7 +8,6 @@ import importlib
 import itertools
 import multiprocessing
 import os
-import signal
 import statistics
 import threading
 import time
@@ -87,7 +86,6 @@ def serve(name: str, setting: Setting, connection: Connection, start_method: str
         connection: to the process that asks.
         start_method: of the workers, as that process would start its own.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all of a terminal's processes; the first will end us
     multiprocessing.set_start_method(start_method, force=True)  # or it would be the one that started this process
     try:
         _serve(name, setting, connection)

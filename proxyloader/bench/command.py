@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import tempfile
@@ -10,13 +11,15 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torchvision import models
 from torchvision.datasets import ImageFolder
 
+from ..arguments import at_least
 from ..make_dataset import make_dataset, usable_cores
 from . import report
 from .cases import AUGMENTATIONS, CASES, WITH, cases_for
 from .machine import warnings_for
-from .rounds import run
+from .rounds import INTERRUPTED, run
 from .setting import Setting
 
 
@@ -35,6 +38,7 @@ def bench(args: argparse.Namespace) -> int:
     Raises:
         ValueError: there is no such case or GPU, or no record to compare with.
     """
+    check(args)
     earlier = report.last_of(args.check) if args.check else None
     for name in args.augment:
         if name not in AUGMENTATIONS:
@@ -43,9 +47,15 @@ def bench(args: argparse.Namespace) -> int:
     names = cases_for(setting)
     unknown = [name for name in args.only or () if name not in names]
     if unknown:
-        raise ValueError(f"there is no case {', '.join(unknown)} here; there is {', '.join(names)}")
+        others = [name for name in unknown if name in CASES]
+        why = "" if not others else " (needs a GPU)" if CASES[others[0]].needs_gpu else " (depends on --model)"
+        raise ValueError(
+            f"there is no case {', '.join(map(repr, unknown))} here{why}; there is {', '.join(map(repr, names))}"
+        )
     if args.only:
         names = [name for name in names if name in args.only or name.split(WITH)[0] in args.only]
+    if earlier is not None:
+        report.check_settings(earlier, report.record_of(setting, {}, ""))
     console = Console()
     for warning in warnings_for(setting):
         console.print(f"[bold yellow]! {warning}")
@@ -63,7 +73,34 @@ def bench(args: argparse.Namespace) -> int:
     worse = report.worse_than(earlier, record) if earlier else []
     for sentence in worse:
         console.print(f"[bold red]{sentence}")
+    if earlier and not worse:
+        console.print(f"Nothing is worse than in {args.check}.")
+    if any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
+        return 130  # as shells have it
     return 1 if worse or record["cases"].get(report.OURS, {}).get("failure") else 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what would be found out in the middle of the measurement.
+
+    Raises:
+        ValueError: an option is wrong.
+        OSError: the results cannot be written.
+    """
+    least = {"images": 1, "passes": 1, "batch_size": 1, "workers": 0, "stock_workers": 0, "threads": 1, "rounds": 1}
+    for name, value in least.items():
+        if getattr(args, name) is not None:
+            at_least("--" + name.replace("_", "-"), getattr(args, name), value)
+    if not 0 <= args.seconds < math.inf:
+        raise ValueError(f"--seconds is a number of seconds, 0 or more; got {args.seconds}")
+    if not 0 <= args.hw_decoder_load <= 1:
+        raise ValueError(f"--hw-decoder-load is a share from 0 to 1; got {args.hw_decoder_load}")
+    if args.model not in ("none", *models.list_models(module=models)):
+        raise ValueError(f"--model is none, or a classifier of torchvision such as resnet50; got {args.model!r}")
+    if args.data and args.images:
+        raise ValueError("--images says how many to make, and --data gives a folder that has them: leave out one")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.open("a").close()
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
@@ -74,9 +111,12 @@ def setting_of(args: argparse.Namespace) -> Setting:
     on_gpu, cores = device == "cuda", usable_cores()
     images = args.images or (8192 if on_gpu else 1024)
     root = args.data or make_dataset(Path(tempfile.gettempdir()) / f"photos-{images}", images=images)
+    found = len(ImageFolder(str(root)))
+    if found < args.batch_size:
+        raise ValueError(f"{root} has {found} images, fewer than --batch-size {args.batch_size}; lower that")
     return Setting(
         root=str(root),
-        images=len(ImageFolder(str(root))),
+        images=found,
         passes=args.passes or (6 if on_gpu else 1),
         batch_size=args.batch_size,
         workers=min(8, cores) if args.workers is None else args.workers,

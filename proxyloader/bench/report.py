@@ -13,12 +13,15 @@ from rich.table import Table
 
 from .cases import case_of
 from .machine import machine
-from .rounds import Outcome
+from .rounds import INTERRUPTED, Outcome
 from .setting import Setting
 
 OURS = "proxyloader"
 SLOWER = 0.9
 """A figure below this share of the earlier one is worse; runs of the same thing differ by as much as 10 %."""
+
+BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out", "augmentations")
+"""What two records that are compared may differ in; each augmentation makes a case of its own."""
 
 Record = dict[str, Any]
 
@@ -90,7 +93,7 @@ def rows_of(record: Record) -> list[list[str]]:
         times = f"{ours / case['images_per_s']:.2f} times" if ours and name != OURS else ""
         rows.append(
             [
-                shown + (f" (failed later: {case['failure']})" if "failure" in case else ""),
+                shown + _in_brackets(case.get("failure", "")),
                 f"{case['images_per_s']:,.0f}",
                 f"{min(speeds):,.0f} - {max(speeds):,.0f}",
                 times,
@@ -105,6 +108,10 @@ def rows_of(record: Record) -> list[list[str]]:
     return rows
 
 
+def _in_brackets(failure: str) -> str:
+    return f" ({failure})" if failure == INTERRUPTED else f" (failed later: {failure})" if failure else ""
+
+
 def as_tables(record: Record) -> list[Table]:
     """For a terminal."""
     told = record["machine"]
@@ -115,9 +122,9 @@ def as_tables(record: Record) -> list[Table]:
     tables = []
     for title, columns in TABLES.items():
         table = Table(title=f"{title} ({setting})")
-        table.add_column(HEADINGS[0], no_wrap=True)
+        table.add_column(HEADINGS[0])
         for k in columns:
-            table.add_column(HEADINGS[k], justify="right")
+            table.add_column(HEADINGS[k], justify="right", min_width=max(map(len, HEADINGS[k].split())))
         for row in rows_of(record):
             table.add_row(row[0], *(row[k] for k in columns))
         tables.append(table)
@@ -177,6 +184,23 @@ def last_of(path: Path) -> Record:
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: its last line is no record of proxyloader bench") from error
     return record
+
+
+def check_settings(earlier: Record, record: Record) -> None:
+    """
+    Raises:
+        ValueError: what was compared then is not what is to be compared now.
+    """
+    names = [name for name in record if name not in BESIDE_SETTINGS]
+    pairs = {name: (earlier.get(name), record.get(name)) for name in names}
+    pairs["gpu"] = earlier["machine"]["gpu"], record["machine"]["gpu"]
+    others = [f"{name} {then}, now {now}" for name, (then, now) in pairs.items() if _plain(then) != _plain(now)]
+    if others:
+        raise ValueError(f"the record to compare with is of other settings: {'; '.join(others)}. Give the same options")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def worse_than(earlier: Record, record: Record) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
@@ -13,6 +14,9 @@ import psutil
 from ..make_dataset import ProgressBar
 from .child import Failure, Round, Start, serve
 from .setting import Setting
+
+INTERRUPTED = "interrupted"
+"""In the place of a failure."""
 
 START_LIMIT_S = 180
 ROUND_LIMIT_S = 180
@@ -62,7 +66,7 @@ def run(setting: Setting, names: Sequence[str], rounds: int, seconds: float) -> 
         if not any(child.outcome.rounds for child in children.values()):
             raise
         for child in children.values():
-            child.outcome.failure = child.outcome.failure or "interrupted"
+            child.outcome.failure = child.outcome.failure or INTERRUPTED
     finally:
         for child in children.values():
             child.end()
@@ -76,7 +80,12 @@ class _Child:
         self._connection, theirs = context.Pipe()
         arguments = name, setting, theirs, multiprocessing.get_start_method()
         self._process: SpawnProcess = context.Process(target=serve, args=arguments, name=name)
-        self._process.start()
+        # Ctrl-C comes to all of a terminal's processes; this one will end the others.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
         theirs.close()
         answer = self._answer(START_LIMIT_S)
         if isinstance(answer, Start):

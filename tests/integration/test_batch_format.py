@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
@@ -137,3 +137,34 @@ def test_batches_of_any_structure_keep_it() -> None:
     batch = BatchFormat(torch.float16, torch.channels_last).of_batch({"a": [images, "b"], "c": (masks, 3)})
     assert torch.equal(batch["a"][0], images.half()) and batch["a"][0].is_contiguous(memory_format=torch.channels_last)
     assert batch["a"][1] == "b" and batch["c"][0] is masks and batch["c"][1] == 3
+
+
+class Untranslated(Dataset[Any]):
+    """Keeps its transform where nobody looks for it."""
+
+    def __init__(self, root: Path, transform: Any) -> None:
+        self.folder = ImageFolder(str(root), transform)
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.folder[index]
+
+
+def test_floats_never_become_whole_levels(photos: Path, device: str) -> None:
+    loader = DataLoader(Untranslated(photos, TRAINING), 8, dtype=torch.uint8, device=device)
+    with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 32, 32\]"):
+        next(iter(loader))
+
+
+def last(samples: list[Any]) -> Any:
+    images, labels = default_collate(samples)
+    return images.to(memory_format=torch.channels_last), labels
+
+
+@pytest.mark.parametrize("dtype", FLOAT_TYPES, ids=str)
+def test_a_collate_fn_may_choose_the_memory_format(photos: Path, dtype: Any, device: str) -> None:
+    loader = DataLoader(ImageFolder(str(photos), TRAINING), 8, dtype=dtype, collate_fn=last, device=device)
+    images, _ = next(iter(loader))
+    assert images.is_contiguous(memory_format=torch.channels_last) and images.dtype == (dtype or torch.float32)
