@@ -57,7 +57,14 @@ def start(args: argparse.Namespace) -> int:
         print(f"this is about several GPUs, and there is {args.ranks}; --device cpu --ranks 2 tries it without")
         return 1
     make_dataset(root_of(args), images=args.images)
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={args.ranks}", *sys.argv]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={args.ranks}",
+        *sys.argv,
+    ]
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
 

@@ -91,7 +91,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     Args:
         pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes.
         deterministic: as upstream; runs are always started in the order of the training loop, so both values give the
-            same, reproducible batches.
+            same. Batches are reproducible, but for what the pipeline itself draws at random after a loop was left
+            early: runs that were started ahead have drawn, too.
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.

@@ -29,6 +29,7 @@ SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglo
 STOCK, SWAPPED = "train_torchvision.py", "train_proxyloader.py"
 DATASET, PIPELINE, OPERATOR = "custom_dataset.py", "custom_pipeline.py", "custom_operator.py"
 GALLERY, CLASSES, DETERMINISM = "rotation_gallery.py", "class_style_pipeline.py", "determinism.py"
+IMAGENET = "imagenet/train.py"
 TRAIN = "{data} --arch resnet18 --size 64 --epochs 1 --batch-size 16 --workers 1 --lr 1e-4 --out {out}"
 
 COMMANDS = {
@@ -40,6 +41,7 @@ COMMANDS = {
     GALLERY: "--rows 3 --columns 4 --size 120 --out {out}/gallery.png",
     CLASSES: "--workers 1",
     DETERMINISM: "",
+    IMAGENET: "{data} --arch resnet18 --size 32 --epochs 1 --batch-size 16 --workers 1 --out {out}",
 }
 """Script -> the arguments that it is run with. ``{data}`` holds train/ and val/, ``{out}`` is the run's own folder.
 
@@ -55,6 +57,7 @@ LEFT_IN_OUT = {
     GALLERY: {"gallery.png"},
     CLASSES: set(),
     DETERMINISM: set(),
+    IMAGENET: {"last.pt", "best.pt", "log.jsonl"},
 }
 """Script -> the files that it is to leave in ``{out}``."""
 
@@ -167,7 +170,7 @@ def test_the_readme_names_every_file() -> None:
 
 def test_the_launch_commands_name_files_that_are_there() -> None:
     texts = [(EXAMPLES / name).read_text() for name in ("README.md", *SCRIPTS)]
-    named = {name for text in texts for name in re.findall(r"examples/(\w+\.(?:py|cc))", text)}
+    named = {name for text in texts for name in re.findall(r"examples/([\w/]+\.(?:py|cc))", text)}
     assert set(SCRIPTS) <= named and all((EXAMPLES / name).is_file() for name in named)
 
 

@@ -21,7 +21,15 @@ def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: st
     ranks = 2 if device == "cpu" else torch.cuda.device_count()
     if ranks < 2:
         pytest.skip("one GPU; this is about several")
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", str(SCRIPT), str(photos)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={ranks}",
+        str(SCRIPT),
+        str(photos),
+    ]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     with open(tmp_path / "out", "w+") as out:
         subprocess.run(command, env={**os.environ, **hidden}, stdout=out, check=True, timeout=100)
@@ -36,7 +44,15 @@ def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: st
 
 
 def test_shards_are_found_and_keep_in_step_and_a_checkpoint_of_one_does_for_all(photos: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", str(SHARDED), str(photos)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(SHARDED),
+        str(photos),
+    ]
     with open(tmp_path / "out", "w+") as out:
         environment = WITH_THE_PROJECT | {"CUDA_VISIBLE_DEVICES": ""}
         subprocess.run(command, env=environment, stdout=out, check=True, timeout=100)

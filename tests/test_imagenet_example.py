@@ -1,0 +1,164 @@
+"""``examples/imagenet/train.py`` learns with each backend in any number of processes, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxyloader.make_dataset import make_dataset
+from tests.faults import WITH_THE_PROJECT
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
+BACKENDS = ("pytorch", "proxy", "dali")
+IMAGES, VAL_IMAGES = 512, 128
+EPOCHS = 5
+SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.4", "--warmup-epochs", "1"]
+
+Log = list[dict[str, float]]
+
+
+def run(*options: Any, ranks: int = 1, device: str = "cpu", **environment: str) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    return subprocess.run(
+        [sys.executable, *torchrun, str(SCRIPT), *map(str, options)],
+        env={**os.environ, **WITH_THE_PROJECT, **hidden, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def trained(data: Path, out: Path, *options: Any, **how: Any) -> Log:
+    done = run(data, *SMALL, "--out", out, *options, **how)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def learnable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("learnable")
+    make_dataset(root / "train", images=IMAGES, size=(96, 72), progress=False)
+    make_dataset(root / "val", images=VAL_IMAGES, size=(96, 72), seed=1, progress=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("small")
+    make_dataset(root / "train", images=96, size=(64, 48), progress=False)
+    make_dataset(root / "val", images=23, size=(64, 48), seed=1, progress=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def logs(learnable: Path) -> Any:
+    """The log of a training with a backend in so many processes, with 32 images in a step of all; each is run once."""
+
+    @functools.cache
+    def log_of(backend: str, ranks: int) -> Log:
+        options = ["--data-backend", backend, "--batch-size", 32 // ranks, "--epochs", EPOCHS]
+        return trained(learnable, learnable / f"{backend}-{ranks}", *options, ranks=ranks)
+
+    return log_of
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_processes_see_each_image_once_in_an_epoch_and_learn(logs: Any, backend: str) -> None:
+    log = logs(backend, 2)
+    assert [line["epoch"] for line in log] == list(range(1, EPOCHS + 1))
+    assert {line["images"] for line in log} == {IMAGES} and {line["val_images"] for line in log} == {VAL_IMAGES}
+    assert log[-1]["loss"] < log[0]["loss"] - 0.5
+    assert log[-1]["top1"] > 40 and log[-1]["top5"] >= log[-1]["top1"]
+    assert all(0 <= line["waited"] < 1 and line["images_per_s"] > 0 for line in log)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_each_backend_comes_as_far_as_pytorch(logs: Any) -> None:
+    best = {backend: max(line["top1"] for line in logs(backend, 2)) for backend in BACKENDS}
+    assert min(best.values()) > best["pytorch"] - 20, best
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_processes_learn_as_one_does_with_batches_of_the_same_images(logs: Any) -> None:
+    one, two = logs("proxy", 1), logs("proxy", 2)
+    assert abs(one[-1]["loss"] - two[-1]["loss"]) < 0.4
+    assert abs(max(line["top1"] for line in one) - max(line["top1"] for line in two)) < 25
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["proxy", "dali"])
+def test_four_processes_see_each_image_once(small: Path, tmp_path: Path, backend: str) -> None:
+    (line,) = trained(small, tmp_path, "--data-backend", backend, "--batch-size", 8, "--epochs", 1, ranks=4)
+    assert (line["images"], line["val_images"]) == (96, 23)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_gpu_trains(learnable: Path, tmp_path: Path, backend: str) -> None:
+    ranks = torch.cuda.device_count()
+    options = ["--amp", "float16", "--channels-last", "--batch-size", 32 // ranks, "--epochs", EPOCHS]
+    log = trained(learnable, tmp_path, "--data-backend", backend, *options, ranks=ranks, device="cuda")
+    assert {line["images"] for line in log} == {IMAGES} and log[-1]["top1"] > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str) -> None:
+    options = ["--data-backend", backend, "--batch-size", 16, "--epochs", 2]
+    first, again = (trained(small, tmp_path / name, *options) for name in ("first", "again"))
+    other = trained(small, tmp_path / "other", *options, "--seed", 1)
+    figures = [[(line["loss"], line["top1"]) for line in log] for log in (first, again, other)]
+    assert figures[0] == figures[1] != figures[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_training_that_was_stopped_in_mid_epoch_ends_as_if_it_had_not_been(
+    small: Path, tmp_path: Path, ranks: int
+) -> None:
+    options = ["--data-backend", "proxy", "--batch-size", 16 // ranks, "--epochs", 2, "--ema-decay", 0.9]
+    whole = trained(small, tmp_path / "whole", *options, ranks=ranks)
+    part = run(small, *SMALL, *options, "--out", tmp_path / "part", "--max-steps", 4, ranks=ranks)
+    assert part.returncode == 0 and not (tmp_path / "part" / "log.jsonl").read_text()
+    rest = trained(small, tmp_path / "part", *options, "--resume", ranks=ranks)
+    assert rest[0]["images"] == 96 - 4 * 16
+    for name in ("loss", "images", "val_images", "top1", "top5"):
+        assert rest[1][name] == pytest.approx(whole[1][name], abs=1e-3), name
+
+
+def test_the_backend_without_images_trains(small: Path, tmp_path: Path) -> None:
+    (line,) = trained(small, tmp_path, "--data-backend", "synthetic", "--batch-size", 16, "--epochs", 1)
+    assert line["images"] == 96 and "top1" not in line
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "said"),
+    [
+        (["{small}"], {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT: not set"),
+        (["{small}/nowhere"], {}, "nowhere/train: no such folder. `proxyloader make-dataset"),
+        (["{small}", "--batch-size", "97"], {}, "not one batch of 97 images for each of 1 processes"),
+        (["{small}", "--batch-size", "16", "--resume"], {}, "last.pt: no checkpoint to go on from"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_said_in_one_line(
+    small: Path, tmp_path: Path, options: list[str], environment: dict[str, str], said: str
+) -> None:
+    data, *rest = [option.format(small=small) for option in options]
+    done = run(data, *SMALL, "--out", tmp_path, *rest, **environment)
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
