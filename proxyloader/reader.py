@@ -21,11 +21,12 @@ import torch
 
 from . import _dali, forks
 from .device import check_device, cuda_ordinal
-from .errors import PipelineError, UnsupportedTransformError
+from .errors import PipelineError
 from .pipeline import PipelineOptions
 from .seeding import seed_for
 from .sharding import LastBatchPolicy
 from .sources import READER_NAME, Reader, Root
+from .transformed import plan_without_chance, transformed
 from .world import Auto, World
 
 log = logging.getLogger("proxyloader")
@@ -49,7 +50,8 @@ class FileReaderLoader:
         root: what is read; for the file reader a folder ``root/class/image.jpg``, for tfrecord and webdataset a file or
             several, for caffe, caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``).
         pipeline: ``pipelines.training``, ``pipelines.validation``, or a function of your own made by
-            ``@pipeline_def`` that takes ``source``: ``encoded, labels = source()`` adds the reader to its graph.
+            ``@pipeline_def`` that takes ``source``: ``encoded, labels = source()`` adds the reader to its graph. Or a
+            torchvision transform without chance, as for validation, whose pixels are then those of ``DataLoader``.
         batch_size: samples in a batch.
         shuffle: DALI's ``random_shuffle``: samples are picked at random among the next ``initial_fill`` (1024) of a
             list that was shuffled once.
@@ -74,7 +76,7 @@ class FileReaderLoader:
 
     Raises:
         FileNotFoundError: ``root`` is not there, or nothing in it can be read.
-        UnsupportedTransformError: ``pipeline`` is a torchvision transform.
+        UnsupportedTransformError: ``pipeline`` is a transform that draws random numbers, or is not translated.
         TypeError, ValueError: what an argument should be, and is not.
 
     Source: ``nvidia.dali.plugin.pytorch.DALIClassificationIterator``, ``DALIGenericIterator``.
@@ -101,6 +103,9 @@ class FileReaderLoader:
         prefetch: int = 2,
         **graph_options: Any,
     ) -> None:
+        if _is_transform(pipeline):
+            plan = plan_without_chance(pipeline)
+            pipeline, graph_options = transformed, {"plan": plan, **graph_options}
         _check_pipeline_function(pipeline, graph_options)
         check_device(device)
         options = dict(reader_options or {})
@@ -380,18 +385,15 @@ def _names(output_map: Sequence[str] | None, outputs: int) -> list[str]:
     return given
 
 
+def _is_transform(pipeline: Any) -> bool:
+    return type(pipeline).__module__.startswith(("torchvision.", "timm.", "proxyloader.transforms."))
+
+
 def _check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
     if isinstance(pipeline, _dali.Pipeline):
         raise TypeError(
             "pipeline is a nvidia.dali.Pipeline, which has its reader, batch size and device already; "
             "use FileReaderLoader.from_pipeline(pipeline)"
-        )
-    if type(pipeline).__module__.startswith(("torchvision.", "timm.", "proxyloader.transforms")):
-        raise UnsupportedTransformError(
-            f"pipeline is a torchvision transform, {_named(pipeline)}. Its random numbers are drawn for each image in "
-            "Python, in workers, and a DALI reader has none. With the transform as it is: "
-            "proxyloader.DataLoader(ImageFolder(root, transform), ...). With DALI's reader: pipelines.training or "
-            "pipelines.validation (resize=, size=, mean=, std= in levels of 255), which draw numbers of their own"
         )
     if not _dali.is_pipeline_function(pipeline):
         raise TypeError(

@@ -20,6 +20,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 from proxyloader import (
     DataLoader,
@@ -498,3 +499,48 @@ def test_under_torchrun_each_process_may_read_its_shard(photos: Path, monkeypatc
         assert "shard 0 of 1" in repr(loader), "all is read where nobody says otherwise"
     with pytest.raises(ValueError, match="num_shards=2 contradicts .* rank 1 of 3"):
         FileReaderLoader(photos, pipelines.validation, 4, num_shards=2, shard_id=0, **how)
+
+
+VALIDATION = {
+    "the usual": transforms.Compose(
+        [
+            transforms.Resize(40),
+            transforms.CenterCrop(32),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    ),
+    "levels": transforms.Compose([transforms.Resize((30, 24)), transforms.PILToTensor()]),
+    "padded, v2": v2.Compose(
+        [v2.CenterCrop(600), v2.Resize(20), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Grayscale()]
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", VALIDATION.values(), ids=VALIDATION)
+def test_a_transform_without_chance_gives_what_the_loader_gives(photos: Path, transform: Any, device: str) -> None:
+    how: dict[str, Any] = {"device": device, "num_threads": 2, "hw_decoder_load": 1.0}
+    theirs = list(DataLoader(ImageFolder(str(photos), transform), 7, **how))
+    with FileReaderLoader(photos, transform, 7, **how) as loader:
+        for _ in range(2):
+            for (images, labels), (wanted, wanted_labels) in zip(loader, theirs, strict=True):
+                assert images.device.type == device and torch.equal(labels.cpu(), wanted_labels)
+                torch.testing.assert_close(images, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("transform", "said"),
+    [
+        (transforms.RandomResizedCrop(32), "draws random numbers .*RandomResizedCrop.get_params"),
+        (transforms.RandomApply([transforms.Grayscale(3)]), "draws random numbers"),
+        (v2.Compose([v2.FiveCrop(16), v2.ToImage()]), "makes 5 images of one"),
+        (transforms.ElasticTransform(), "ElasticTransform"),
+    ],
+    ids=str,
+)
+def test_a_transform_with_chance_is_refused(photos: Path, transform: Any, said: str) -> None:
+    whole = (
+        transforms.Compose([transform, transforms.ToTensor()]) if not isinstance(transform, v2.Compose) else transform
+    )
+    with pytest.raises(UnsupportedTransformError, match=said):
+        FileReaderLoader(photos, whole, 4)
