@@ -27,7 +27,7 @@ def plan_without_chance(transform: Any) -> Plan:
     Raises:
         UnsupportedTransformError: it draws random numbers, makes several images of one, or is not translated.
     """
-    plan = compile_transforms(transform).plan
+    plan: Plan = compile_transforms(transform).plan
     drawn = sorted({step.drawn for step in made_of(plan.steps) if step.drawn})
     if drawn:
         raise UnsupportedTransformError(
