@@ -10,14 +10,13 @@ threads; the thread that trains waits only where it needs an output that is not 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections.abc import Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -28,6 +27,7 @@ from .batch_format import stacked
 from .errors import InputError, PipelineError
 from .packing import one_kind
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
+from .references import map_references
 
 log = logging.getLogger("proxyloader")
 
@@ -340,7 +340,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 found.append(ref)
             return ref
 
-        _map_references(obj, note, set())
+        map_references(obj, note, set())
         singles = {id(ref.call): ref.call for ref in found if isinstance(ref, ProxySample)}
         of_call = dict(zip(singles, self._rows_of(list(singles.values()))))
         of_run = {id(ref.run): self._run(ref.run) for ref in found if isinstance(ref, ProxyBatch)}
@@ -353,7 +353,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             outputs = of_run[id(ref.run)]
             return ref if outputs is None else outputs[ref.output]
 
-        return _map_references(obj, output_of, set())
+        return map_references(obj, output_of, set())
 
     def _owns(self, ref: ProxyBatch | ProxySample) -> bool:
         calls = [ref.call] if isinstance(ref, ProxySample) else ref.run.calls
@@ -397,33 +397,3 @@ def _hand_over(outputs: Outputs, finished: torch.cuda.Event, stream: torch.cuda.
         for tensor in output if isinstance(output, list) else [output]:
             if tensor.is_cuda:
                 tensor.record_stream(stream)
-
-
-def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
-    """Replace references in known containers and in objects with attributes; lists, dicts and objects in place."""
-    if isinstance(obj, (ProxyBatch, ProxySample)):
-        return of(obj)
-    if id(obj) in seen or isinstance(obj, (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None))):
-        return obj
-    if isinstance(obj, tuple):
-        items = [_map_references(item, of, seen) for item in obj]
-        if all(new is old for new, old in zip(items, obj)):
-            return obj
-        return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
-    seen.add(id(obj))
-    if isinstance(obj, (MutableSequence, MutableMapping)):
-        for key in list(obj) if isinstance(obj, MutableMapping) else range(len(obj)):
-            obj[key] = _map_references(obj[key], of, seen)
-    elif isinstance(obj, MutableSet):
-        items = [_map_references(item, of, seen) for item in obj]
-        obj.clear()
-        for item in items:
-            obj.add(item)
-    else:
-        slots = itertools.chain(*(getattr(cls, "__slots__", ()) for cls in type(obj).__mro__))
-        for name in [*getattr(obj, "__dict__", ()), *(name for name in slots if hasattr(obj, name))]:
-            value = getattr(obj, name)
-            new = _map_references(value, of, seen)
-            if new is not value:
-                object.__setattr__(obj, name, new)  # frozen dataclasses too
-    return obj
