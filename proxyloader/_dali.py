@@ -161,6 +161,11 @@ def is_pipeline_function(thing: Any) -> bool:
     return bool(getattr(thing, "_is_pipeline_def", False))
 
 
+def keeps_checkpoints(pipeline: Any) -> bool:
+    """Its state can be saved."""
+    return bool(pipeline._enable_checkpointing)
+
+
 def rebuild(pipeline: Any, seed: int | None = None) -> None:
     """Make a pipeline's executor anew, with nothing under way and nothing learnt. On a GPU it takes a second or two.
 

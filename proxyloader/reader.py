@@ -36,8 +36,10 @@ STYLES = ("torch", "dali")
 NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
 """What outputs are called, by how many there are."""
 
-Built = Callable[[int], _dali.Pipeline]
-"""From the number of an epoch to the pipeline that begins with it."""
+Built = Callable[..., _dali.Pipeline]
+"""From the number of an epoch to the pipeline that begins with it; and, to go on in it, from DALI's checkpoint."""
+
+STATE_VERSION = 1
 
 
 class FileReaderLoader:
@@ -70,9 +72,10 @@ class FileReaderLoader:
         output_map: names of the pipeline's outputs; None: "data", "label".
         device: CUDA device, "cpu", or None: a GPU where there is one.
         num_threads: DALI's CPU threads.
-        seed: the same gives the same batches; None: drawn from torch's default generator.
+        seed: the same gives the same batches; None: drawn from torch's default generator. (Needed to load a state.)
         prefetch: batches that DALI prepares ahead.
-        graph_options: all else goes to ``pipeline``, such as ``size=192``.
+        graph_options: all else goes to ``pipeline``, such as ``size=192``; or ``enable_checkpointing=False``, where an
+            operator has no checkpoints.
 
     Raises:
         FileNotFoundError: ``root`` is not there, or nothing in it can be read.
@@ -120,7 +123,7 @@ class FileReaderLoader:
         threads = PipelineOptions(batch_size, ordinal, num_threads).threads
         seed = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
 
-        def built(epoch: int) -> _dali.Pipeline:
+        def built(epoch: int, checkpoint: bytes | None = None) -> _dali.Pipeline:
             shard = (world.shard_id + epoch * moves) % world.num_shards
             return pipeline(
                 source=replace(described, shard_id=shard),
@@ -129,10 +132,11 @@ class FileReaderLoader:
                 device_id=ordinal,
                 seed=seed_for(seed, "pipeline", world.shard_id, epoch),
                 prefetch_queue_depth=prefetch,
-                **graph_options,
+                **{"enable_checkpointing": True, "checkpoint": checkpoint, **graph_options},
             )
 
-        self._set_up(built, READER_NAME, last_batch_policy, auto_reset, style, output_map)
+        told = {"seed": seed, "num_shards": world.num_shards, "shard_id": world.shard_id, "batch_size": batch_size}
+        self._set_up(built, READER_NAME, last_batch_policy, auto_reset, style, output_map, told)
 
     @classmethod
     def from_pipeline(
@@ -158,14 +162,19 @@ class FileReaderLoader:
                 "Call the function that makes it, with batch_size, num_threads and device_id"
             )
 
-        def built(epoch: int) -> _dali.Pipeline:
+        def built(epoch: int, checkpoint: bytes | None = None) -> _dali.Pipeline:
+            if checkpoint is not None:
+                raise ValueError(
+                    "this loader was given its pipeline, which cannot go to another place in the data by itself: build "
+                    "the pipeline with checkpoint=state['checkpoint'], and make the loader from that"
+                )
             if epoch:
                 seed = None if pipeline.seed is None else seed_for(pipeline.seed, "pipeline", epoch)
                 _dali.rebuild(pipeline, seed)
             return pipeline
 
         loader = cls.__new__(cls)
-        loader._set_up(built, reader_name, last_batch_policy, auto_reset, style, output_map)
+        loader._set_up(built, reader_name, last_batch_policy, auto_reset, style, output_map, {})
         return loader
 
     def _set_up(
@@ -176,22 +185,25 @@ class FileReaderLoader:
         auto_reset: bool,
         style: str,
         output_map: Sequence[str] | None,
+        told: dict[str, Any],
     ) -> None:
         if style not in STYLES:
             raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
         self._policy = _dali.LastBatchPolicy[LastBatchPolicy.of(last_batch_policy).name]
         self._built, self._reader_name, self._auto_reset, self._style = built, reader_name, auto_reset, style
+        self._told = told  # what a state must agree with
         self._epoch = 0  # the one that is under way, or comes next
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)
         self._given, self._ended = 0, False
+        self._goes_on = False  # the next loop, in the middle of an epoch
         self._pipeline: _dali.Pipeline | None = None
         self._open(output_map)
         forks.watch(self)
 
-    def _open(self, output_map: Sequence[str] | None) -> None:
+    def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
         """Build the pipeline, and DALI's iterator over it."""
-        pipeline = self._built(self._epoch)
+        pipeline = self._built(self._epoch, checkpoint)
         try:
             pipeline.build()
         except RuntimeError as error:
@@ -278,12 +290,51 @@ class FileReaderLoader:
     def _begin(self) -> int:
         """Begin an epoch, and a turn that it belongs to. See NOTE [ Epochs of a reader ]."""
         self.pipeline  # noqa: B018  raises where there is none
-        if not self._at_start:
+        if not self._at_start and not self._goes_on:
             self._batches = self._pipeline = None  # or two would be in memory
             self._epoch += 1
             self._open(self.output_map)
-        self._turn, self._given, self._ended = self._turn + 1, 0, False
+        self._given = self._given if self._goes_on else 0
+        self._turn, self._ended, self._goes_on = self._turn + 1, False, False
         return self._turn
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands, with DALI's own checkpoint of the pipeline. Can be pickled (``torch.save``).
+
+        Raises:
+            ValueError: the pipeline was built without ``enable_checkpointing=True``.
+        """
+        if not _dali.keeps_checkpoints(self.pipeline):
+            raise ValueError("the pipeline keeps no checkpoints; build it with enable_checkpointing=True")
+        (checkpoint,) = self._batches.checkpoints()
+        here = {"epoch": self._epoch, "first_epoch": self._first_epoch, "batches": 0 if self._ended else self._given}
+        return {"version": STATE_VERSION, **self._told, **here, "checkpoint": checkpoint}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next loop go on where ``state_dict`` was called: with the batches that were left, bit for bit.
+
+        Raises:
+            ValueError: it is no such state, or that of a loader with another seed, batch size or shard; or this loader
+                was made by ``from_pipeline``.
+        """
+        wanted = {"version": STATE_VERSION, **self._told}
+        known = {"epoch", "first_epoch", "batches", "checkpoint", *wanted}
+        if not isinstance(state_dict, dict) or not known <= state_dict.keys():
+            raise ValueError(
+                f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state_dict)}"
+            )
+        others = [f"{name}={state_dict[name]!r}" for name, value in wanted.items() if state_dict[name] != value]
+        if others:
+            raise ValueError(
+                f"the state was saved by a loader with {', '.join(others)}, and this one has "
+                f"{', '.join(f'{name}={wanted[name]!r}' for name in wanted)}. Give it the same arguments"
+            )
+        self._batches = self._pipeline = None
+        self._epoch = state_dict["first_epoch"]
+        self._open(self.output_map, state_dict["checkpoint"])
+        self._epoch, self._given = state_dict["epoch"], state_dict["batches"]
+        self._turn, self._own_turn, self._ended = self._turn + 1, None, False
+        self._goes_on = True
 
     def _next(self, turn: int) -> Any:
         if turn != self._turn:

@@ -127,11 +127,11 @@ def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "dali"), (2, "proxy"), (2, "dali")])
 def test_a_training_that_was_stopped_in_mid_epoch_ends_as_if_it_had_not_been(
-    small: Path, tmp_path: Path, ranks: int
+    small: Path, tmp_path: Path, ranks: int, backend: str
 ) -> None:
-    options = ["--data-backend", "proxy", "--batch-size", 16 // ranks, "--epochs", 2, "--ema-decay", 0.9]
+    options = ["--data-backend", backend, "--batch-size", 16 // ranks, "--epochs", 2, "--ema-decay", 0.9]
     whole = trained(small, tmp_path / "whole", *options, ranks=ranks)
     part = run(small, *SMALL, *options, "--out", tmp_path / "part", "--max-steps", 4, ranks=ranks)
     assert part.returncode == 0 and not (tmp_path / "part" / "log.jsonl").read_text()

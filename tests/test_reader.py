@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import logging
 import math
@@ -544,3 +545,56 @@ def test_a_transform_with_chance_is_refused(photos: Path, transform: Any, said: 
     )
     with pytest.raises(UnsupportedTransformError, match=said):
         FileReaderLoader(photos, whole, 4)
+
+
+# --- going on in mid-epoch -------------------------------------------------------------------------------------------
+
+
+def resumable(photos: Path, device: str, **others: Any) -> FileReaderLoader:
+    how: dict[str, Any] = {"shuffle": True, "seed": 3, "device": device, "num_threads": 2, "size": 32}
+    return FileReaderLoader(photos, pipelines.training, 7, **how | others)
+
+
+@pytest.mark.parametrize("policy", ["partial", "fill", "drop"])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("stop", [0, 1, 2, "end"])
+def test_a_loop_goes_on_where_the_state_was_saved(
+    photos: Path, device: str, policy: str, shards: int, stop: Any
+) -> None:
+    sharded = {"num_shards": shards, "shard_id": shards - 1} if shards > 1 else {}
+    with resumable(photos, device, last_batch_policy=policy, **sharded) as loader:
+        before = list(loader)
+        seen = []
+        epoch = iter(loader)
+        for _ in range(len(loader) if stop == "end" else stop):
+            seen.append(next(epoch))
+        if stop == "end":
+            assert list(epoch) == []
+        state = loader.state_dict()
+        rest = [*epoch, *loader] if stop != "end" else [*loader, *loader]
+        assert before
+    with resumable(photos, device, last_batch_policy=policy, **sharded) as loader:
+        loader.load_state_dict(torch.load(io.BytesIO(saved(state)), weights_only=True))
+        again = [*loader, *loader]
+    assert len(again) == len(rest) > 0
+    for (images, labels), (wanted, wanted_labels) in zip(again, rest):
+        assert torch.equal(images, wanted) and torch.equal(labels, wanted_labels)
+
+
+def saved(state: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def test_a_state_of_another_loader_is_refused(photos: Path) -> None:
+    with resumable(photos, "cpu") as loader:
+        state = loader.state_dict()
+    with resumable(photos, "cpu", seed=4) as loader:
+        with pytest.raises(ValueError, match=r"saved by a loader with seed=3, and this one has .*seed=4"):
+            loader.load_state_dict(state)
+        with pytest.raises(ValueError, match="takes what state_dict of a FileReaderLoader gave"):
+            loader.load_state_dict({})
+    without = resumable(photos, "cpu", enable_checkpointing=False)
+    with without as loader, pytest.raises(ValueError, match="build it with enable_checkpointing=True"):
+        loader.state_dict()

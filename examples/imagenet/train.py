@@ -131,6 +131,13 @@ class World:
         """Over all processes."""
         return self.sum(value) / self.size
 
+    def gather(self, value: Any) -> list[Any]:
+        """Of all processes, by rank; the others than the first get nothing to use."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.gather_object(value, values if self.is_first else None)
+        return values
+
     def sum(self, value: Tensor) -> float:
         value = value.clone()
         if self.size > 1:
@@ -372,13 +379,15 @@ class Trainer:
     # --- checkpoints ---
 
     def save(self, name: str) -> None:
-        """All that a run needs to go on from here; the first process writes it for all."""
+        """All that a run needs to go on from here, of all processes; the first one writes it."""
+        loaders = self.world.gather(
+            self.train_loader.state_dict() if hasattr(self.train_loader, "state_dict") else None
+        )
         if not self.world.is_first:
             return
         state = {name: getattr(self, name) for name in ("epoch", "step", "best")}
         state |= {name: part.state_dict() for name, part in self.parts().items()}
-        if hasattr(self.train_loader, "state_dict"):
-            state["loader"] = self.train_loader.state_dict()
+        state["loaders"] = loaders
         path = self.args.out / name
         torch.save(state, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)  # never half a checkpoint
@@ -390,8 +399,13 @@ class Trainer:
         for name, part in self.parts().items():
             part.load_state_dict(state[name])
         self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
-        if "loader" in state and hasattr(self.train_loader, "load_state_dict"):
-            self.train_loader.load_state_dict(state["loader"])
+        if len(state["loaders"]) != self.world.size:
+            sys.exit(
+                f"{path} was saved by {len(state['loaders'])} processes, and these are {self.world.size}: what was left "
+                "of its epoch is dealt out to as many. Start as many, or begin anew without --resume"
+            )
+        if hasattr(self.train_loader, "load_state_dict"):
+            self.train_loader.load_state_dict(state["loaders"][self.world.rank])
 
     def parts(self) -> dict[str, Any]:
         parts = {"model": self.bare, "optimizer": self.optimizer, "scaler": self.scaler}
