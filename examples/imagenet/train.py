@@ -401,8 +401,8 @@ class Trainer:
         self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
         if len(state["loaders"]) != self.world.size:
             sys.exit(
-                f"{path} was saved by {len(state['loaders'])} processes, and these are {self.world.size}: what was left "
-                "of its epoch is dealt out to as many. Start as many, or begin anew without --resume"
+                f"{path} was saved by {len(state['loaders'])} processes, and these are {self.world.size}, which cannot "
+                "take up what was left of its epoch. Start as many, or begin anew without --resume"
             )
         if hasattr(self.train_loader, "load_state_dict"):
             self.train_loader.load_state_dict(state["loaders"][self.world.rank])
