@@ -28,6 +28,7 @@ import torch
 import torch.utils.dlpack
 from numpy.typing import NDArray
 
+from . import forks
 from .errors import MissingDaliError
 
 try:
@@ -243,8 +244,5 @@ def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic
 def forget_in_child(pipeline: Any) -> None:
     """Make a forked copy of a pipeline harmless: destroying it there waits for threads that only the parent has."""
     if getattr(pipeline, "_pipe", None) is not None:
-        _inherited.append(pipeline._pipe)
+        forks.never_destroy(pipeline._pipe)
         pipeline._pipe = None
-
-
-_inherited: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 
@@ -16,5 +17,5 @@ def at_least(name: str, value: Any, least: int, other: str = "") -> None:
     Raises:
         ValueError: it is no whole number, or a smaller one.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")

@@ -11,6 +11,7 @@ destroyed in a child either, and are kept.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -38,7 +39,6 @@ class Server(Protocol):
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
-_inherited: list[Any] = []
 _forking = threading.Lock()
 """Several threads may fork at once; here they take turns."""
 
@@ -57,6 +57,11 @@ def watch(server: Server) -> None:
 def keep_from_children(thing: Any) -> None:
     """Never destroy this in a child."""
     _kept.add(thing)
+
+
+def never_destroy(thing: Any) -> None:
+    """Also not when the interpreter ends, which empties all modules: one reference too many, that nobody has."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _before() -> None:
@@ -98,7 +103,8 @@ def _after_in_child() -> None:
     global _forking
     if _servers:
         gc.freeze()
-    _inherited.extend(_kept)
+    for thing in list(_kept):
+        never_destroy(thing)
     for server in list(_servers):
         server.forget_in_child()
     _held.clear()

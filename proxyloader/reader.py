@@ -10,6 +10,7 @@ be in the next one. So after a ``break`` the pipeline is built anew, on the shar
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import math
@@ -20,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from . import _dali, forks
+from .arguments import at_least
 from .device import check_device, cuda_ordinal
 from .errors import PipelineError
 from .pipeline import PipelineOptions
@@ -67,8 +69,8 @@ class FileReaderLoader:
             two all shards have as many batches. Also DALI's ``LastBatchPolicy``.
         auto_reset: for ``next(loader)``: whether the next epoch begins by itself, or with ``reset()``. A ``for`` loop
             always begins one.
-        style: "torch": what the pipeline gives, as a tuple; what is named "label" as (N,) int64, on the device of
-            the images. "dali": as DALI's iterators, ``[{"data": ..., "label": ...}]``.
+        style: "torch": what the pipeline gives, as a tuple; what is named "label" and is a whole number for each sample
+            as (N,) int64, on the device of the images. "dali": as DALI's iterators, ``[{"data": ..., "label": ...}]``.
         output_map: names of the pipeline's outputs; None: "data", "label".
         device: CUDA device, "cpu", or None: a GPU where there is one.
         num_threads: DALI's CPU threads.
@@ -113,6 +115,11 @@ class FileReaderLoader:
         check_device(device)
         options = dict(reader_options or {})
         moves = not options.pop("stick_to_shard", False)
+        if options.get("shuffle_after_epoch"):
+            raise ValueError(
+                "reader_options has shuffle_after_epoch, with which orders depend on how many epochs were read to "
+                "their end: processes that differ in that would read the same samples. Use shuffle=True"
+            )
         world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
         if num_shards is not None:
             world.check_processes()
@@ -191,12 +198,16 @@ class FileReaderLoader:
             raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
         self._policy = _dali.LastBatchPolicy[LastBatchPolicy.of(last_batch_policy).name]
         self._built, self._reader_name, self._auto_reset, self._style = built, reader_name, auto_reset, style
-        self._told = told  # what a state must agree with
+        self._told, self._is_given = (
+            told,
+            not told,
+        )  # what a state must agree with; nothing of a pipeline that was given
         self._epoch = 0  # the one that is under way, or comes next
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)
         self._given, self._ended = 0, False
         self._goes_on = False  # the next loop, in the middle of an epoch
+        self._is_broken = False
         self._pipeline: _dali.Pipeline | None = None
         self._open(output_map)
         forks.watch(self)
@@ -241,7 +252,7 @@ class FileReaderLoader:
             self._batches: Any = _dali.DALIClassificationIterator(pipeline, **how)
         else:
             self._batches = _dali.DALIGenericIterator(pipeline, self.output_map, **how)
-        self._pipeline, self._at_start = pipeline, True
+        self._pipeline, self._at_start, self._is_broken = pipeline, True, False
 
     @property
     def batch_size(self) -> int:
@@ -291,12 +302,49 @@ class FileReaderLoader:
         """Begin an epoch, and a turn that it belongs to. See NOTE [ Epochs of a reader ]."""
         self.pipeline  # noqa: B018  raises where there is none
         if not self._at_start and not self._goes_on:
-            self._batches = self._pipeline = None  # or two would be in memory
-            self._epoch += 1
-            self._open(self.output_map)
+            self._leave_epoch()
         self._given = self._given if self._goes_on else 0
         self._turn, self._ended, self._goes_on = self._turn + 1, False, False
         return self._turn
+
+    def _leave_epoch(self) -> None:
+        """Come to the start of the next epoch from the middle of one."""
+        moves = int(self._meta["number_of_shards"]) > 1 and not self._meta["stick_to_shard"]
+        if not (self._is_given and moves):
+            self._go_to(self._epoch + 1)
+        elif self._is_broken:
+            raise RuntimeError(
+                "an epoch failed, and a pipeline that was given cannot go to its next shard by itself: build it anew, "
+                "give its reader stick_to_shard=True, or let FileReaderLoader(root, function) build it"
+            )
+        else:
+            log.warning(
+                "the loop was left early, and the reader of a pipeline that was given comes to its next shard at an "
+                "epoch's end alone: what is left is read and thrown away. stick_to_shard=True avoids that"
+            )
+            with contextlib.suppress(StopIteration):
+                while True:
+                    next(self._batches)
+            self._epoch += 1
+
+    def _go_to(self, epoch: int) -> None:
+        self._batches = self._pipeline = None  # or two would be in memory
+        self._epoch = epoch
+        self._open(self.output_map)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next loop is, as for a ``DistributedSampler``. Without it the loader counts its loops: in
+        all processes alike, then, or they would read the same shard.
+
+        Raises:
+            ValueError: it is no whole number, or less than 0; or the pipeline was given.
+        """
+        at_least("epoch", epoch, 0)
+        if self._is_given:
+            raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
+        if epoch != (self._epoch if self._at_start or self._goes_on else self._epoch + 1):
+            self._go_to(epoch)
+            self._turn, self._own_turn, self._goes_on = self._turn + 1, None, False
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, with DALI's own checkpoint of the pipeline. Can be pickled (``torch.save``).
@@ -329,7 +377,7 @@ class FileReaderLoader:
                 f"the state was saved by a loader with {', '.join(others)}, and this one has "
                 f"{', '.join(f'{name}={wanted[name]!r}' for name in wanted)}. Give it the same arguments"
             )
-        self._batches = self._pipeline = None
+        self._batches = self._pipeline = None  # or two would be in memory
         self._epoch = state_dict["first_epoch"]
         self._open(self.output_map, state_dict["checkpoint"])
         self._epoch, self._given = state_dict["epoch"], state_dict["batches"]
@@ -344,6 +392,10 @@ class FileReaderLoader:
             )
         if self._ended:
             raise StopIteration
+        if self._is_broken:
+            raise RuntimeError(
+                "this loop failed, or was interrupted, in the middle of a batch; begin a new one: iter(loader)"
+            )
         self.pipeline  # noqa: B018  raises where there is none
         self._at_start = False
         try:
@@ -358,15 +410,19 @@ class FileReaderLoader:
             self._epoch += 1
             self._at_start = self._ended = True
             raise
-        except (RuntimeError, AssertionError) as error:
-            raise PipelineError(_what_failed(error)) from error
+        except BaseException as error:
+            # DALI's iterator may have lost count, and no epoch after this one would be right.
+            self._is_broken, self._own_turn = True, None
+            if isinstance(error, (RuntimeError, AssertionError)):
+                raise PipelineError(_what_failed(error)) from error
+            raise
 
     def _in_style(self, batch: dict[str, torch.Tensor]) -> Any:
         if self._style == "dali":
             return [batch]
         outputs = [batch[name] for name in self.output_map]
         for at, name in enumerate(self.output_map):
-            if name == "label":
+            if name == "label" and _are_class_numbers(outputs[at], len(outputs[0])):
                 outputs[at] = outputs[at].reshape(-1).to(outputs[0].device, torch.int64)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -424,6 +480,11 @@ def _closed(epoch: int) -> _dali.Pipeline:
     raise AssertionError("closed")
 
 
+def _are_class_numbers(labels: torch.Tensor, samples: int) -> bool:
+    """One whole number for each sample."""
+    return labels.numel() == samples and not labels.is_floating_point() and labels.dtype != torch.bool
+
+
 def _names(output_map: Sequence[str] | None, outputs: int) -> list[str]:
     if output_map is None and outputs in NAMES:
         return list(NAMES[outputs])
@@ -437,7 +498,8 @@ def _names(output_map: Sequence[str] | None, outputs: int) -> list[str]:
 
 
 def _is_transform(pipeline: Any) -> bool:
-    return type(pipeline).__module__.startswith(("torchvision.", "timm.", "proxyloader.transforms."))
+    homes = ("torchvision.", "timm.", "proxyloader.transforms.")
+    return not isinstance(pipeline, type) and any(cls.__module__.startswith(homes) for cls in type(pipeline).__mro__)
 
 
 def _check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
@@ -460,6 +522,8 @@ def _check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) ->
         )
     known = {*takes, *inspect.signature(_dali.Pipeline.__init__).parameters} - {"self", "source"}
     unknown = [name for name in graph_options if name not in known]
+    if unknown and pipeline is transformed:
+        raise TypeError(f"FileReaderLoader with a transform takes no {', '.join(unknown)}: the transform says all that")
     if unknown:
         raise TypeError(
             f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; "
@@ -472,7 +536,7 @@ def _named(thing: Any) -> str:
 
 
 def _what_failed(error: Exception) -> str:
-    if "as_tensor" in str(error) or "uniform" in str(error) or "dense" in str(error):
+    if "Critical error in pipeline" not in str(error):  # in which DALI's text quotes paths and code
         return f"the samples of a batch differ in shape, so they make no tensor; resize or crop them: {error}"
     return (
         "DALI failed on a batch. Its reader cannot leave out what is no image; the next loop begins a new epoch. "

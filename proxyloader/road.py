@@ -106,7 +106,9 @@ class Road:
             prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
             persistent_workers=loader.persistent_workers,
             in_order=loader.in_order,
-            pin_memory=loader.pin_memory and not has_images,
+            pin_memory=loader.pin_memory
+            and not has_images
+            and loader._format.is_default,  # else it is copied once more
         )
         requests = None
         if streams:

@@ -271,7 +271,7 @@ class RequestSampler:
         generator = getattr(self._of_samples, "generator", None)
         if isinstance(generator, torch.Generator):
             if self._resumes and moment in progress.generator_states:
-                generator.set_state(progress.generator_states[moment])
+                generator.set_state(progress.generator_states[moment].cpu())
             else:
                 progress.generator_states[moment] = generator.get_state()
             yield
@@ -281,7 +281,7 @@ class RequestSampler:
                 yield
         elif self._resumes and moment in progress.random_states:
             with kept_generators():
-                torch.set_rng_state(progress.random_states[moment])
+                torch.set_rng_state(progress.random_states[moment].cpu())  # wherever torch.load put it
                 yield
         else:
             progress.random_states[moment] = torch.get_rng_state()

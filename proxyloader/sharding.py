@@ -57,8 +57,9 @@ class LastBatchPolicy(enum.Enum):
 class ShardedSampler(Sampler[int]):
     """The indices of one shard of a dataset, in an order that changes with the epoch.
 
-    The order is a function of (seed, epoch) alone, so all processes agree on it without a word. Each iteration is the
-    next epoch, from 0; ``set_epoch`` says another.
+    The order is a function of (seed, epoch) alone, so processes with the same seed agree on it without a word. Each
+    iteration is the next epoch, from 0; ``set_epoch`` says another, and must where a process iterates more often than
+    others.
 
     Args:
         data_source: what is shared; its length counts.

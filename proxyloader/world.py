@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +31,7 @@ class World:
 
     def __post_init__(self) -> None:
         at_least("num_shards", self.num_shards, 1, ", or 'auto'")
-        known = isinstance(self.shard_id, int) and not isinstance(self.shard_id, bool)
+        known = isinstance(self.shard_id, numbers.Integral) and not isinstance(self.shard_id, bool)
         if not known or self.shard_id not in range(self.num_shards):
             raise ValueError(
                 f"shard_id is a whole number from 0 to {self.num_shards - 1}, as num_shards={self.num_shards}; "

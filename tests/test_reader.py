@@ -32,6 +32,7 @@ from proxyloader import (
     compile_transforms,
     pipelines,
 )
+from proxyloader.sources import Reader
 
 from .record_writers import write_caffe, write_caffe2, write_tar, write_tfrecord
 
@@ -598,3 +599,104 @@ def test_a_state_of_another_loader_is_refused(photos: Path) -> None:
     without = resumable(photos, "cpu", enable_checkpointing=False)
     with without as loader, pytest.raises(ValueError, match="build it with enable_checkpointing=True"):
         loader.state_dict()
+
+
+# --- after an error, an interrupt, a break ---------------------------------------------------------------------------
+
+
+@pipeline_def(exec_dynamic=True)
+def interrupted_at_5(source: Callable[[], Any]) -> Any:
+    content, labels = source()
+    return fn.python_function(content[0:1], function=fail_at_5), labels
+
+
+def fail_at_5(number: Any) -> Any:
+    if number[0] == 5 and Failing.now:
+        raise ValueError("five")
+    return number
+
+
+class Failing:
+    now = True
+
+
+def test_a_loop_that_failed_hands_out_nothing_more_and_the_next_is_whole(numbered: Path) -> None:
+    Failing.now = True
+    with FileReaderLoader(numbered, interrupted_at_5, 2, device="cpu", num_threads=1) as loader:
+        batches = iter(loader)
+        with pytest.raises(PipelineError, match=r"(?s)DALI failed on a batch.*five"):
+            for _ in range(6):
+                next(batches)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="failed, or was interrupted"):
+                next(batches)
+        Failing.now = False
+        for _ in range(2):
+            assert [int(k) for content, _ in loader for k in content.flatten()] == list(range(23))
+
+
+def test_what_is_no_class_number_is_handed_out_as_it_is(numbered: Path) -> None:
+    @pipeline_def(exec_dynamic=True)
+    def one_hot(source: Callable[[], Any]) -> Any:
+        content, labels = source()
+        return content[0:1], fn.one_hot(labels, num_classes=3)
+
+    @pipeline_def(exec_dynamic=True)
+    def halves(source: Callable[[], Any]) -> Any:
+        content, labels = source()
+        return content[0:1], labels + 0.5
+
+    for graph, shape in ((one_hot, (4, 3)), (halves, (4, 1))):
+        with FileReaderLoader(numbered, graph, 4, device="cpu", num_threads=1) as loader:
+            _, labels = next(iter(loader))
+            assert labels.shape == shape
+    assert labels[0] == 0.5
+
+
+def test_a_given_pipeline_that_moves_from_shard_to_shard_does_so_after_a_break(
+    numbered: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shard(k: int) -> FileReaderLoader:
+        pipeline = numbers(
+            source=Reader(str(numbered), num_shards=2, shard_id=k, pad_last_batch=True), batch_size=4, num_threads=1
+        )
+        return FileReaderLoader.from_pipeline(pipeline)
+
+    def epoch(loader: FileReaderLoader, leave: bool) -> set[int]:
+        seen: set[int] = set()
+        for content, _ in loader:
+            seen |= {int(k) for k in content.flatten()}
+            if leave and len(seen) >= 8:
+                break
+        return seen
+
+    first, second = shard(0), shard(1)
+    for leaves in (True, False, True, False):
+        assert not epoch(first, leaves) & epoch(second, False)
+    assert "what is left is read and thrown away" in caplog.text
+
+
+def test_set_epoch_says_which_shard_and_order_come(photos: Path) -> None:
+    how: dict[str, Any] = {"num_shards": 3, "shard_id": 0}
+    with resumable(photos, "cpu", **how) as counted, resumable(photos, "cpu", **how) as told:
+        for _ in range(2):
+            next(iter(counted))
+        told.set_epoch(2)
+        for (images, labels), (wanted, wanted_labels) in zip(told, counted, strict=True):
+            assert torch.equal(images, wanted) and torch.equal(labels, wanted_labels)
+        told.set_epoch(3)  # which comes anyway
+        assert [len(labels) for _, labels in told] == [len(labels) for _, labels in counted]
+
+
+def test_orders_that_processes_could_differ_in_are_refused(photos: Path) -> None:
+    with pytest.raises(ValueError, match="shuffle_after_epoch.*Use shuffle=True"):
+        FileReaderLoader(photos, pipelines.validation, reader_options={"shuffle_after_epoch": True}, device="cpu")
+
+
+def test_a_subclass_of_a_transform_is_a_transform(photos: Path) -> None:
+    class Mine(transforms.Compose): ...
+
+    with pytest.raises(UnsupportedTransformError, match="Mine"):
+        FileReaderLoader(photos, Mine([transforms.Resize(32), transforms.ToTensor()]), device="cpu")
+    with pytest.raises(TypeError, match="with a transform takes no size"):
+        FileReaderLoader(photos, transforms.Compose([transforms.ToTensor()]), device="cpu", size=9)

@@ -221,7 +221,7 @@ def synthetic(args: argparse.Namespace, world: World) -> tuple[Any, Any]:
     classes = len(train_set.classes)
     images = torch.randn(args.batch_size, 3, args.size, args.size, device=world.device, dtype=args.data_type)
     batch = images.to(memory_format=args.memory_format), torch.randint(classes, (args.batch_size,), device=world.device)
-    return [batch] * max(1, len(train_set) // (args.batch_size * world.size)), []  # there is nothing to validate
+    return [batch] * max(1, len(train_set) // (args.batch_size * world.size)), None  # nothing to validate
 
 
 BACKENDS = {"pytorch": pytorch, "proxy": proxy, "dali": dali, "synthetic": synthetic}
@@ -345,7 +345,8 @@ class Trainer:
                 if self.step % 20 == 1:  # reading the loss waits for the GPU
                     bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
                 bar.update()
-                if self.args.checkpoint_steps and self.step % self.args.checkpoint_steps == 0:
+                every = self.args.checkpoint_steps
+                if every and self.step % every == 0 and self.step < self.steps:
                     self.save("last.pt")
                 if self.is_over and self.step < self.steps:
                     break
@@ -385,7 +386,7 @@ class Trainer:
         )
         if not self.world.is_first:
             return
-        state = {name: getattr(self, name) for name in ("epoch", "step", "best")}
+        state = {name: getattr(self, name) for name in ("epoch", "step", "steps", "best")}
         state |= {name: part.state_dict() for name, part in self.parts().items()}
         state["loaders"] = loaders
         path = self.args.out / name
@@ -399,6 +400,11 @@ class Trainer:
         for name, part in self.parts().items():
             part.load_state_dict(state[name])
         self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
+        if state["step"] and state["steps"] != self.steps:
+            sys.exit(
+                f"{path} was saved after {state['step']} of {state['steps']} steps of an epoch, which now has "
+                f"{self.steps}. Give the same --batch-size, processes and data, or begin anew without --resume"
+            )
         if len(state["loaders"]) != self.world.size:
             sys.exit(
                 f"{path} was saved by {len(state['loaders'])} processes, and these are {self.world.size}, which cannot "
@@ -445,7 +451,7 @@ def main() -> None:
         start_epoch(trainer.train_loader, trainer.epoch)
         figures = trainer.train()
         if trainer.step == trainer.steps:
-            figures |= trainer.validate() if trainer.val_loader else {}
+            figures |= trainer.validate() if trainer.val_loader is not None else {}
             trainer.epoch, trainer.step = trainer.epoch + 1, 0
             if log is not None:
                 log.write(trainer.epoch, figures)

@@ -38,8 +38,8 @@ def bench(args: argparse.Namespace) -> int:
     Raises:
         ValueError: there is no such case or GPU, or no record to compare with.
     """
-    check(args)
     earlier = report.last_of(args.check) if args.check else None
+    check(args)
     for name in args.augment:
         if name not in AUGMENTATIONS:
             raise ValueError(f"there is no augmentation {name} here; there is {', '.join(AUGMENTATIONS)}")

@@ -6,6 +6,9 @@ import functools
 import gc
 import multiprocessing
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +21,7 @@ import torch
 from proxyloader import DataLoader
 from tests.faults import (
     BATCH,
+    WITH_THE_PROJECT,
     Misstep,
     Spelled,
     all_numbers,
@@ -365,3 +369,36 @@ def test_workers_of_dropped_loaders_are_gone_when_the_next_loader_starts(spelled
         before = children_of()
         leave_in_mid_epoch(loader_of(spelled_root))
         assert_gone([child for child in children_of() if child not in before], 1)
+
+
+@pytest.mark.parametrize("kind", ["loader", "reader"])
+def test_a_forked_child_that_ends_as_scripts_do_ends(photos: Path, kind: str) -> None:
+    """Its interpreter empties all modules, and destroys what is in them."""
+    script = f"""
+        import os, sys
+        from torchvision import transforms
+        from torchvision.datasets import ImageFolder
+        from proxyloader import DataLoader, FileReaderLoader, pipelines
+        if {kind!r} == "loader":
+            transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+            dataset = ImageFolder({str(photos)!r}, transform)
+            loader = DataLoader(dataset, 4, device="cpu")
+        else:
+            loader = FileReaderLoader({str(photos)!r}, pipelines.validation, 4, device="cpu")
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if not child:
+            sys.exit(5)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=WITH_THE_PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert done.stdout == "5\n", done.stderr
