@@ -11,7 +11,6 @@ be in the next one. So after a ``break`` the pipeline is built anew, on the shar
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from .arguments import at_least
 from .device import check_device, cuda_ordinal
 from .errors import PipelineError
 from .pipeline import PipelineOptions
+from .reader_arguments import are_class_numbers, check_pipeline_function, is_transform, named, names_of, what_failed
 from .seeding import seed_for
 from .sharding import LastBatchPolicy
 from .sources import READER_NAME, Reader, Root
@@ -34,9 +34,6 @@ from .world import Auto, World
 log = logging.getLogger("proxyloader")
 
 STYLES = ("torch", "dali")
-
-NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
-"""What outputs are called, by how many there are."""
 
 Built = Callable[..., _dali.Pipeline]
 """From the number of an epoch to the pipeline that begins with it; and, to go on in it, from DALI's checkpoint."""
@@ -108,10 +105,10 @@ class FileReaderLoader:
         prefetch: int = 2,
         **graph_options: Any,
     ) -> None:
-        if _is_transform(pipeline):
+        if is_transform(pipeline):
             plan = plan_without_chance(pipeline)
             pipeline, graph_options = transformed, {"plan": plan, **graph_options}
-        _check_pipeline_function(pipeline, graph_options)
+        check_pipeline_function(pipeline, graph_options)
         check_device(device)
         options = dict(reader_options or {})
         moves = not options.pop("stick_to_shard", False)
@@ -165,7 +162,7 @@ class FileReaderLoader:
         """
         if not isinstance(pipeline, _dali.Pipeline):
             raise TypeError(
-                f"from_pipeline takes a nvidia.dali.Pipeline, got {_named(pipeline)}. "
+                f"from_pipeline takes a nvidia.dali.Pipeline, got {named(pipeline)}. "
                 "Call the function that makes it, with batch_size, num_threads and device_id"
             )
 
@@ -232,7 +229,7 @@ class FileReaderLoader:
             )
         self._meta = readers[self._reader_name]
         self._first_epoch = self._epoch  # of this pipeline, which is on the shard that it says
-        self.output_map = _names(output_map, pipeline.num_outputs)
+        self.output_map = names_of(output_map, pipeline.num_outputs)
         padded = bool(self._meta["pad_last_batch"])
         if not padded and self._epoch == 0:
             log.warning(
@@ -414,7 +411,7 @@ class FileReaderLoader:
             # DALI's iterator may have lost count, and no epoch after this one would be right.
             self._is_broken, self._own_turn = True, None
             if isinstance(error, (RuntimeError, AssertionError)):
-                raise PipelineError(_what_failed(error)) from error
+                raise PipelineError(what_failed(error)) from error
             raise
 
     def _in_style(self, batch: dict[str, torch.Tensor]) -> Any:
@@ -422,7 +419,7 @@ class FileReaderLoader:
             return [batch]
         outputs = [batch[name] for name in self.output_map]
         for at, name in enumerate(self.output_map):
-            if name == "label" and _are_class_numbers(outputs[at], len(outputs[0])):
+            if name == "label" and are_class_numbers(outputs[at], len(outputs[0])):
                 outputs[at] = outputs[at].reshape(-1).to(outputs[0].device, torch.int64)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -478,67 +475,3 @@ class _Loop:
 
 def _closed(epoch: int) -> _dali.Pipeline:
     raise AssertionError("closed")
-
-
-def _are_class_numbers(labels: torch.Tensor, samples: int) -> bool:
-    """One whole number for each sample."""
-    return labels.numel() == samples and not labels.is_floating_point() and labels.dtype != torch.bool
-
-
-def _names(output_map: Sequence[str] | None, outputs: int) -> list[str]:
-    if output_map is None and outputs in NAMES:
-        return list(NAMES[outputs])
-    given = [] if output_map is None else list(output_map)
-    if len(given) != outputs or len(set(given)) != outputs:
-        raise ValueError(
-            f"the pipeline has {outputs} outputs, and output_map is {output_map!r}; "
-            "give each a name of its own, such as output_map=['data', 'mask', 'label']"
-        )
-    return given
-
-
-def _is_transform(pipeline: Any) -> bool:
-    homes = ("torchvision.", "timm.", "proxyloader.transforms.")
-    return not isinstance(pipeline, type) and any(cls.__module__.startswith(homes) for cls in type(pipeline).__mro__)
-
-
-def _check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
-    if isinstance(pipeline, _dali.Pipeline):
-        raise TypeError(
-            "pipeline is a nvidia.dali.Pipeline, which has its reader, batch size and device already; "
-            "use FileReaderLoader.from_pipeline(pipeline)"
-        )
-    if not _dali.is_pipeline_function(pipeline):
-        raise TypeError(
-            f"pipeline is {_named(pipeline)}; it should be pipelines.training, pipelines.validation, or a function "
-            "made by @nvidia.dali.pipeline_def that takes source: `encoded, labels = source()`"
-        )
-    takes = inspect.signature(pipeline).parameters
-    if "source" not in takes:
-        raise TypeError(
-            f"the pipeline function {pipeline.__name__} does not take source, and so cannot be given a reader. "
-            "Let it call encoded, labels = source() in place of fn.readers.file(...); or build the pipeline yourself "
-            "and use FileReaderLoader.from_pipeline(pipeline)"
-        )
-    known = {*takes, *inspect.signature(_dali.Pipeline.__init__).parameters} - {"self", "source"}
-    unknown = [name for name in graph_options if name not in known]
-    if unknown and pipeline is transformed:
-        raise TypeError(f"FileReaderLoader with a transform takes no {', '.join(unknown)}: the transform says all that")
-    if unknown:
-        raise TypeError(
-            f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; "
-            f"{pipeline.__name__} takes {', '.join(name for name in takes if name != 'source')}"
-        )
-
-
-def _named(thing: Any) -> str:
-    return getattr(thing, "__name__", None) or type(thing).__name__
-
-
-def _what_failed(error: Exception) -> str:
-    if "Critical error in pipeline" not in str(error):  # in which DALI's text quotes paths and code
-        return f"the samples of a batch differ in shape, so they make no tensor; resize or crop them: {error}"
-    return (
-        "DALI failed on a batch. Its reader cannot leave out what is no image; the next loop begins a new epoch. "
-        f"proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names them. DALI says: {error}"
-    )
