@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import signal
 import threading
 import time
 import weakref
 from typing import Any, Protocol
+
+log = logging.getLogger("proxyloader")
 
 LET_GO_S = 0.002
 MOST_INTERRUPTS = 3
@@ -81,10 +84,12 @@ def _held_still(server: Server) -> bool:
     for _ in range(MOST_INTERRUPTS):
         try:
             were_under_way = server.hold_still()
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                again = threading.main_thread().ident, signal.SIGINT
-                threading.Timer(AFTER_THE_FORK_S, signal.pthread_kill, again).start()
+        except KeyboardInterrupt:
+            again = threading.main_thread().ident, signal.SIGINT
+            threading.Timer(AFTER_THE_FORK_S, signal.pthread_kill, again).start()
+        except Exception as error:
+            log.warning("before a fork %r could not be brought to rest: %r", server, error)
+            return True
         else:
             _held.append(server)
             return were_under_way

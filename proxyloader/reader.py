@@ -195,10 +195,8 @@ class FileReaderLoader:
             raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
         self._policy = _dali.LastBatchPolicy[LastBatchPolicy.of(last_batch_policy).name]
         self._built, self._reader_name, self._auto_reset, self._style = built, reader_name, auto_reset, style
-        self._told, self._is_given = (
-            told,
-            not told,
-        )  # what a state must agree with; nothing of a pipeline that was given
+        self._told = told  # what a state must agree with
+        self._is_given = not told
         self._epoch = 0  # the one that is under way, or comes next
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)

@@ -115,3 +115,21 @@ def test_an_interrupt_before_a_fork_comes_after_it() -> None:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began_s < 8
     assert gc.isenabled() and not server.held
+
+
+class Faulty(Slow):
+    """Has runs that cannot be waited for."""
+
+    def hold_still(self) -> bool:
+        raise OSError("no such run")
+
+    def __repr__(self) -> str:
+        return "Faulty()"
+
+
+def test_a_server_that_a_fork_finds_at_work_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    server = Faulty()
+    forks.watch(server)
+    assert in_fork(lambda: child(True)) == 0
+    assert gc.isenabled()
+    assert "before a fork Faulty() could not be brought to rest: OSError('no such run')" in caplog.text

@@ -8,7 +8,7 @@ It reads DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg. To have something to t
 Images come from one of four backends, and all else stays the same:
 
     pytorch     torch's DataLoader: workers decode with Pillow, torchvision transforms
-    proxy       proxyloader.DataLoader: workers read, DALI decodes and transforms; the batches of pytorch
+    proxy       proxyloader.DataLoader: workers read, DALI decodes and transforms; pixels and crops are torchvision's
     dali        DALI's own reader and operators, without workers; crops and flips are DALI's
     synthetic   one batch again and again: what the model could do if images cost nothing
 

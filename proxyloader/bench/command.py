@@ -99,8 +99,11 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--model is none, or a classifier of torchvision such as resnet50; got {args.model!r}")
     if args.data and args.images:
         raise ValueError("--images says how many to make, and --data gives a folder that has them: leave out one")
+    was_there = args.out.exists()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.open("a").close()
+    if not was_there:
+        args.out.unlink()
 
 
 def setting_of(args: argparse.Namespace) -> Setting:

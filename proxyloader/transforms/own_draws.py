@@ -1,8 +1,8 @@
 """Draws of our own in the place of torchvision's, where those take a good part of a worker's time.
 
 NOTE [ The same draws, for less ]
-RandomResizedCrop asks torch for its numbers through tensors that it makes anew for each image, which took a quarter of
-what a worker does for a JPEG. Ours asks torch's generator for the same numbers in the same order. Whether it does is
+RandomResizedCrop asks torch for its numbers through tensors that it makes anew for each image, which takes a good part
+of what a worker does for a JPEG. Ours asks torch's generator for the same numbers in the same order. Whether it does is
 not taken for granted: before it is used, and so with whatever torchvision is installed, its boxes and what they leave
 of the generator are compared with torchvision's. Where they differ, torchvision draws.
 """
