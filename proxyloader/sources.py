@@ -14,6 +14,7 @@ from typing import Any, Union
 import numpy as np
 
 from ._dali import fn, tfrecord, types
+from .world import World
 
 READER_NAME = "Reader"
 """What DALI's iterators are told to count samples by."""
@@ -58,11 +59,7 @@ class Reader:
     def __post_init__(self) -> None:
         if self.kind not in READERS:
             raise ValueError(f"reader is one of {', '.join(READERS)}, got {self.kind!r}")
-        if not 0 <= self.shard_id < self.num_shards:
-            raise ValueError(
-                f"shard_id={self.shard_id} of num_shards={self.num_shards}: shards are counted from 0 to "
-                "num_shards - 1. In a script under torchrun they are the rank and the world size"
-            )
+        World(self.num_shards, self.shard_id)
         for path in self.paths:
             if not os.path.exists(path):
                 raise FileNotFoundError(f"there is nothing at {path!r}, which the {self.kind} reader is to read")
