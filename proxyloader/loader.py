@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -15,25 +13,20 @@ from torch.utils.data import IterableDataset, Sampler
 
 from .arguments import at_least
 from .batch_format import BatchFormat
-from .dataset import plans_in, wrap
 from .device import check_device, cuda_ordinal, keep_near
-from .errors import UnsupportedTransformError
 from .feeder import Feeder
-from .proxy import Proxy
 from .road import Road, run_size
 from .sampling import Progress
 from .scans import KnownScans
 from .seeding import SeededIterator, kept_generators, seed_generators
 from .sharding import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
-from .transforms.compiled import compile_transforms, left_to_torchvision
 from .transforms.plan import Plan
+from .translation import UNSUPPORTED, Unsupported, translated
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
 from .world import Auto
 
 log = logging.getLogger("proxyloader")
 
-Unsupported = Literal["raise", "batch", "cpu"]
-UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
 T = TypeVar("T")
 
 
@@ -312,53 +305,11 @@ class DataLoader(TorchDataLoader[T]):
 
     def _translated(self) -> tuple[Any, dict[str, Plan]]:
         """The dataset that workers get, and its plans; without plans DALI has nothing to do."""
-        if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
-            _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
-            return self.dataset, {}
-        on_batches = self.unsupported == "batch"
-        try:
-            compile = functools.partial(compile_transforms, unsupported="batch" if on_batches else "raise")
-            dataset = wrap(self.dataset, self.max_pixels, compile=compile)
-        except UnsupportedTransformError as error:
-            if self.unsupported != "cpu":
-                raise
-            what = ": ".join(str(error).split(": ")[:2])  # position and class
-            _say_once(f"{what} is not translated: as unsupported='cpu' says, torchvision does all in the workers")
-            return self._left_to_torchvision()
-        plans = plans_in(dataset)
-        for plan in plans.values():
-            self._format.check(plan)
-        for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
-            _say_once(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
-        left, by_hand = (dataset, plans) if self._on_gpu else self._left_to_torchvision()
-        if any(plan.slow_on_cpu for key, plan in plans.items() if key not in by_hand):
-            _say_once(
-                "on a CPU torchvision is faster at some of these transforms than DALI, so it does all of them in the "
-                "workers, as with torch.utils.data.DataLoader"
-            )
-            return left, by_hand
-        if not plans and self.server is None:
-            kind, transform = type(self.dataset).__name__, getattr(self.dataset, "transform", None)
-            if isinstance(transform, Proxy):
-                _say_once(
-                    f"{kind}.transform is the proxy of a server, and the loader has none: give it server=..., "
-                    "or call server.produce_data on each batch"
-                )
-                return dataset, plans
-            found = f"{kind}.transform holds" if hasattr(self.dataset, "transform") else f"{kind} keeps in .transform"
-            _say_once(
-                f"{found} no torchvision transform, so there is nothing for DALI to do: "
-                "proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
-            )
-        return dataset, plans
+        return translated(self.dataset, self.max_pixels, self.unsupported, self._on_gpu, self._format, self.server)
 
     @property
     def _format(self) -> BatchFormat:
         return BatchFormat(self.dtype, self.memory_format)
-
-    def _left_to_torchvision(self) -> tuple[Any, dict[str, Plan]]:
-        dataset = wrap(self.dataset, self.max_pixels, compile=left_to_torchvision)
-        return dataset, plans_in(dataset)  # those of transforms that the user compiled: they stay with DALI
 
     @property
     def _on_gpu(self) -> bool:
@@ -408,8 +359,3 @@ class DataLoader(TorchDataLoader[T]):
             key: self._servers.get(key) or PlanServer(plan, options, self._format) for key, plan in plans.items()
         }
         return self._servers if self.server is None else self._servers | {self.server.key: self.server}
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    log.warning(message)

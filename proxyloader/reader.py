@@ -1,18 +1,7 @@
-"""FileReaderLoader: DALI's own readers and iterators behind the face of a DataLoader. No workers. Main process.
-
-NOTE [ Epochs of a reader ]
-DALI's iterators keep epochs apart only if the reader pads its last batch, so ours always does (``pad_last_batch``).
-The iterator then cuts the padding off (PARTIAL) or leaves it (FILL). With DROP it loses count of padded batches where
-shards differ by one sample, and begins the next epoch with one of them (DALI 2.4); so DROP is done here, as FILL of
-which the last batch is not handed out. And DALI cannot leave an epoch half way: what its threads have read ahead would
-be in the next one. So after a ``break`` the pipeline is built anew, on the shard that is next and with another seed.
-"""
+"""FileReaderLoader: DALI's own readers and iterators behind the face of a DataLoader. No workers. Main process."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,21 +11,16 @@ import torch
 from . import _dali, forks
 from .arguments import at_least
 from .device import check_device, cuda_ordinal
-from .errors import PipelineError
 from .pipeline import PipelineOptions
-from .reader_arguments import are_class_numbers, check_pipeline_function, is_transform, named, names_of, what_failed
+from .reader_arguments import are_class_numbers, check_pipeline_function, is_transform, named
+from .reader_epochs import Epochs
 from .seeding import seed_for
 from .sharding import LastBatchPolicy
 from .sources import READER_NAME, Reader, Root
 from .transformed import plan_without_chance, transformed
 from .world import Auto, World
 
-log = logging.getLogger("proxyloader")
-
 STYLES = ("torch", "dali")
-
-Built = Callable[..., _dali.Pipeline]
-"""From the number of an epoch to the pipeline that begins with it; and, to go on in it, from DALI's checkpoint."""
 
 STATE_VERSION = 1
 
@@ -127,7 +111,7 @@ class FileReaderLoader:
         threads = PipelineOptions(batch_size, ordinal, num_threads).threads
         seed = int(torch.empty((), dtype=torch.int64).random_()) if seed is None else seed
 
-        def built(epoch: int, checkpoint: bytes | None = None) -> _dali.Pipeline:
+        def built(epoch: int, checkpoint: bytes | None) -> _dali.Pipeline:
             shard = (world.shard_id + epoch * moves) % world.num_shards
             return pipeline(
                 source=replace(described, shard_id=shard),
@@ -166,12 +150,7 @@ class FileReaderLoader:
                 "Call the function that makes it, with batch_size, num_threads and device_id"
             )
 
-        def built(epoch: int, checkpoint: bytes | None = None) -> _dali.Pipeline:
-            if checkpoint is not None:
-                raise ValueError(
-                    "this loader was given its pipeline, which cannot go to another place in the data by itself: build "
-                    "the pipeline with checkpoint=state['checkpoint'], and make the loader from that"
-                )
+        def built(epoch: int, _: None) -> _dali.Pipeline:
             if epoch:
                 seed = None if pipeline.seed is None else seed_for(pipeline.seed, "pipeline", epoch)
                 _dali.rebuild(pipeline, seed)
@@ -183,7 +162,7 @@ class FileReaderLoader:
 
     def _set_up(
         self,
-        built: Built,
+        built: Callable[..., _dali.Pipeline],
         reader_name: str,
         last_batch_policy: Any,
         auto_reset: bool,
@@ -193,86 +172,31 @@ class FileReaderLoader:
     ) -> None:
         if style not in STYLES:
             raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
-        self._policy = _dali.LastBatchPolicy[LastBatchPolicy.of(last_batch_policy).name]
-        self._built, self._reader_name, self._auto_reset, self._style = built, reader_name, auto_reset, style
-        self._told = told  # what a state must agree with
-        self._is_given = not told
-        self._epoch = 0  # the one that is under way, or comes next
+        policy = LastBatchPolicy.of(last_batch_policy)
+        self._auto_reset, self._style = auto_reset, style
+        self._told = told  # what a state must agree with; nothing of a pipeline that was given
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)
-        self._given, self._ended = 0, False
-        self._goes_on = False  # the next loop, in the middle of an epoch
-        self._is_broken = False
-        self._pipeline: _dali.Pipeline | None = None
-        self._open(output_map)
+        self._epochs = Epochs(built, reader_name, policy, output_map, is_given=not told)
         forks.watch(self)
-
-    def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
-        """Build the pipeline, and DALI's iterator over it."""
-        pipeline = self._built(self._epoch, checkpoint)
-        try:
-            pipeline.build()
-        except RuntimeError as error:
-            if "No files found" not in str(error):
-                raise
-            raise FileNotFoundError(
-                "there is no file that DALI takes for an image by its ending: .jpg, .jpeg, .png, .webp, .bmp, ... "
-                "For others give reader_options={'file_filters': ['*']}"
-            ) from error
-        readers = pipeline.reader_meta()
-        if self._reader_name not in readers:
-            raise ValueError(
-                f"the pipeline has no reader named {self._reader_name!r}; it has {', '.join(readers) or 'none'}. "
-                f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
-            )
-        self._meta = readers[self._reader_name]
-        self._first_epoch = self._epoch  # of this pipeline, which is on the shard that it says
-        self.output_map = names_of(output_map, pipeline.num_outputs)
-        padded = bool(self._meta["pad_last_batch"])
-        if not padded and self._epoch == 0:
-            log.warning(
-                "the reader %r does not pad its last batch, so epochs run into each other: "
-                "give it pad_last_batch=True for epochs in which each sample comes once",
-                self._reader_name,
-            )
-        drops = self._policy is _dali.LastBatchPolicy.DROP
-        how = {
-            "reader_name": self._reader_name,
-            "auto_reset": True,
-            # See NOTE [ Epochs of a reader ].
-            "last_batch_policy": _dali.LastBatchPolicy.FILL if drops and padded else self._policy,
-            "prepare_first_batch": False,
-        }
-        if self.output_map == ["data", "label"]:
-            self._batches: Any = _dali.DALIClassificationIterator(pipeline, **how)
-        else:
-            self._batches = _dali.DALIGenericIterator(pipeline, self.output_map, **how)
-        self._pipeline, self._at_start, self._is_broken = pipeline, True, False
 
     @property
     def batch_size(self) -> int:
-        return int(self.pipeline.max_batch_size)
+        return self._epochs.batch_size
 
     @property
     def pipeline(self) -> _dali.Pipeline:
         """The DALI pipeline."""
-        if self._pipeline is None:
-            raise RuntimeError(
-                "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
-            )
-        return self._pipeline
+        return self._epochs.pipeline
+
+    @property
+    def output_map(self) -> list[str]:
+        """Names of the pipeline's outputs."""
+        return self._epochs.output_map
 
     def __len__(self) -> int:
         """How many batches the epoch has that is under way, or comes next."""
-        samples, shards = int(self._meta["epoch_size"]), int(self._meta["number_of_shards"])
-        if self._policy is _dali.LastBatchPolicy.DROP:
-            return samples // shards // self.batch_size
-        if self._policy is _dali.LastBatchPolicy.FILL:
-            return math.ceil(math.ceil(samples / shards) / self.batch_size)
-        moved = 0 if self._meta["stick_to_shard"] else self._epoch - self._first_epoch
-        shard = (int(self._meta["shard_id"]) + moved) % shards
-        in_shard = (shard + 1) * samples // shards - shard * samples // shards
-        return math.ceil(in_shard / self.batch_size)
+        return len(self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. A loop that was under way ends: one pipeline cannot read two at once."""
@@ -294,38 +218,32 @@ class FileReaderLoader:
         self._own_turn = None
 
     def _begin(self) -> int:
-        """Begin an epoch, and a turn that it belongs to. See NOTE [ Epochs of a reader ]."""
-        self.pipeline  # noqa: B018  raises where there is none
-        if not self._at_start and not self._goes_on:
-            self._leave_epoch()
-        self._given = self._given if self._goes_on else 0
-        self._turn, self._ended, self._goes_on = self._turn + 1, False, False
+        """Begin an epoch, and a turn that it belongs to."""
+        self._epochs.begin()
+        self._turn += 1
         return self._turn
 
-    def _leave_epoch(self) -> None:
-        """Come to the start of the next epoch from the middle of one."""
-        moves = int(self._meta["number_of_shards"]) > 1 and not self._meta["stick_to_shard"]
-        if not (self._is_given and moves):
-            self._go_to(self._epoch + 1)
-        elif self._is_broken:
+    def _next(self, turn: int) -> Any:
+        if turn != self._turn:
             raise RuntimeError(
-                "an epoch failed, and a pipeline that was given cannot go to its next shard by itself: build it anew, "
-                "give its reader stick_to_shard=True, or let FileReaderLoader(root, function) build it"
+                "another loop over this FileReaderLoader has begun, and its pipeline reads one epoch at a time. "
+                "For two loops at once build two loaders"
             )
-        else:
-            log.warning(
-                "the loop was left early, and the reader of a pipeline that was given comes to its next shard at an "
-                "epoch's end alone: what is left is read and thrown away. stick_to_shard=True avoids that"
-            )
-            with contextlib.suppress(StopIteration):
-                while True:
-                    next(self._batches)
-            self._epoch += 1
+        try:
+            batch = self._epochs.next_batch()
+        except StopIteration:
+            raise
+        except BaseException:
+            self._own_turn = None
+            raise
+        return [batch] if self._style == "dali" else self._as_torch(batch)
 
-    def _go_to(self, epoch: int) -> None:
-        self._batches = self._pipeline = None  # or two would be in memory
-        self._epoch = epoch
-        self._open(self.output_map)
+    def _as_torch(self, batch: dict[str, torch.Tensor]) -> Any:
+        outputs = [batch[name] for name in self.output_map]
+        for at, name in enumerate(self.output_map):
+            if name == "label" and are_class_numbers(outputs[at], len(outputs[0])):
+                outputs[at] = outputs[at].reshape(-1).to(outputs[0].device, torch.int64)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next loop is, as for a ``DistributedSampler``. Without it the loader counts its loops: in
@@ -335,11 +253,15 @@ class FileReaderLoader:
             ValueError: it is no whole number, or less than 0; or the pipeline was given.
         """
         at_least("epoch", epoch, 0)
-        if self._is_given:
+        if self._epochs.is_given:
             raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
-        if epoch != (self._epoch if self._at_start or self._goes_on else self._epoch + 1):
-            self._go_to(epoch)
-            self._turn, self._own_turn, self._goes_on = self._turn + 1, None, False
+        if epoch != self._epochs.next_epoch:
+            self._epochs.go_to(epoch)
+            self._end_loops()
+
+    def _end_loops(self) -> None:
+        """Those under way; the epoch is another."""
+        self._turn, self._own_turn = self._turn + 1, None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, with DALI's own checkpoint of the pipeline. Can be pickled (``torch.save``).
@@ -347,11 +269,7 @@ class FileReaderLoader:
         Raises:
             ValueError: the pipeline was built without ``enable_checkpointing=True``.
         """
-        if not _dali.keeps_checkpoints(self.pipeline):
-            raise ValueError("the pipeline keeps no checkpoints; build it with enable_checkpointing=True")
-        (checkpoint,) = self._batches.checkpoints()
-        here = {"epoch": self._epoch, "first_epoch": self._first_epoch, "batches": 0 if self._ended else self._given}
-        return {"version": STATE_VERSION, **self._told, **here, "checkpoint": checkpoint}
+        return {"version": STATE_VERSION, **self._told, **self._epochs.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop go on where ``state_dict`` was called: with the batches that were left, bit for bit.
@@ -361,8 +279,7 @@ class FileReaderLoader:
                 was made by ``from_pipeline``.
         """
         wanted = {"version": STATE_VERSION, **self._told}
-        known = {"epoch", "first_epoch", "batches", "checkpoint", *wanted}
-        if not isinstance(state_dict, dict) or not known <= state_dict.keys():
+        if not isinstance(state_dict, dict) or not {*Epochs.STATE, *wanted} <= state_dict.keys():
             raise ValueError(
                 f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state_dict)}"
             )
@@ -372,59 +289,17 @@ class FileReaderLoader:
                 f"the state was saved by a loader with {', '.join(others)}, and this one has "
                 f"{', '.join(f'{name}={wanted[name]!r}' for name in wanted)}. Give it the same arguments"
             )
-        self._batches = self._pipeline = None  # or two would be in memory
-        self._epoch = state_dict["first_epoch"]
-        self._open(self.output_map, state_dict["checkpoint"])
-        self._epoch, self._given = state_dict["epoch"], state_dict["batches"]
-        self._turn, self._own_turn, self._ended = self._turn + 1, None, False
-        self._goes_on = True
-
-    def _next(self, turn: int) -> Any:
-        if turn != self._turn:
-            raise RuntimeError(
-                "another loop over this FileReaderLoader has begun, and its pipeline reads one epoch at a time. "
-                "For two loops at once build two loaders"
+        if self._epochs.is_given:
+            raise ValueError(
+                "this loader was given its pipeline, which cannot go to another place in the data by itself: build the "
+                "pipeline with checkpoint=state['checkpoint'], and make the loader from that"
             )
-        if self._ended:
-            raise StopIteration
-        if self._is_broken:
-            raise RuntimeError(
-                "this loop failed, or was interrupted, in the middle of a batch; begin a new one: iter(loader)"
-            )
-        self.pipeline  # noqa: B018  raises where there is none
-        self._at_start = False
-        try:
-            while True:
-                (batch,) = next(self._batches)
-                self._given += 1
-                if self._policy is _dali.LastBatchPolicy.DROP and self._given > len(self):
-                    continue  # the next one ends the epoch
-                if len(batch[self.output_map[0]]):  # a shard that is smaller than others ends with an empty one
-                    return self._in_style(batch)
-        except StopIteration:
-            self._epoch += 1
-            self._at_start = self._ended = True
-            raise
-        except BaseException as error:
-            # DALI's iterator may have lost count, and no epoch after this one would be right.
-            self._is_broken, self._own_turn = True, None
-            if isinstance(error, (RuntimeError, AssertionError)):
-                raise PipelineError(what_failed(error)) from error
-            raise
-
-    def _in_style(self, batch: dict[str, torch.Tensor]) -> Any:
-        if self._style == "dali":
-            return [batch]
-        outputs = [batch[name] for name in self.output_map]
-        for at, name in enumerate(self.output_map):
-            if name == "label" and are_class_numbers(outputs[at], len(outputs[0])):
-                outputs[at] = outputs[at].reshape(-1).to(outputs[0].device, torch.int64)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        self._epochs.load_state_dict(state_dict)
+        self._end_loops()
 
     def close(self) -> None:
         """Free the pipeline: its threads, its memory on a GPU. What was handed out stays."""
-        self._batches = self._pipeline = None
-        self._built = _closed
+        self._epochs.close()
 
     def __enter__(self) -> FileReaderLoader:
         return self
@@ -433,21 +308,19 @@ class FileReaderLoader:
         self.close()
 
     def __repr__(self) -> str:
-        read = f"{self._meta['epoch_size']} samples, shard {self._meta['shard_id']} of {self._meta['number_of_shards']}"
-        state = "closed" if self._pipeline is None else f"{len(self)} batches of {self.batch_size}"
-        return f"FileReaderLoader({read}; {state}; {self._policy.name.lower()})"
+        return f"FileReaderLoader({self._epochs.in_words()})"
 
     # --- around a fork: see NOTE [ Forks ] in forks.py --------------------------------------------------------------
 
     def hold_still(self) -> bool:
         """DALI reads ahead whatever is asked of it, so it says that runs were under way."""
-        return self._pipeline is not None
+        return self._epochs.is_open
 
     def go_on(self) -> None: ...
 
     def forget_in_child(self) -> None:
-        if self._pipeline is not None:
-            _dali.forget_in_child(self._pipeline)
+        if self._epochs.is_open:
+            _dali.forget_in_child(self.pipeline)
             self.close()
 
 
@@ -469,7 +342,3 @@ class _Loop:
         except StopIteration:
             self._loader = None  # a loop that has ended keeps no pipeline
             raise
-
-
-def _closed(epoch: int) -> _dali.Pipeline:
-    raise AssertionError("closed")

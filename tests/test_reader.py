@@ -596,6 +596,11 @@ def test_a_state_of_another_loader_is_refused(photos: Path) -> None:
             loader.load_state_dict(state)
         with pytest.raises(ValueError, match="takes what state_dict of a FileReaderLoader gave"):
             loader.load_state_dict({})
+    given = pipelines.training(source=Reader(str(photos), pad_last_batch=True), batch_size=7, num_threads=1, size=32)
+    with FileReaderLoader.from_pipeline(given) as loader:
+        with pytest.raises(ValueError, match=r"cannot go to another place .* checkpoint=state\['checkpoint'\]"):
+            loader.load_state_dict(state)
+        assert sum(len(images) for images, _ in loader) == 48  # nothing was lost by that
     without = resumable(photos, "cpu", enable_checkpointing=False)
     with without as loader, pytest.raises(ValueError, match="build it with enable_checkpointing=True"):
         loader.state_dict()

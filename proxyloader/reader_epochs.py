@@ -1,0 +1,235 @@
+"""The epochs of a DALI pipeline that reads: one after the other, left early, gone on with. Main process.
+
+NOTE [ Epochs of a reader ]
+DALI's iterators keep epochs apart only if the reader pads its last batch, so ours always does (``pad_last_batch``).
+The iterator then cuts the padding off (PARTIAL) or leaves it (FILL). With DROP it loses count of padded batches where
+shards differ by one sample, and begins the next epoch with one of them (DALI 2.4); so DROP is done here, as FILL of
+which the last batch is not handed out. And DALI cannot leave an epoch half way: what its threads have read ahead would
+be in the next one. So after a ``break`` the pipeline is built anew, on the shard that is next and with another seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import _dali
+from .errors import PipelineError
+from .reader_arguments import names_of, what_failed
+from .sharding import LastBatchPolicy
+
+log = logging.getLogger("proxyloader")
+
+
+class Epochs:
+    """The batches of a pipeline and of DALI's iterator over it, epoch by epoch.
+
+    Args:
+        built: from the number of an epoch to the pipeline that begins with it; and from DALI's checkpoint, or None, to
+            go on with that.
+        reader_name: of the reader that says how long an epoch is.
+        policy: what becomes of a shard's last batch.
+        output_map: names of the pipeline's outputs, or None for the usual ones.
+        is_given: ``built`` gives the same pipeline again and again, which was made by the user.
+
+    Raises:
+        FileNotFoundError, ValueError: see ``FileReaderLoader``.
+    """
+
+    STATE = ("epoch", "first_epoch", "batches", "checkpoint")
+
+    def __init__(
+        self,
+        built: Callable[..., _dali.Pipeline],
+        reader_name: str,
+        policy: LastBatchPolicy,
+        output_map: Sequence[str] | None,
+        is_given: bool,
+    ) -> None:
+        self._built, self._reader_name, self._policy, self.is_given = built, reader_name, policy, is_given
+        self._epoch = 0  # the one that is under way, or comes next
+        self._handed_out, self._is_over = 0, False  # of the one under way
+        self._goes_on = False  # what is to begin is the middle of an epoch
+        self._is_broken = False
+        self._open(output_map)
+
+    def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
+        """Build the pipeline, and DALI's iterator over it."""
+        self._batches: Any = None
+        self._pipeline: _dali.Pipeline | None = None  # or two would be in memory
+        pipeline = self._built(self._epoch, checkpoint)
+        try:
+            pipeline.build()
+        except RuntimeError as error:
+            if "No files found" not in str(error):
+                raise
+            raise FileNotFoundError(
+                "there is no file that DALI takes for an image by its ending: .jpg, .jpeg, .png, .webp, .bmp, ... "
+                "For others give reader_options={'file_filters': ['*']}"
+            ) from error
+        readers = pipeline.reader_meta()
+        if self._reader_name not in readers:
+            raise ValueError(
+                f"the pipeline has no reader named {self._reader_name!r}; it has {', '.join(readers) or 'none'}. "
+                f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
+            )
+        self._meta = readers[self._reader_name]
+        self._first_epoch = self._epoch  # of this pipeline, which is on the shard that it says
+        self.output_map = names_of(output_map, pipeline.num_outputs)
+        self._batches = self._iterator_over(pipeline)
+        self._pipeline, self._at_start, self._is_broken = pipeline, True, False
+
+    def _iterator_over(self, pipeline: _dali.Pipeline) -> Any:
+        padded = bool(self._meta["pad_last_batch"])
+        if not padded and self._epoch == 0:
+            log.warning(
+                "the reader %r does not pad its last batch, so epochs run into each other: "
+                "give it pad_last_batch=True for epochs in which each sample comes once",
+                self._reader_name,
+            )
+        # See NOTE [ Epochs of a reader ].
+        policy = LastBatchPolicy.FILL if self._policy is LastBatchPolicy.DROP and padded else self._policy
+        how = {
+            "reader_name": self._reader_name,
+            "auto_reset": True,
+            "last_batch_policy": _dali.LastBatchPolicy[policy.name],
+            "prepare_first_batch": False,
+        }
+        if self.output_map == ["data", "label"]:
+            return _dali.DALIClassificationIterator(pipeline, **how)
+        return _dali.DALIGenericIterator(pipeline, self.output_map, **how)
+
+    @property
+    def is_open(self) -> bool:
+        return self._pipeline is not None
+
+    @property
+    def pipeline(self) -> _dali.Pipeline:
+        if self._pipeline is None:
+            raise RuntimeError(
+                "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
+            )
+        return self._pipeline
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.pipeline.max_batch_size)
+
+    def __len__(self) -> int:
+        """How many batches the epoch has that is under way, or comes next."""
+        samples, shards = int(self._meta["epoch_size"]), int(self._meta["number_of_shards"])
+        if self._policy is LastBatchPolicy.DROP:
+            return samples // shards // self.batch_size
+        if self._policy is LastBatchPolicy.FILL:
+            return math.ceil(math.ceil(samples / shards) / self.batch_size)
+        moved = 0 if self._meta["stick_to_shard"] else self._epoch - self._first_epoch
+        shard = (int(self._meta["shard_id"]) + moved) % shards
+        in_shard = (shard + 1) * samples // shards - shard * samples // shards
+        return math.ceil(in_shard / self.batch_size)
+
+    def begin(self) -> None:
+        """The next epoch; also from the middle of one."""
+        self.pipeline  # noqa: B018  raises where there is none
+        if not self._at_start and not self._goes_on:
+            self._leave()
+        self._handed_out = self._handed_out if self._goes_on else 0
+        self._is_over = self._goes_on = False
+
+    def next_batch(self) -> dict[str, torch.Tensor]:
+        """
+        Returns:
+            The outputs by their names.
+
+        Raises:
+            StopIteration: the epoch is over.
+            PipelineError: DALI failed.
+        """
+        if self._is_over:
+            raise StopIteration
+        if self._is_broken:
+            raise RuntimeError(
+                "this loop failed, or was interrupted, in the middle of a batch; begin a new one: iter(loader)"
+            )
+        self.pipeline  # noqa: B018  raises where there is none
+        self._at_start = False
+        try:
+            while True:
+                (batch,) = next(self._batches)
+                self._handed_out += 1
+                if self._policy is LastBatchPolicy.DROP and self._handed_out > len(self):
+                    continue  # the next one ends the epoch
+                if len(batch[self.output_map[0]]):  # a shard that is smaller than others ends with an empty one
+                    outputs: dict[str, torch.Tensor] = batch
+                    return outputs
+        except StopIteration:
+            self._epoch += 1
+            self._at_start = self._is_over = True
+            raise
+        except BaseException as error:
+            # DALI's iterator may have lost count, and no epoch after this one would be right.
+            self._is_broken = True
+            if isinstance(error, (RuntimeError, AssertionError)):
+                raise PipelineError(what_failed(error)) from error
+            raise
+
+    def _leave(self) -> None:
+        """Come to the start of the next epoch from the middle of one. See NOTE [ Epochs of a reader ]."""
+        moves = int(self._meta["number_of_shards"]) > 1 and not self._meta["stick_to_shard"]
+        if not (self.is_given and moves):
+            self.go_to(self._epoch + 1)
+        elif self._is_broken:
+            raise RuntimeError(
+                "an epoch failed, and a pipeline that was given cannot go to its next shard by itself: build it anew, "
+                "give its reader stick_to_shard=True, or let FileReaderLoader(root, function) build it"
+            )
+        else:
+            log.warning(
+                "the loop was left early, and the reader of a pipeline that was given comes to its next shard at an "
+                "epoch's end alone: what is left is read and thrown away. stick_to_shard=True avoids that"
+            )
+            with contextlib.suppress(StopIteration):
+                while True:
+                    next(self._batches)
+            self._epoch += 1
+
+    @property
+    def next_epoch(self) -> int:
+        """The one that ``begin`` would begin, or go on with."""
+        return self._epoch if self._at_start or self._goes_on else self._epoch + 1
+
+    def go_to(self, epoch: int) -> None:
+        """Let that be the next one, by building the pipeline anew."""
+        self._epoch, self._goes_on = epoch, False
+        self._open(self.output_map)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``STATE`` names: where the epoch stands, and DALI's checkpoint."""
+        if not _dali.keeps_checkpoints(self.pipeline):
+            raise ValueError("the pipeline keeps no checkpoints; build it with enable_checkpointing=True")
+        (checkpoint,) = self._batches.checkpoints()
+        batches = 0 if self._is_over else self._handed_out
+        return dict(zip(self.STATE, (self._epoch, self._first_epoch, batches, checkpoint)))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._epoch = state["first_epoch"]
+        self._open(self.output_map, state["checkpoint"])
+        self._epoch, self._handed_out = state["epoch"], state["batches"]
+        self._is_over, self._goes_on = False, True
+
+    def close(self) -> None:
+        self._batches = self._pipeline = None
+        self._built = _closed
+
+    def in_words(self) -> str:
+        read = f"{self._meta['epoch_size']} samples, shard {self._meta['shard_id']} of {self._meta['number_of_shards']}"
+        state = f"{len(self)} batches of {self.batch_size}" if self.is_open else "closed"
+        return f"{read}; {state}; {self._policy.value}"
+
+
+def _closed(epoch: int, checkpoint: bytes | None) -> _dali.Pipeline:
+    raise AssertionError("closed")
