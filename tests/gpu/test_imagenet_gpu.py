@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from proxyloader.make_dataset import make_dataset
-from tests.test_imagenet_example import BACKENDS, EPOCHS, IMAGES, VAL_IMAGES, trained
+from tests.test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
 
 pytestmark = pytest.mark.gpu
 
@@ -23,3 +25,18 @@ def test_every_gpu_trains(tmp_path: Path, backend: str) -> None:
     options = ["--amp", "float16", "--channels-last", "--batch-size", 32 // ranks, "--epochs", EPOCHS]
     log = trained(data, tmp_path / "out", "--data-backend", backend, *options, ranks=ranks, device="cuda")
     assert {line["images"] for line in log} == {IMAGES} and log[-1]["top1"] > 40
+
+
+@pytest.mark.parametrize("backend", ["proxy", "dali"])
+def test_the_first_batch_is_on_the_gpu_as_the_model_wants_it(
+    photos: Path, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part).symlink_to(photos)
+    options = [str(tmp_path), "--batch-size", "16", "--amp", "float16", "--channels-last", "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
+    example = runpy.run_path(str(SCRIPT))
+    train_loader, _ = example["BACKENDS"][backend](example["parse_args"](), example["join_world"]())
+    images, labels = next(iter(train_loader))
+    assert images.shape == (16, 3, 224, 224) and images.is_cuda and images.dtype == torch.float16
+    assert labels.shape == (16,)
