@@ -130,6 +130,7 @@ def test_a_training_that_was_stopped_in_mid_epoch_ends_as_if_it_had_not_been(
 def test_the_backend_without_images_trains(small: Path, tmp_path: Path) -> None:
     (line,) = trained(small, tmp_path, "--data-backend", "synthetic", "--batch-size", 16, "--epochs", 1)
     assert line["images"] == 96 and "top1" not in line
+    assert list(tmp_path.glob("events.out.tfevents.*"))  # TensorBoard's
 
 
 @pytest.mark.parametrize(
