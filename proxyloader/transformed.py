@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._dali import Pipeline, fn, pipeline_def
+from ._dali import Pipeline, fn, pipeline_def, upright
 from .errors import UnsupportedTransformError
 from .operators import Graph, PipelineOptions
 from .transforms import compile_transforms
@@ -64,6 +64,7 @@ def transformed(source: Callable[[], tuple[Any, ...]], *, plan: Plan, hw_decoder
         def row(shape: NDArray[np.int64]) -> NDArray[np.float32]:
             return plan.draw(int(shape[0]), int(shape[1]))
 
-        rows = fn.python_function(fn.peek_image_shape(encoded, adjust_orientation=False), function=row)
+        how: dict[str, Any] = upright("PeekImageShape")
+        rows = fn.python_function(fn.peek_image_shape(encoded, **how), function=row)
     (images,) = Graph(options, encoded, rows, plan.columns).outputs_of(plan.steps)
     return images, *(other.gpu() if pipeline.device_id is not None else other for other in others)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from PIL import ExifTags, Image
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -528,6 +529,21 @@ def test_a_transform_without_chance_gives_what_the_loader_gives(photos: Path, tr
             for (images, labels), (wanted, wanted_labels) in zip(loader, theirs, strict=True):
                 assert images.device.type == device and torch.equal(labels.cpu(), wanted_labels)
                 torch.testing.assert_close(images, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", VALIDATION.values(), ids=VALIDATION)
+def test_a_transform_does_not_turn_images_by_exif(photos: Path, tmp_path: Path, transform: Any, device: str) -> None:
+    (tmp_path / "class").mkdir()
+    for k, path in enumerate(sorted(photos.rglob("*.jpg"))[:8]):
+        with Image.open(path) as image:
+            exif = image.getexif()
+            exif[ExifTags.Base.Orientation] = 1 + k
+            image.save(tmp_path / "class" / f"{k}.jpg", exif=exif)
+    how: dict[str, Any] = {"device": device, "num_threads": 2, "hw_decoder_load": 1.0}
+    (wanted, _) = next(iter(DataLoader(ImageFolder(str(tmp_path), transform), 8, **how)))
+    with FileReaderLoader(tmp_path, transform, 8, **how) as loader:
+        (images, _) = next(iter(loader))
+    torch.testing.assert_close(images, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
