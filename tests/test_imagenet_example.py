@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from proxyloader.make_dataset import make_dataset
 from tests.faults import WITH_THE_PROJECT
@@ -131,6 +134,29 @@ def test_the_backend_without_images_trains(small: Path, tmp_path: Path) -> None:
     (line,) = trained(small, tmp_path, "--data-backend", "synthetic", "--batch-size", 16, "--epochs", 1)
     assert line["images"] == 96 and "top1" not in line
     assert list(tmp_path.glob("events.out.tfevents.*"))  # TensorBoard's
+
+
+def test_a_first_step_that_overflows_leaves_no_trace(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [str(small), *SMALL, "--data-backend", "synthetic", "--batch-size", "2", "--amp", "float16"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
+    example = runpy.run_path(str(SCRIPT))
+    trainer = example["Trainer"](example["parse_args"](), example["World"](1, 0, torch.device("cpu")))
+    weights = list(trainer.bare.parameters())
+    torch.use_deterministic_algorithms(True)  # which fills with NaN what nobody has written yet
+    try:
+        for gradient in (math.inf, 1.0):
+            trainer.scaler.scale(torch.zeros(1))
+            for weight in weights:
+                weight.grad = torch.full_like(weight, gradient)
+            trainer.scaler.step(trainer.optimizer)
+            trainer.scaler.update()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert trainer.scaler.get_scale() == 65536 / 2
+    for weight in weights:
+        assert weight.isfinite().all() and trainer.optimizer.state[weight]["momentum_buffer"].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,10 @@ class Trainer:
         self.lr = args.lr * args.batch_size * world.size / 256
         how = {"momentum": args.momentum, "weight_decay": args.weight_decay, "fused": True}
         self.optimizer = torch.optim.SGD(model.parameters(), self.lr, **how)
+        for weight in model.parameters():
+            # A fused step that overflows in float16 changes nothing. But in the first one torch makes the momentum of
+            # memory as it is, and relies on that step to write it (torch 2.14); so it is made here.
+            self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         self.scaler = torch.amp.GradScaler(
             self.device.type,
             args.loss_scale,

@@ -167,6 +167,8 @@ def _training(setting: Setting) -> Callable[[Any], None]:
     model = torchvision.models.get_model(setting.model, num_classes=CLASSES)
     model = model.to(setting.device, memory_format=setting.memory_format).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=setting.on_gpu)
+    for weight in model.parameters():  # or a first step that overflows would leave it as the memory was (torch 2.14)
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
     half = torch.bfloat16 if setting.torch_dtype == torch.bfloat16 or not setting.on_gpu else torch.float16
     scaler = torch.amp.GradScaler(setting.device, enabled=half == torch.float16)
 
