@@ -42,6 +42,7 @@ try:
     from nvidia.dali import pipeline_def as pipeline_def
     from nvidia.dali import tfrecord as tfrecord
     from nvidia.dali import types as types
+    from nvidia.dali.pipeline import do_not_convert as do_not_convert
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator as DALIClassificationIterator
     from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator

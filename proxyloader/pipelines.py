@@ -11,11 +11,13 @@ drawn by DALI: the same seed gives the same crops and flips again, but not those
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ._dali import Pipeline, automatic_augmentation, fn, pipeline_def, types, upright
+from ._dali import Pipeline, automatic_augmentation, do_not_convert, fn, pipeline_def, types, upright
+from .arguments import at_least
 from .sources import Reader
 from .sources import from_workers as from_workers
 
@@ -89,6 +91,11 @@ def training(
 
     Source: ``decoders.image_random_crop``, ``resize``, ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
+    at_least("size", size, 1)
+    _check_range("area", area, 1.0)
+    _check_range("aspect_ratio", aspect_ratio, math.inf)
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is a probability, 0 to 1, got {flip!r}")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image_random_crop(
         encoded,
@@ -133,6 +140,8 @@ def validation(
 
     All others, what comes out and what is raised: as ``training``.
     """
+    at_least("size", size, 1)
+    at_least("resize", resize, 1)
     if resize < size:
         raise ValueError(f"resize={resize} is the shorter side of an image that size={size} is cropped of; give more")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
@@ -171,6 +180,8 @@ def rotation(
     """
     if not degrees > 0:
         raise ValueError(f"degrees={degrees} is the most that an image is turned to either side; give more than 0")
+    if size is not None:
+        at_least("size", size, 1, ", or None")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     if size is not None:
@@ -179,6 +190,14 @@ def rotation(
     return _beside(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
 
 
+def _check_range(name: str, limits: tuple[float, float], most: float) -> None:
+    low, high = limits
+    if not 0 < low <= high <= most:
+        upper = "" if math.isinf(most) else f", and at most {most}"
+        raise ValueError(f"{name} is (least, most), both more than 0{upper}; got {limits!r}")
+
+
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _read(
     source: Source,
     file_root: str | None,
@@ -189,6 +208,8 @@ def _read(
     stick_to_shard: bool,
 ) -> tuple[Any, tuple[Any, ...]]:
     """The encoded images, and what is read beside them."""
+    if file_root is not None and source != "files":
+        raise ValueError(f"file_root={file_root!r} is read by source='files', and source is {source!r}")
     if callable(source):
         encoded, *others = source()
     elif source == "proxy":

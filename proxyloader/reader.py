@@ -12,7 +12,14 @@ from . import _dali, forks
 from .arguments import at_least
 from .device import check_device, cuda_ordinal
 from .pipeline import PipelineOptions
-from .reader_arguments import are_class_numbers, check_pipeline_function, is_transform, named
+from .reader_arguments import (
+    are_class_numbers,
+    as_called,
+    check_pipeline_function,
+    check_reader_options,
+    is_transform,
+    named,
+)
 from .reader_epochs import Epochs
 from .seeding import seed_for
 from .sharding import LastBatchPolicy
@@ -22,7 +29,7 @@ from .world import Auto, World
 
 STYLES = ("torch", "dali")
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class FileReaderLoader:
@@ -39,9 +46,12 @@ class FileReaderLoader:
             torchvision transform without chance, as for validation, whose pixels are then those of ``DataLoader``.
         batch_size: samples in a batch.
         shuffle: DALI's ``random_shuffle``: samples are picked at random among the next ``initial_fill`` (1024) of a
-            list that was shuffled once.
+            list that was shuffled once. The order of an epoch follows from those that were read before it, and from
+            where loops were left.
         reader: "file", "tfrecord", "webdataset", "caffe", "caffe2" or "numpy".
-        reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``.
+        reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``. Of webdataset ``ext`` names the
+            parts of a sample (["jpg;jpeg;png", "cls"]), of which cls is a label in digits and others come as bytes; of
+            tfrecord ``features`` names image and label (("image/encoded", "image/class/label")), or the image alone.
         num_shards: how many processes share the data; this one reads its shard, and another shard in each epoch, unless
             ``reader_options={"stick_to_shard": True}``. "auto" takes ``World.current()``. By default it reads all.
         shard_id: which of them this is, from 0; by default its rank.
@@ -55,7 +65,8 @@ class FileReaderLoader:
         output_map: names of the pipeline's outputs; None: "data", "label".
         device: CUDA device, "cpu", or None: a GPU where there is one.
         num_threads: DALI's CPU threads.
-        seed: the same gives the same batches; None: drawn from torch's default generator. (Needed to load a state.)
+        seed: the same gives the same batches, in two runs whose loops are the same; None: drawn from torch's default
+            generator. (Needed to load a state.)
         prefetch: batches that DALI prepares ahead.
         graph_options: all else goes to ``pipeline``, such as ``size=192``; or ``enable_checkpointing=False``, where an
             operator has no checkpoints.
@@ -94,13 +105,14 @@ class FileReaderLoader:
             pipeline, graph_options = transformed, {"plan": plan, **graph_options}
         check_pipeline_function(pipeline, graph_options)
         check_device(device)
+        at_least("batch_size", batch_size, 1)
+        at_least("prefetch", prefetch, 1)
+        for name, value, least in (("seed", seed, 0), ("num_threads", num_threads, 1)):
+            if value is not None:
+                at_least(name, value, least, ", or None")
         options = dict(reader_options or {})
+        check_reader_options(options)
         moves = not options.pop("stick_to_shard", False)
-        if options.get("shuffle_after_epoch"):
-            raise ValueError(
-                "reader_options has shuffle_after_epoch, with which orders depend on how many epochs were read to "
-                "their end: processes that differ in that would read the same samples. Use shuffle=True"
-            )
         world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
         if num_shards is not None:
             world.check_processes()
@@ -123,7 +135,17 @@ class FileReaderLoader:
                 **{"enable_checkpointing": True, "checkpoint": checkpoint, **graph_options},
             )
 
-        told = {"seed": seed, "num_shards": world.num_shards, "shard_id": world.shard_id, "batch_size": batch_size}
+        told = {
+            "seed": seed,
+            "num_shards": world.num_shards,
+            "shard_id": world.shard_id,
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "stick_to_shard": not moves,
+            "last_batch_policy": LastBatchPolicy.of(last_batch_policy).value,
+            "reader": reader,
+            "pipeline": as_called(pipeline.__name__, graph_options),
+        }
         self._set_up(built, READER_NAME, last_batch_policy, auto_reset, style, output_map, told)
 
     @classmethod
@@ -246,8 +268,9 @@ class FileReaderLoader:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next loop is, as for a ``DistributedSampler``. Without it the loader counts its loops: in
-        all processes alike, then, or they would read the same shard.
+        """Say which epoch the next loop is: which shard it reads, and what DALI draws. Without it the loader counts its
+        loops: in all processes alike, then, or they would read the same shard. (With ``shuffle=True`` the epoch has
+        another order than after the epochs before it; ``load_state_dict`` brings that back.)
 
         Raises:
             ValueError: it is no whole number, or less than 0; or the pipeline was given.
@@ -275,24 +298,24 @@ class FileReaderLoader:
         """Let the next loop go on where ``state_dict`` was called: with the batches that were left, bit for bit.
 
         Raises:
-            ValueError: it is no such state, or that of a loader with another seed, batch size or shard; or this loader
-                was made by ``from_pipeline``.
+            ValueError: it is no such state, or that of a loader with other arguments or another number of samples; or
+                this loader was made by ``from_pipeline``.
         """
-        wanted = {"version": STATE_VERSION, **self._told}
-        if not isinstance(state_dict, dict) or not {*Epochs.STATE, *wanted} <= state_dict.keys():
-            raise ValueError(
-                f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state_dict)}"
-            )
-        others = [f"{name}={state_dict[name]!r}" for name, value in wanted.items() if state_dict[name] != value]
-        if others:
-            raise ValueError(
-                f"the state was saved by a loader with {', '.join(others)}, and this one has "
-                f"{', '.join(f'{name}={wanted[name]!r}' for name in wanted)}. Give it the same arguments"
-            )
         if self._epochs.is_given:
             raise ValueError(
                 "this loader was given its pipeline, which cannot go to another place in the data by itself: build the "
                 "pipeline with checkpoint=state['checkpoint'], and make the loader from that"
+            )
+        wanted = {"version": STATE_VERSION, **self._told, "samples": self._epochs.samples}
+        if not isinstance(state_dict, dict) or not {*Epochs.STATE, *wanted} <= state_dict.keys():
+            raise ValueError(
+                f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state_dict)}"
+            )
+        others = [name for name, value in wanted.items() if state_dict[name] != value]
+        if others:
+            saved, here = (", ".join(f"{name}={of[name]!r}" for name in others) for of in (state_dict, wanted))
+            raise ValueError(
+                f"the state was saved by a loader with {saved}, and this one has {here}. Give it the same arguments"
             )
         self._epochs.load_state_dict(state_dict)
         self._end_loops()

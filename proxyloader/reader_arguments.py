@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import _dali
+from .sources import class_number
 from .transformed import transformed
 
 NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
@@ -74,9 +75,45 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
         raise TypeError(f"FileReaderLoader with a transform takes no {', '.join(unknown)}: the transform says all that")
     if unknown:
         raise TypeError(
-            f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; "
-            f"{pipeline.__name__} takes {', '.join(name for name in takes if name != 'source')}"
+            f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; beside source "
+            f"{pipeline.__name__} takes {', '.join(name for name in takes if name != 'source') or 'nothing'}"
         )
+
+
+BY_NAME = {"random_shuffle": "shuffle", "num_shards": "num_shards", "shard_id": "shard_id"}
+"""Arguments of DALI's readers that FileReaderLoader has itself, and what they are called there."""
+
+
+def check_reader_options(options: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: one of them is for FileReaderLoader to say.
+    """
+    for name in BY_NAME.keys() & options.keys():
+        raise ValueError(f"reader_options has {name}, which FileReaderLoader gives the reader: use {BY_NAME[name]}=...")
+    for name in {"name", "pad_last_batch"} & options.keys():
+        raise ValueError(
+            f"reader_options has {name}, which is FileReaderLoader's own matter; to build a pipeline with it, use "
+            "FileReaderLoader.from_pipeline"
+        )
+    if options.get("shuffle_after_epoch"):
+        raise ValueError(
+            "reader_options has shuffle_after_epoch, with which orders depend on how many epochs were read to "
+            "their end: processes that differ in that would read the same samples. Use shuffle=True"
+        )
+
+
+def as_called(function: str, options: Mapping[str, Any]) -> str:
+    """For a state: a call that is written alike in two runs of a script."""
+    written = (f"{name}={_written(options[name])}" for name in sorted(options.keys() - {"enable_checkpointing"}))
+    return f"{function}({', '.join(written)})"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_written, value))}]"
+    plain = value is None or isinstance(value, (bool, int, float, str, torch.dtype))
+    return str(value) if plain else type(value).__name__  # whose repr may hold an address
 
 
 def named(thing: Any) -> str:
@@ -84,10 +121,39 @@ def named(thing: Any) -> str:
     return getattr(thing, "__name__", None) or type(thing).__name__
 
 
+def what_is_missing(error: Exception) -> Exception | None:
+    """What DALI's error means where a pipeline is built, or None where it is something else."""
+    if "No files found" in str(error):
+        return FileNotFoundError(
+            "there is no file that DALI takes for an image by its ending: .jpg, .jpeg, .png, .webp, .bmp, ... "
+            "For others give reader_options={'file_filters': ['*']}"
+        )
+    if "num_shards_ <= Size()" in str(error):
+        return ValueError(
+            "num_shards is more than there are samples, and DALI's readers want one for each shard: start fewer "
+            "processes, or use proxyloader.DataLoader(..., num_shards=...), which deals out any number"
+        )
+    if "Underful sample" in str(error):
+        return ValueError(
+            "a sample of the webdataset lacks one of the parts that reader_options={'ext': [...]} names (by default "
+            "jpg, jpeg or png, and cls). 'missing_component_behavior': 'skip' leaves such samples out. "
+            f"DALI says: {error}"
+        )
+    return None
+
+
 def what_failed(error: Exception) -> str:
     """What DALI's error means."""
     if "Critical error in pipeline" not in str(error):  # in which DALI's text quotes paths and code
-        return f"the samples of a batch differ in shape, so they make no tensor; resize or crop them: {error}"
+        return (
+            "the samples of a batch differ in shape, so they make no tensor; resize or crop them in the pipeline "
+            f"(pipelines.rotation has size=... for that): {error}"
+        )
+    if class_number.__name__ in str(error):
+        return (
+            "a label of the webdataset is no number in digits. Where labels are written otherwise, let "
+            f"reader_options={{'ext': [...]}} name that part, and read its bytes in a pipeline of your own: {error}"
+        )
     return (
         "DALI failed on a batch. Its reader cannot leave out what is no image; the next loop begins a new epoch. "
         f"proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names them. DALI says: {error}"

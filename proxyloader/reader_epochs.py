@@ -20,7 +20,7 @@ import torch
 
 from . import _dali
 from .errors import PipelineError
-from .reader_arguments import names_of, what_failed
+from .reader_arguments import names_of, what_failed, what_is_missing
 from .sharding import LastBatchPolicy
 
 log = logging.getLogger("proxyloader")
@@ -41,7 +41,7 @@ class Epochs:
         FileNotFoundError, ValueError: see ``FileReaderLoader``.
     """
 
-    STATE = ("epoch", "first_epoch", "batches", "checkpoint")
+    STATE = ("samples", "epoch", "first_epoch", "batches", "checkpoint")
 
     def __init__(
         self,
@@ -66,12 +66,10 @@ class Epochs:
         try:
             pipeline.build()
         except RuntimeError as error:
-            if "No files found" not in str(error):
+            missing = what_is_missing(error)
+            if missing is None:
                 raise
-            raise FileNotFoundError(
-                "there is no file that DALI takes for an image by its ending: .jpg, .jpeg, .png, .webp, .bmp, ... "
-                "For others give reader_options={'file_filters': ['*']}"
-            ) from error
+            raise missing from error
         readers = pipeline.reader_meta()
         if self._reader_name not in readers:
             raise ValueError(
@@ -117,12 +115,17 @@ class Epochs:
         return self._pipeline
 
     @property
+    def samples(self) -> int:
+        """Of an epoch, in all shards."""
+        return int(self._meta["epoch_size"])
+
+    @property
     def batch_size(self) -> int:
         return int(self.pipeline.max_batch_size)
 
     def __len__(self) -> int:
         """How many batches the epoch has that is under way, or comes next."""
-        samples, shards = int(self._meta["epoch_size"]), int(self._meta["number_of_shards"])
+        samples, shards = self.samples, int(self._meta["number_of_shards"])
         if self._policy is LastBatchPolicy.DROP:
             return samples // shards // self.batch_size
         if self._policy is LastBatchPolicy.FILL:
@@ -213,11 +216,17 @@ class Epochs:
             raise ValueError("the pipeline keeps no checkpoints; build it with enable_checkpointing=True")
         (checkpoint,) = self._batches.checkpoints()
         batches = 0 if self._is_over else self._handed_out
-        return dict(zip(self.STATE, (self._epoch, self._first_epoch, batches, checkpoint)))
+        return dict(zip(self.STATE, (self.samples, self._epoch, self._first_epoch, batches, checkpoint)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._epoch = state["first_epoch"]
-        self._open(self.output_map, state["checkpoint"])
+        before, self._epoch = self.next_epoch, state["first_epoch"]
+        try:
+            self._open(self.output_map, state["checkpoint"])
+        except RuntimeError as error:
+            self.go_to(before)
+            raise ValueError(
+                f"DALI cannot go on from this state, which is of another pipeline than this loader's: {error}"
+            ) from error
         self._epoch, self._handed_out = state["epoch"], state["batches"]
         self._is_over, self._goes_on = False, True
 

@@ -229,7 +229,10 @@ def sampler_for(
         last_batch_policy=policy,
         batch_size=batch_size,
     )
-    found.world.check_processes()
+    found.world.check_processes(
+        ". Where groups of processes are to load the same samples, leave num_shards out of the DataLoader and give it "
+        "sampler=ShardedSampler(dataset, num_shards, shard_id)"
+    )
     return found
 
 

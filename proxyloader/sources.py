@@ -25,6 +25,15 @@ Root = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
 DIGITS = 10
 """Most that a label written in digits has; 32 bits hold no more."""
 
+MUCH = 2**20
+"""More bytes than a label has."""
+
+OF_FILES = ("tfrecord", "webdataset")
+"""Readers of files, where others read a folder."""
+
+LISTS = {"file_list", "files"}
+"""Arguments of readers that say what is read in place of ``root``."""
+
 
 def from_workers() -> tuple[Any, ...]:
     """The images that a ``ProxyServer`` is given: (bytes,) uint8 each. Labels stay with the workers."""
@@ -60,9 +69,12 @@ class Reader:
         if self.kind not in READERS:
             raise ValueError(f"reader is one of {', '.join(READERS)}, got {self.kind!r}")
         World(self.num_shards, self.shard_id)
+        if self.root is None and not LISTS & self.options.keys():
+            raise ValueError(
+                f"root is None, and reader_options say nothing to read either: {' or '.join(sorted(LISTS))}"
+            )
         for path in self.paths:
-            if not os.path.exists(path):
-                raise FileNotFoundError(f"there is nothing at {path!r}, which the {self.kind} reader is to read")
+            _check_path(self.kind, path)
         if self.kind == "file" and self.root is not None:
             _check_class_folders(self.path)
 
@@ -71,6 +83,8 @@ class Reader:
         if self.root is None:
             return []
         several = [self.root] if isinstance(self.root, (str, os.PathLike)) else self.root
+        if not isinstance(several, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in several):
+            raise TypeError(f"root is a path or several, got {self.root!r}")
         return [os.fspath(path) for path in several]
 
     @property
@@ -84,6 +98,9 @@ class Reader:
 
         Returns:
             The encoded images, (bytes,) uint8 each, and their labels, (1,) int32 each. Of numpy: the arrays alone.
+
+        Raises:
+            TypeError: the reader does not take one of ``options``.
         """
         how = {
             "name": READER_NAME,
@@ -94,7 +111,18 @@ class Reader:
             "stick_to_shard": self.stick_to_shard,
             **self.options,
         }
-        return READERS[self.kind](self, how)
+        try:
+            read = READERS[self.kind](self, how)
+        except KeyError as error:  # DALI's, which names it
+            raise TypeError(f"nvidia.dali.fn.readers.{self.kind} does not take that: {error.args[0]}") from error
+        return tuple(read) if isinstance(read, (tuple, list)) else (read,)
+
+
+def _check_path(kind: str, path: str) -> None:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is nothing at {path!r}, which the {kind} reader is to read")
+    if kind in OF_FILES and os.path.isdir(path):
+        raise IsADirectoryError(f"{path!r} is a folder; the {kind} reader reads files: give one, or a list of them")
 
 
 def _check_class_folders(root: str) -> None:
@@ -108,17 +136,23 @@ def _check_class_folders(root: str) -> None:
     )
 
 
-def _files(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
+def _files(reader: Reader, how: dict[str, Any]) -> Any:
     """Class folders in the order of their names, as of ``ImageFolder``; or what ``options`` say."""
     if reader.root is not None:
         how["file_root"] = reader.path
-    return tuple(fn.readers.file(**how))
+    return fn.readers.file(**how)
 
 
-def _tfrecord(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
+def _tfrecord(reader: Reader, how: dict[str, Any]) -> Any:
     """Each file has its index beside it, as ``tfrecord2idx a.tfrecord a.tfrecord.idx`` makes it."""
-    image, label = how.pop("features", ("image/encoded", "image/class/label"))
+    image, *label = how.pop("features", ("image/encoded", "image/class/label"))
     index_path = how.pop("index_path", [f"{path}.idx" for path in reader.paths])
+    index_path = [index_path] if isinstance(index_path, (str, os.PathLike)) else list(index_path)
+    if len(index_path) != len(reader.paths) or len(label) > 1:
+        raise ValueError(
+            f"the tfrecord reader takes an index for each of {len(reader.paths)} files and the names of two features, "
+            f"image and label, or of the image alone; got index_path={index_path!r} and {1 + len(label)} names"
+        )
     missing = [path for path in index_path if not os.path.exists(path)]
     if missing:
         data = reader.paths[index_path.index(missing[0])]
@@ -126,50 +160,63 @@ def _tfrecord(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
             f"there is no index {missing[0]!r} of {data!r}. DALI's own command makes it: "
             f"tfrecord2idx {data} {missing[0]}; or say where it is: reader_options={{'index_path': [...]}}"
         )
-    features = {
-        image: tfrecord.FixedLenFeature([], tfrecord.string, ""),
-        label: tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
-    }
+    features = {image: tfrecord.FixedLenFeature([], tfrecord.string, "")}
+    features |= {name: tfrecord.FixedLenFeature([1], tfrecord.int64, -1) for name in label}
     read: Any = fn.readers.tfrecord(path=reader.paths, index_path=index_path, features=features, **how)
-    return read[image], fn.cast(read[label], dtype=types.INT32)
+    return read[image], *(fn.cast(read[name], dtype=types.INT32) for name in label)
 
 
-def _webdataset(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
-    """tar files of pairs such as 0001.jpg and 0001.cls, the label in digits."""
+def _webdataset(reader: Reader, how: dict[str, Any]) -> Any:
+    """tar files of pairs such as 0001.jpg and 0001.cls, the label in digits. Other parts than cls come as bytes."""
     ext = how.pop("ext", ["jpg;jpeg;png", "cls"])
-    read: Any = fn.readers.webdataset(paths=reader.paths, ext=ext, **how)
-    encoded, written, *others = read
-    return encoded, _number(written), *others
+    ext = [ext] if isinstance(ext, str) else list(ext)
+    read: Any = fn.readers.webdataset(paths=reader.paths, ext=ext, **{"missing_component_behavior": "error", **how})
+    parts = read if isinstance(read, (tuple, list)) else [read]
+    return [class_number(part) if "cls" in kinds.split(";") else part for kinds, part in zip(ext, parts)]
 
 
-def _number(written: Any) -> Any:
-    """The number, (1,) int32, that a text (bytes,) uint8 begins with."""
-    is_digit = (written >= 48) & (written <= 57)
-    count = fn.reshape(fn.reductions.sum(fn.cast(is_digit, dtype=types.INT32), dtype=types.INT32), shape=[1])
-    digits = fn.cast(fn.slice(written, start=[0], shape=count, axes=[0]), dtype=types.INT64) - 48
+def class_number(written: Any) -> Any:
+    """The number, (1,) int32, that a text (bytes,) uint8 is, with white space behind it perhaps.
+
+    DALI has no operator that fails by itself; so where the text is something else, it is asked for more of it than
+    there is. ``reader_arguments.what_failed`` knows that error by this function's name.
+    """
+    is_digit = fn.cast((written >= 48) & (written <= 57), dtype=types.INT32)
+    count, spaces = _sum(is_digit), _sum(fn.cast(written <= 32, dtype=types.INT32))
+    length = fn.cast(written.shape(), dtype=types.INT32)
+    is_number = (count > 0) & (count + spaces == length) & (_sum(_first(count, is_digit)) == count)
+    count = count + MUCH * fn.cast(is_number == 0, dtype=types.INT32)
+    digits = fn.cast(_first(count, written), dtype=types.INT64) - 48
     powers = types.Constant(10 ** np.arange(DIGITS - 1, -1, -1, dtype=np.int64))
     worth = fn.slice(powers, start=DIGITS - count, shape=count, axes=[0])
     return fn.cast(fn.reshape(fn.reductions.sum(digits * worth), shape=[1]), dtype=types.INT32)
 
 
-def _caffe(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
-    read: Any = fn.readers.caffe(path=reader.paths, **how)
-    return tuple(read)
+def _sum(flags: Any) -> Any:
+    """Of (bytes,) int32, as (1,) int32."""
+    return fn.reshape(fn.reductions.sum(flags, dtype=types.INT32), shape=[1])
 
 
-def _caffe2(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
-    read: Any = fn.readers.caffe2(path=reader.paths, **how)
-    return tuple(read)
+def _first(count: Any, values: Any) -> Any:
+    return fn.slice(values, start=[0], shape=count, axes=[0])
 
 
-def _numpy(reader: Reader, how: dict[str, Any]) -> tuple[Any, ...]:
+def _caffe(reader: Reader, how: dict[str, Any]) -> Any:
+    return fn.readers.caffe(path=reader.paths, **how)
+
+
+def _caffe2(reader: Reader, how: dict[str, Any]) -> Any:
+    return fn.readers.caffe2(path=reader.paths, **how)
+
+
+def _numpy(reader: Reader, how: dict[str, Any]) -> Any:
     """All ``*.npy`` of a folder, in the order of their names."""
     if not any(Path(reader.path).glob(how.get("file_filter", "*.npy"))):
         raise FileNotFoundError(f"root {reader.path!r} has no file {how.get('file_filter', '*.npy')}")
-    return (fn.readers.numpy(file_root=reader.path, **how),)
+    return fn.readers.numpy(file_root=reader.path, **how)
 
 
-READERS: dict[str, Callable[[Reader, dict[str, Any]], tuple[Any, ...]]] = {
+READERS: dict[str, Callable[[Reader, dict[str, Any]], Any]] = {
     "file": _files,
     "tfrecord": _tfrecord,
     "webdataset": _webdataset,

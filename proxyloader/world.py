@@ -90,8 +90,11 @@ class World:
             )
         return current
 
-    def check_processes(self) -> None:
+    def check_processes(self, otherwise: str = "") -> None:
         """
+        Args:
+            otherwise: what to do where that is meant, for the message.
+
         Raises:
             ValueError: there are other processes, as far as anything tells.
         """
@@ -99,9 +102,7 @@ class World:
         if told is not None and told.num_shards != self.num_shards:
             raise ValueError(
                 f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "
-                f"{told.in_words()}: use num_shards='auto'. Where groups of processes are to load the same samples, "
-                "leave num_shards out of the DataLoader and give it sampler=ShardedSampler(dataset, num_shards, "
-                "shard_id)"
+                f"{told.in_words()}: use num_shards='auto'{otherwise}"
             )
 
     def in_words(self) -> str:

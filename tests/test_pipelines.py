@@ -134,6 +134,14 @@ def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, dev
         (dict(), "source='files' needs file_root="),
         (dict(source="proxy", dtype="float64"), "dtype is one of float32, float16, uint8, got 'float64'"),
         (dict(source="proxy", layout="NCHW"), "layout is 'CHW' or 'HWC', got 'NCHW'"),
+        (dict(source="proxy", file_root="here"), "file_root='here' is read by source='files', and source is 'proxy'"),
+        (dict(source="proxy", size="32"), "size is a whole number, 1 or more; got '32'"),
+        (dict(source="proxy", flip=3), "flip is a probability, 0 to 1, got 3"),
+        (
+            dict(source="proxy", area=(2, 3)),
+            r"area is \(least, most\), both more than 0, and at most 1.0; got \(2, 3\)",
+        ),
+        (dict(source="proxy", aspect_ratio=(2, 1)), r"aspect_ratio is \(least, most\), both more than 0; got \(2, 1\)"),
         (dict(source="proxy", device="cuda"), r"device of a graph is 'cpu' or 'gpu' .*, got 'cuda'"),
         (dict(source="proxy", device="mixed"), "device_id=None, which has no GPU; give device_id=0"),
         (dict(source="proxy", augmentation="augmix"), "one of autoaugment, randaugment, trivialaugment, got 'augmix'"),
@@ -196,7 +204,9 @@ def test_a_server_takes_a_pipeline_class(folder: ImageFolder, device: str, style
 def test_the_graph_for_a_gpu_can_be_drawn_without_one(photos: Path, graph: Any, source: str) -> None:
     drawn = {}
     for device in ("mixed", "gpu", None, "cpu"):
-        arguments = dict(source=source, file_root=str(photos), device=device)
+        arguments: dict[str, Any] = {"source": source, "device": device}
+        if source == "files":
+            arguments["file_root"] = str(photos)
         if graph is pipelines.training and device == "mixed":
             arguments["augmentation"] = "trivialaugment"
         drawn[device] = [node.device for node in graph(**arguments, **how("cuda"))._graph_out]

@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import os
+import tarfile
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -316,6 +317,72 @@ def test_several_files_are_one_data_set(folder: ImageFolder, tmp_path: Path, rea
     assert len(images) == len(images.flatten(1).unique(dim=0)) == 48
 
 
+@pipeline_def(exec_dynamic=True)
+def parts(source: Any) -> Any:
+    _, *others = source()
+    return tuple(others)
+
+
+@pipeline_def(exec_dynamic=True)
+def alone(source: Any) -> Any:
+    (encoded,) = source()
+    return encoded
+
+
+def tar_of(path: Path, *samples: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for at, sample in enumerate(samples):
+            for ext, content in sample.items():
+                member = tarfile.TarInfo(f"{at}.{ext}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def labels_in(tar: Path, **options: Any) -> list[Any]:
+    how: dict[str, Any] = {"reader": "webdataset", "device": "cpu", "num_threads": 1, "reader_options": options}
+    return [part.tolist() for part in FileReaderLoader(tar, parts, 2, style="torch", output_map=["label"], **how)]
+
+
+@pytest.mark.parametrize("text", [b"cat", b"-1", b"1.5", b"", b"1 2", b" 7", b'{"label": 0}', b"12345678901"])
+def test_a_label_that_is_no_number_is_an_error_and_no_other_number(tmp_path: Path, text: bytes) -> None:
+    tar = tar_of(tmp_path / "a.tar", {"jpg": b"x", "cls": b"0"}, {"jpg": b"x", "cls": text})
+    with pytest.raises(PipelineError, match="a label of the webdataset is no number in digits"):
+        labels_in(tar)
+
+
+def test_labels_may_have_any_number_of_digits_and_a_line_end(tmp_path: Path) -> None:
+    texts = [b"0", b"7\n", b"0012\r\n", b"2147483647"]
+    tar = tar_of(tmp_path / "a.tar", *({"jpg": b"x", "cls": text} for text in texts))
+    assert list(itertools.chain(*labels_in(tar))) == [0, 7, 12, 2147483647]
+
+
+def test_other_parts_of_a_tar_than_class_numbers_come_as_they_are(tmp_path: Path) -> None:
+    tar = tar_of(tmp_path / "a.tar", {"jpg": b"x", "json": b"[12]"}, {"jpg": b"x", "json": b"[34]"})
+    assert labels_in(tar, ext=["jpg", "json"]) == [[list(b"[12]"), list(b"[34]")]]
+
+
+def test_a_tar_without_labels_is_an_error_or_all_images(tmp_path: Path) -> None:
+    tar = tar_of(tmp_path / "a.tar", {"jpg": b"xy"}, {"jpg": b"xy"})
+    with pytest.raises(ValueError, match=r"lacks one of the parts .* \(by default jpg, jpeg or png, and cls\)"):
+        labels_in(tar)
+    how: dict[str, Any] = {"reader": "webdataset", "device": "cpu", "num_threads": 1}
+    assert len(FileReaderLoader(tar, alone, 2, reader_options={"ext": ["jpg"]}, **how)) == 1
+
+
+def test_records_may_be_read_without_their_labels_and_with_an_index_elsewhere(
+    folder: ImageFolder, tmp_path: Path
+) -> None:
+    write_tfrecord(tmp_path / "a", folder.samples[:5])
+    (tmp_path / "a.idx").rename(tmp_path / "b")
+    options = {"features": ["image/encoded"], "index_path": str(tmp_path / "b")}
+    how: dict[str, Any] = {"reader": "tfrecord", "device": "cpu", **SMALL}
+    loader = FileReaderLoader(tmp_path / "a", pipelines.validation, 2, reader_options=options, **how)
+    assert [len(images) for images in loader] == [2, 2, 1]
+    with pytest.raises(ValueError, match="an index for each of 1 files and the names of two features"):
+        FileReaderLoader(tmp_path / "a", pipelines.validation, 2, reader_options={"index_path": []}, **how)
+
+
 def test_arrays_come_without_labels(tmp_path: Path) -> None:
     @pipeline_def(exec_dynamic=True)
     def halved(source: Any) -> Any:
@@ -421,7 +488,19 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
         (dict(output_map=["data", "data"]), ValueError, "give each a name of its own"),
         (dict(device="tpu"), ValueError, "device is a CUDA device .* or 'cpu', got 'tpu'"),
         (dict(device="cuda:99"), ValueError, "device='cuda:99', and torch sees .* CUDA device"),
-        (dict(sise=3), TypeError, "neither FileReaderLoader nor training takes sise; training takes file_root"),
+        (dict(sise=3), TypeError, "neither .* nor training takes sise; beside source training takes file_root"),
+        (dict(seed=-1), ValueError, "seed is a whole number, 0 or more, or None; got -1"),
+        (dict(batch_size=2.5), ValueError, "batch_size is a whole number, 1 or more; got 2.5"),
+        (dict(num_threads=0), ValueError, "num_threads is a whole number, 1 or more, or None; got 0"),
+        (dict(prefetch=0), ValueError, "prefetch is a whole number, 1 or more; got 0"),
+        (dict(root=None), ValueError, "root is None, and reader_options say nothing .* either: file_list or files"),
+        (dict(root=3), TypeError, "root is a path or several, got 3"),
+        (dict(num_shards=49, shard_id=3), ValueError, "num_shards is more than there are samples, .* start fewer"),
+        (dict(reader_options={"shard_id": 1}), ValueError, r"reader_options has shard_id, .* use shard_id=\.\.\."),
+        (dict(reader_options={"random_shuffle": True}), ValueError, r"use shuffle=\.\.\."),
+        (dict(reader_options={"pad_last_batch": False}), ValueError, r"own matter; .*from_pipeline"),
+        (dict(reader_options={"colour": 1}), TypeError, 'fn.readers.file does not take that: Argument "colour"'),
+        (dict(reader="webdataset"), IsADirectoryError, "is a folder; the webdataset reader reads files"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -429,7 +508,7 @@ def test_what_is_wrong_is_said_when_the_loader_is_built(
     photos: Path, arguments: dict[str, Any], kind: Any, message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        FileReaderLoader(photos, pipelines.training, 4, **({"device": "cpu"} | arguments))
+        FileReaderLoader(**{"root": photos, "pipeline": pipelines.training, "device": "cpu"} | arguments)
 
 
 def test_a_root_that_is_missing_or_empty_is_said_to_be(tmp_path: Path) -> None:
@@ -604,12 +683,27 @@ def saved(state: Any) -> bytes:
     return file.getvalue()
 
 
+def other_checkpoint(photos: Path) -> Any:
+    with resumable(photos, "cpu", augmentation="trivialaugment") as loader:
+        return loader.state_dict()["checkpoint"]
+
+
 def test_a_state_of_another_loader_is_refused(photos: Path) -> None:
     with resumable(photos, "cpu") as loader:
         state = loader.state_dict()
-    with resumable(photos, "cpu", seed=4) as loader:
-        with pytest.raises(ValueError, match=r"saved by a loader with seed=3, and this one has .*seed=4"):
-            loader.load_state_dict(state)
+    changed: list[dict[str, Any]] = [{"seed": 4}, {"shuffle": False}, {"last_batch_policy": "fill"}, {"flip": 0.1}]
+    for other in changed:
+        name = next(iter(other)) if "flip" not in other else "pipeline"
+        with resumable(photos, "cpu", **other) as loader:
+            with pytest.raises(ValueError, match=rf"saved by a loader with {name}=\S+, and this one has {name}="):
+                loader.load_state_dict(state)
+            assert sum(len(images) for images, _ in loader) >= 48  # nothing was lost by that
+    with resumable(photos, "cpu") as loader:
+        with pytest.raises(ValueError, match="with samples=47, and this one has samples=48"):
+            loader.load_state_dict(state | {"samples": 47})
+        with pytest.raises(ValueError, match="DALI cannot go on from this state, which is of another pipeline"):
+            loader.load_state_dict(state | {"checkpoint": other_checkpoint(photos)})
+        assert sum(len(images) for images, _ in loader) == 48
         with pytest.raises(ValueError, match="takes what state_dict of a FileReaderLoader gave"):
             loader.load_state_dict({})
     given = pipelines.training(source=Reader(str(photos), pad_last_batch=True), batch_size=7, num_threads=1, size=32)
