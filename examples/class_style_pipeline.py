@@ -53,7 +53,11 @@ def parse_args() -> argparse.Namespace:
     option("--batch-size", type=int, default=16, help="pictures in a batch")
     option("--workers", type=int, default=2, help="processes that read the files")
     option("--seed", type=int, default=0, help="of both pipelines, and of the order of the pictures")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in {"size": 1, "batch_size": 1, "workers": 0, "seed": 0}.items():
+        if getattr(args, name) < least:
+            sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
+    return args
 
 
 class ClassStyle(Pipeline):
@@ -102,6 +106,10 @@ def main() -> None:
     root = make_dataset(PHOTOS, images=64) if args.data == PHOTOS else args.data
     if not root.is_dir():
         sys.exit(f"{root}: no such folder. Without a folder, the script makes one in {PHOTOS}")
+    try:
+        ImageFolder(str(root))
+    except FileNotFoundError as error:
+        sys.exit(f"{root} is to hold a folder of pictures for each class, and none empty: {error}")
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     common = {"size": args.size, "batch_size": args.batch_size, "device_id": gpu, "seed": args.seed}
     by_class, by_function = load(ClassStyle(**common), root, args), load(function_style(**common), root, args)

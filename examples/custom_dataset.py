@@ -51,7 +51,11 @@ def parse_args() -> argparse.Namespace:
     option("--workers", type=int, default=2, help="processes that fetch pictures, of each loader")
     option("--size", type=int, default=96, help="side of the square crops, in pixels")
     option("--seed", type=int, default=0, help="decides the order of the pictures and their crops")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in {"batches": 1, "batch_size": 1, "workers": 0, "size": 1, "seed": 0}.items():
+        if getattr(args, name) < least:
+            sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
+    return args
 
 
 class PicturesOfTable(Dataset[dict[str, Any]]):
@@ -69,6 +73,12 @@ class PicturesOfTable(Dataset[dict[str, Any]]):
             if not {"file", "label"} <= set(rows.fieldnames or ()):
                 sys.exit(f"{table}: the first line names the columns file,label; it has {rows.fieldnames or 'nothing'}")
             self.rows = [(row["file"], row["label"]) for row in rows]
+        if not self.rows:
+            sys.exit(f"{table}: no rows below the first line. Each is a file and its label")
+        # Said here it is one sentence; by a worker that opens the file, it would be a traceback in mid-epoch.
+        wrong = [file for file, label in self.rows if not label or not (table.parent / (file or "")).is_file()]
+        if wrong:
+            sys.exit(f"{table}: rows without a label, or a file in {table.parent}: {len(wrong)}, such as {wrong[0]!r}")
         self.folder, self.transform, self.open_image = table.parent, transform, open_image
         self.labels = sorted({label for _, label in self.rows})
 

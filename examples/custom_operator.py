@@ -50,7 +50,11 @@ def parse_args() -> argparse.Namespace:
     option("--size", type=int, default=96, help="side that pictures are resized to, in pixels")
     option("--batch-size", type=int, default=16, help="pictures in a batch")
     option("--workers", type=int, default=2, help="processes that read the files")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in {"size": 1, "batch_size": 1, "workers": 0}.items():
+        if getattr(args, name) < least:
+            sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
+    return args
 
 
 def stretch(image: Any) -> Any:
@@ -123,6 +127,10 @@ def check(args: argparse.Namespace) -> Path:
     root = make_dataset(PHOTOS, images=64) if args.data == PHOTOS else args.data
     if not root.is_dir():
         sys.exit(f"{root}: no such folder. Without a folder, the script makes one in {PHOTOS}")
+    try:
+        ImageFolder(str(root))
+    except FileNotFoundError as error:
+        sys.exit(f"{root} is to hold a folder of pictures for each class, and none empty: {error}")
     return root
 
 

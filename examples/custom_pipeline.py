@@ -52,7 +52,11 @@ def parse_args() -> argparse.Namespace:
     option("--batch-size", type=int, default=16, help="pictures in a batch")
     option("--workers", type=int, default=2, help="processes that read the pictures and masks")
     option("--seed", type=int, default=0, help="of the loader and the pipeline: decides order, crops and flips")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in {"size": 1, "batch_size": 1, "workers": 0, "seed": 0}.items():
+        if getattr(args, name) < least:
+            sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
+    return args
 
 
 @pipeline_def(num_threads=4, exec_dynamic=True)
@@ -106,6 +110,10 @@ def main() -> None:
     root = make_dataset(PHOTOS, images=64) if args.data == PHOTOS else args.data
     if not root.is_dir():
         sys.exit(f"{root}: no such folder. Without a folder, the script makes one in {PHOTOS}")
+    try:
+        ImageFolder(str(root))
+    except FileNotFoundError as error:
+        sys.exit(f"{root} is to hold a folder of pictures for each class, and none empty: {error}")
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     decoder = "cpu" if gpu is None else "mixed"
     pipeline = cropped_alike(args.size, decoder, batch_size=args.batch_size, device_id=gpu, seed=args.seed)

@@ -45,7 +45,11 @@ def parse_args() -> argparse.Namespace:
     option("--size", type=int, default=64, help="side of the square crops, in pixels")
     option("--batch-size", type=int, default=16, help="pictures in a batch; the folder must hold two batches")
     option("--seed", type=int, default=0, help="of the first run")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in {"size": 1, "batch_size": 1, "seed": 0}.items():
+        if getattr(args, name) < least:
+            sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
+    return args
 
 
 def fingerprint(batches: Iterable[list[torch.Tensor]]) -> str:
@@ -62,7 +66,10 @@ class Runs:
 
     def __init__(self, root: Path, args: argparse.Namespace) -> None:
         steps = [transforms.RandomResizedCrop(args.size), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-        self.folder = ImageFolder(str(root), transforms.Compose(steps))
+        try:
+            self.folder = ImageFolder(str(root), transforms.Compose(steps))
+        except FileNotFoundError as error:
+            sys.exit(f"{root} is to hold a folder of pictures for each class, and none empty: {error}")
         self.batch_size, self.seed = args.batch_size, args.seed
 
     def loader(self, seed: int | None, workers: int) -> DataLoader[Any]:

@@ -33,6 +33,7 @@ from proxyloader import DataLoader, ProxyServer
 from proxyloader.make_dataset import make_dataset
 
 PHOTOS = Path("data/example_photos")
+FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 MARGIN, GAP, CAPTION = 16, 6, 24  # of the gallery, in pixels
 
 
@@ -50,7 +51,13 @@ def parse_args() -> argparse.Namespace:
     option("--size", type=int, default=160, help="side of a picture in the gallery, in pixels")
     option("--seed", type=int, default=0, help="of the pipeline: decides the angles")
     option("--out", type=Path, default=Path("rotation_gallery.png"), help="where the gallery goes")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in {"angle": 1, "rows": 1, "columns": 1, "size": 1, "seed": 0}.items():
+        if getattr(args, name) < least:
+            sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
+    if args.out.suffix.lower() not in FORMATS:
+        sys.exit(f"--out {args.out}: the name of the gallery ends with {', '.join(FORMATS)}")
+    return args
 
 
 @pipeline_def(num_threads=4, exec_dynamic=True)
@@ -87,6 +94,10 @@ def main() -> None:
     root = make_dataset(PHOTOS, images=64) if args.data == PHOTOS else args.data
     if not root.is_dir():
         sys.exit(f"{root}: no such folder. Without a folder, the script makes one in {PHOTOS}")
+    try:
+        ImageFolder(str(root))
+    except FileNotFoundError as error:
+        sys.exit(f"{root} is to hold a folder of pictures for each class, and none empty: {error}")
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     graph = {"angle": args.angle, "size": args.size, "decoder": "cpu" if gpu is None else "mixed"}
     pipeline = randomly_turned(**graph, batch_size=args.columns, device_id=gpu, seed=args.seed)

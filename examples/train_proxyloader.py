@@ -66,7 +66,11 @@ def parse_args() -> argparse.Namespace:
     option("--resume", action="store_true", help="go on behind the last epoch of OUT/last.pt")
     option("--out", type=Path, default=Path("runs/train"), help="folder for last.pt and best.pt, the checkpoints")
     option("--seed", type=int, default=0, help="decides the first weights, the order of the images and their crops")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in {"epochs": 1, "batch_size": 1, "workers": 0, "size": 1}.items():
+        if getattr(args, name) < least:
+            sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
+    return args
 
 
 def load_data(args: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
@@ -76,8 +80,11 @@ def load_data(args: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
             sys.exit(f"{folder}: no such folder. `proxyloader make-dataset {folder}` makes one to try with")
     augment = [transforms.RandomResizedCrop(args.size), transforms.RandomHorizontalFlip()]
     center = [transforms.Resize(args.size * 256 // 224), transforms.CenterCrop(args.size)]
-    train_set = ImageFolder(args.data / "train", transforms.Compose([*augment, transforms.ToTensor(), NORMALIZE]))
-    val_set = ImageFolder(args.data / "val", transforms.Compose([*center, transforms.ToTensor(), NORMALIZE]))
+    try:
+        train_set = ImageFolder(args.data / "train", transforms.Compose([*augment, transforms.ToTensor(), NORMALIZE]))
+        val_set = ImageFolder(args.data / "val", transforms.Compose([*center, transforms.ToTensor(), NORMALIZE]))
+    except FileNotFoundError as error:
+        sys.exit(f"{args.data}: train/ and val/ are to hold a folder of images for each class, and none empty: {error}")
     if train_set.classes != val_set.classes:
         sys.exit(f"{args.data}: train/ and val/ hold other classes: {set(train_set.classes) ^ set(val_set.classes)}")
     if len(train_set) < args.batch_size:

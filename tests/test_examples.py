@@ -30,6 +30,7 @@ STOCK, SWAPPED = "train_torchvision.py", "train_proxyloader.py"
 DATASET, PIPELINE, OPERATOR = "custom_dataset.py", "custom_pipeline.py", "custom_operator.py"
 GALLERY, CLASSES, DETERMINISM = "rotation_gallery.py", "class_style_pipeline.py", "determinism.py"
 IMAGENET = "imagenet/train.py"
+OF_DALI = (PIPELINE, OPERATOR, GALLERY, CLASSES, DETERMINISM)
 TRAIN = "{data} --arch resnet18 --size 64 --epochs 1 --batch-size 16 --workers 1 --lr 1e-4 --out {out}"
 
 COMMANDS = {
@@ -145,7 +146,7 @@ def test_the_table_has_a_row_for_every_script_in_the_folder() -> None:
 def test_it_runs_and_leaves_its_files(script: str, finished: Callable[[str], Run]) -> None:
     done = finished(script)
     assert_ran_well(done)
-    left = {path.name for path in done.out.iterdir()} if done.out.exists() else set()
+    left = {path.name for path in done.out.glob("*") if "tfevents" not in path.name}  # those are TensorBoard's
     assert left == LEFT_IN_OUT[script]
 
 
@@ -359,21 +360,79 @@ def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[
             "64 pictures are less than two batches",
             id="less than two batches",
         ),
+        *(
+            pytest.param(
+                script, f"{{data}} {option}", f"{option.split()[0]} is {allowed}; got", id=f"{script} {option}"
+            )
+            for script, option, allowed in (
+                *((script, "--size 0", "1 or more") for script in SCRIPTS),
+                *((script, "--batch-size 0", "1 or more") for script in SCRIPTS if script != GALLERY),
+                *((script, "--workers -1", "0 or more") for script in SCRIPTS if script not in (GALLERY, DETERMINISM)),
+                *((script, "--seed -1", "0 or more") for script in (*OF_DALI, DATASET, IMAGENET) if script != OPERATOR),
+                *((script, "--epochs 0", "1 or more") for script in (STOCK, SWAPPED, IMAGENET)),
+                *((GALLERY, option, "1 or more") for option in ("--rows 0", "--columns 0", "--angle -5")),
+                (DATASET, "--batches 0", "1 or more"),
+                (IMAGENET, "--threads 0", "1 or more"),
+                (IMAGENET, "--ema-decay 1.5", "0 to 1"),
+                (IMAGENET, "--ema-decay -0.1", "0 to 1"),
+            )
+        ),
+        pytest.param(
+            GALLERY, "{data}/train --out x.bogus", "x.bogus: the name of the gallery ends with .png", id="no format"
+        ),
+        *(
+            pytest.param(
+                script,
+                f"{{odd}}/{folder}",
+                f"{where}is to hold a folder of pictures for each class",
+                id=f"{script} {folder}",
+            )
+            for script in OF_DALI
+            for folder, where in (("none", "none "), ("empty", "empty "))
+        ),
+        *(
+            pytest.param(
+                script,
+                "{odd}",
+                "odd: train/ and val/ are to hold a folder of images for each class",
+                id=f"{script} empty",
+            )
+            for script in (STOCK, SWAPPED, IMAGENET)
+        ),
+        pytest.param(
+            IMAGENET, "{odd} --data-backend dali", "odd: train/ and val/ are to hold a folder", id="dali empty"
+        ),
+        pytest.param(DATASET, "{odd}/no_rows.csv", "no_rows.csv: no rows below the first line", id="no rows"),
+        pytest.param(DATASET, "{odd}/no_file.csv", "such as 'gone.jpg'", id="a row whose file is missing"),
+        pytest.param(DATASET, "{odd}/no_label.csv", "such as 'here.jpg'", id="a row without a label"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(
     script: str, arguments: str, said: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if script == SWAPPED:
+    if script in (STOCK, SWAPPED):
         arguments = "--arch resnet18 --workers 0 " + arguments
+    elif script == IMAGENET:
+        arguments += " --out {out}"
     library = _imaging.__file__  # a library, and none of DALI's
-    arguments = arguments.format(data=data, out=tmp_path / "out", me=__file__, library=library)
+    arguments = arguments.format(data=data, out=tmp_path / "out", me=__file__, library=library, odd=odd(tmp_path))
     monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the script's own setting ends with the test
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
     message = ended.value.code  # Python writes a text to stderr, and exits with 1
     assert isinstance(message, str) and said in message and "\n" not in message
+
+
+def odd(root: Path) -> Path:
+    """Folders and tables in which something is missing."""
+    root = root / "odd"
+    for folder in ("none", "empty/class", "train/class", "val/class"):
+        (root / folder).mkdir(parents=True)
+    (root / "here.jpg").touch()
+    for name, rows in (("no_rows", ""), ("no_file", "here.jpg,a\ngone.jpg,b\n"), ("no_label", "here.jpg\n")):
+        (root / f"{name}.csv").write_text("file,label\n" + rows)
+    return root
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali")
 IMAGES, VAL_IMAGES = 512, 128
 EPOCHS = 5
-SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.4", "--warmup-epochs", "1"]
+SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.1", "--warmup-epochs", "1"]
+TINY = [*SMALL, "--arch", "mobilenet_v3_small", "--workers", "0", "--batch-size", "16", "--ema-decay", "0.9"]
 
 Log = list[dict[str, float]]
 
@@ -120,14 +122,20 @@ def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str
 def test_a_training_that_was_stopped_in_mid_epoch_ends_as_if_it_had_not_been(
     small: Path, tmp_path: Path, ranks: int, backend: str
 ) -> None:
+    # A model with dropout, which draws random numbers of torch's own.
     options = ["--data-backend", backend, "--batch-size", 16 // ranks, "--epochs", 2, "--ema-decay", 0.9]
+    options += ["--arch", "mobilenet_v3_small"]
     whole = trained(small, tmp_path / "whole", *options, ranks=ranks)
-    part = run(small, *SMALL, *options, "--out", tmp_path / "part", "--max-steps", 4, ranks=ranks)
+    part = run(small, *SMALL, "--out", tmp_path / "part", *options, "--max-steps", 4, ranks=ranks)
     assert part.returncode == 0 and not (tmp_path / "part" / "log.jsonl").read_text()
+    assert part.stdout == "--max-steps 4: saved after 4 steps of epoch 1\n"
     rest = trained(small, tmp_path / "part", *options, "--resume", ranks=ranks)
     assert rest[0]["images"] == 96 - 4 * 16
     for name in ("loss", "images", "val_images", "top1", "top5"):
         assert rest[1][name] == pytest.approx(whole[1][name], abs=1e-3), name
+    ends = [torch.load(tmp_path / out / "last.pt", weights_only=True) for out in ("whole", "part")]
+    for part in ("model", "ema"):
+        assert all(torch.equal(value, ends[1][part][name]) for name, value in ends[0][part].items()), part
 
 
 def test_the_backend_without_images_trains(small: Path, tmp_path: Path) -> None:
@@ -175,6 +183,96 @@ def test_what_is_wrong_is_said_in_one_line(
     data, *rest = [option.format(small=small) for option in options]
     done = run(data, *SMALL, "--out", tmp_path, *rest, **environment)
     assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def stopped(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that ended in mid-epoch."""
+    out = tmp_path_factory.mktemp("stopped")
+    assert run(small, *TINY, "--out", out, "--max-steps", 2).returncode == 0
+    return out
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, *options: Any) -> str:
+    """What the script says as it ends itself, here in this process."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, options)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    message = ended.value.code
+    assert isinstance(message, str) and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("options", "was"),
+    [
+        (["--arch", "squeezenet1_1"], "--arch mobilenet_v3_small"),
+        (["--data-backend", "dali"], "--data-backend proxy"),
+        (["--data-backend", "synthetic"], "--data-backend proxy"),
+        (["--seed", "1"], "--seed 0"),
+        (["--ema-decay", "0.0"], "--ema-decay 0.9"),
+        (["--amp", "float16"], "--amp off"),
+        (["--auto-augment", "randaugment"], "--auto-augment none"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_run_with_other_options_does_not_resume(
+    small: Path, stopped: Path, options: list[str], was: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ending(monkeypatch, small, *TINY, "--out", stopped, "--resume", *options)
+    assert f"last.pt was saved with {was}, and this run has {' '.join(options)}. Give the same, or begin anew" in said
+
+
+def test_what_the_loader_refuses_is_said_in_one_line(
+    small: Path, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = shutil.copytree(small, tmp_path / "data")
+    image = min((data / "train").glob("*/*.jpg"))
+    shutil.copy(image, image.with_name("another.jpg"))
+    said = ending(monkeypatch, data, *TINY, "--out", stopped, "--resume")
+    assert "last.pt: the state was saved over a dataset of 96 samples, and this one has 97" in said
+
+
+@pytest.mark.parametrize("kept", [0, 1000, 1_000_000])
+def test_a_damaged_checkpoint_is_named(
+    small: Path, stopped: Path, tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "last.pt").write_bytes((stopped / "last.pt").read_bytes()[:kept])
+    said = ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
+    assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script" in said and "best.pt" in said
+
+
+def test_a_checkpoint_of_another_script_is_not_taken_up(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"model": {}, "epoch": 1}, tmp_path / "last.pt")
+    said = ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
+    assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script (KeyError)" in said
+
+
+def test_a_new_run_leaves_the_checkpoint_of_another_alone(
+    small: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ending(monkeypatch, small, *TINY, "--out", stopped)
+    assert f"{stopped}/last.pt is of a run before this. Give --resume" in said
+
+
+def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = shutil.copytree(small, tmp_path / "data")
+    shutil.rmtree(max(path for path in (data / "val").iterdir() if path.is_dir()))
+    for backend in BACKENDS:
+        said = ending(monkeypatch, data, *TINY, "--data-backend", backend)
+        assert said == f"{data}: train/ and val/ hold other classes: {{'class_009'}}"
+
+
+@pytest.mark.slow
+def test_a_run_that_was_finished_says_so_and_more_epochs_go_on(small: Path, tmp_path: Path) -> None:
+    options = [small, *TINY, "--data-backend", "synthetic", "--out", tmp_path]
+    assert "epoch   1: " in run(*options, "--epochs", 1).stdout
+    done = run(*options, "--epochs", 1, "--resume")
+    assert done.returncode == 0
+    assert done.stdout == f"{tmp_path}/last.pt: all of its 1 epochs are done. More --epochs go on\n"
+    assert "epoch   2: " in run(*options, "--epochs", 2, "--resume").stdout
 
 
 def test_what_was_left_of_other_epochs_is_not_taken_up(small: Path, tmp_path: Path) -> None:

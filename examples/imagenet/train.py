@@ -20,12 +20,18 @@ Launch it:
     python $SCRIPT data --arch resnet18 --size 64 --batch-size 32 --workers 1
     torchrun --nproc_per_node=2 $SCRIPT data --arch resnet18 --size 64 --batch-size 16 --workers 1
     # eight GPUs of one host
-    torchrun --nproc_per_node=8 $SCRIPT DATA --amp float16 --channels-last
+    torchrun --nproc_per_node=8 $SCRIPT DATA --amp float16 --channels-last --checkpoint-steps 500
     # it was stopped, in the middle of an epoch perhaps: the same line again, and
-    torchrun --nproc_per_node=8 $SCRIPT DATA --amp float16 --channels-last --resume
+    torchrun --nproc_per_node=8 $SCRIPT DATA --amp float16 --channels-last --checkpoint-steps 500 --resume
+
+Without --checkpoint-steps it saves after each epoch alone: what an interrupted epoch had done is lost, and in the first
+one there is nothing to resume. Resumed, it ends with the weights of a run that was not stopped, on a CPU to the bit,
+with the backends proxy, dali and synthetic; with pytorch the crops and flips are others, for nobody saves the random
+numbers of its workers.
 
 OUT/log.jsonl gets a line for each epoch: loss, top-1 and top-5, images per second, and how much of the time the loop
-waited for images. Where that share is small, a faster backend does not help.
+waited for images. Where that share is small, a faster backend does not help. If the epoch was resumed, its line is of
+the part behind the resume alone.
 """
 
 from __future__ import annotations
@@ -63,6 +69,13 @@ AUTO_AUGMENT = {
     "trivialaugment": [transforms.TrivialAugmentWide()],
 }
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+RANGES = {
+    **dict.fromkeys(("epochs", "batch_size", "threads", "size"), (1, math.inf)),
+    **dict.fromkeys(("workers", "seed", "checkpoint_steps", "max_steps", "warmup_epochs"), (0, math.inf)),
+    **dict.fromkeys(("lr", "momentum", "weight_decay"), (0, math.inf)),
+    **dict.fromkeys(("label_smoothing", "ema_decay"), (0, 1)),
+}
+SHARED = ("arch", "data_backend", "auto_augment", "ema_decay", "amp", "seed")  # by a run and those that resume it
 TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -75,14 +88,15 @@ def parse_args() -> argparse.Namespace:
     option = parser.add_argument
     option("data", type=Path, help="folder with train/ and val/, each with one folder of images for a class")
     option("--data-backend", choices=BACKENDS, default="proxy", help="where images come from")
-    option(
-        "--arch", choices=models.list_models(module=models), default="resnet50", metavar="NAME", help="of torchvision"
-    )
+    archs = models.list_models(module=models)
+    option("--arch", choices=archs, default="resnet50", metavar="NAME", help="of torchvision; --arch ? lists them")
     option("--epochs", type=int, default=90, help="times through the training images")
     option("--batch-size", type=int, default=256, help="images in a step of each process")
     option("--workers", type=int, default=8, help="processes beside each that fetch images (pytorch, proxy)")
     option("--threads", type=int, default=4, help="of DALI on the CPU, for each process (dali)")
-    option("--size", type=int, default=224, help="side of the square that the model sees, in pixels")
+    option(
+        "--size", type=int, default=224, help="side of the square that the model sees, in pixels (inception_v3: 299)"
+    )
     option("--auto-augment", choices=AUTO_AUGMENT, default="none", help="behind the crop and the flip")
     option("--lr", type=float, default=0.1, help="for 256 images in a step of all processes; scaled to what they are")
     option("--warmup-epochs", type=float, default=5, help="in which the learning rate rises; then it falls, a cosine")
@@ -110,6 +124,33 @@ def parse_args() -> argparse.Namespace:
     args.data_type = AMP[args.amp] or torch.float32  # the backends give what the model wants
     args.memory_format = torch.channels_last if args.channels_last else torch.contiguous_format
     return args
+
+
+def check(args: argparse.Namespace) -> None:
+    """What argparse lets pass; one sentence ends the script."""
+    for name, (least, most) in RANGES.items():
+        if not least <= getattr(args, name) <= most:
+            allowed = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            sys.exit(f"{flag(name)} is {allowed}; got {getattr(args, name)}")
+    for folder in (args.data / "train", args.data / "val"):
+        if not folder.is_dir():
+            sys.exit(f"{folder}: no such folder. `proxyloader make-dataset {folder}` makes one to try with")
+    others = set(class_names(args, "train")) ^ set(class_names(args, "val"))
+    if others:
+        sys.exit(f"{args.data}: train/ and val/ hold other classes: {others}")
+    last = args.out / "last.pt"
+    if args.resume and not last.is_file():
+        sys.exit(f"{last}: no checkpoint to go on from. Leave out --resume to begin, or set --out to its folder")
+    if last.exists() and not args.resume:
+        sys.exit(f"{last} is of a run before this. Give --resume to go on with that, or another --out to begin anew")
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def class_names(args: argparse.Namespace, part: str) -> list[str]:
+    return sorted(folder.name for folder in (args.data / part).iterdir() if folder.is_dir())
 
 
 # --- the processes ---------------------------------------------------------------------------------------------------
@@ -233,14 +274,10 @@ def folders(args: argparse.Namespace) -> tuple[ImageFolder, ImageFolder]:
     augment += AUTO_AUGMENT[args.auto_augment]
     center = [transforms.Resize(args.size * 256 // 224), transforms.CenterCrop(args.size)]
     to_tensor = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    for folder in (args.data / "train", args.data / "val"):
-        if not folder.is_dir():
-            sys.exit(f"{folder}: no such folder. `proxyloader make-dataset {folder}` makes one to try with")
-    train_set = ImageFolder(args.data / "train", transforms.Compose([*augment, *to_tensor]))
-    val_set = ImageFolder(args.data / "val", transforms.Compose([*center, *to_tensor]))
-    if train_set.classes != val_set.classes:
-        sys.exit(f"{args.data}: train/ and val/ hold other classes: {set(train_set.classes) ^ set(val_set.classes)}")
-    return train_set, val_set
+    return (
+        ImageFolder(args.data / "train", transforms.Compose([*augment, *to_tensor])),
+        ImageFolder(args.data / "val", transforms.Compose([*center, *to_tensor])),
+    )
 
 
 def workers(args: argparse.Namespace) -> dict[str, Any]:
@@ -260,15 +297,21 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, world: World) -> None:
         torch.manual_seed(args.seed)  # the same weights in all processes
         self.args, self.world, self.device = args, world, world.device
-        self.train_loader, self.val_loader = BACKENDS[args.data_backend](args, world)
+        try:
+            self.train_loader, self.val_loader = BACKENDS[args.data_backend](args, world)
+        except FileNotFoundError as error:
+            sys.exit(
+                f"{args.data}: train/ and val/ are to hold a folder of images for each class, and none empty: {error}"
+            )
         self.steps = len(self.train_loader)  # of an epoch
         if not self.steps:
             sys.exit(
                 f"{args.data / 'train'}: not one batch of {args.batch_size} images for each of {world.size} processes. "
                 "Lower --batch-size"
             )
-        classes = len([folder for folder in (args.data / "train").iterdir() if folder.is_dir()])
-        model = models.get_model(args.arch, num_classes=classes)
+        classes = class_names(args, "train")
+        self.shared = {flag(name): getattr(args, name) for name in SHARED} | {"classes": classes}
+        model = models.get_model(args.arch, num_classes=len(classes))
         self.bare = model.to(self.device, memory_format=args.memory_format)
         on_gpu = [self.device.index] if self.device.type == "cuda" else None
         self.model = DistributedDataParallel(self.bare, on_gpu) if world.size > 1 else self.bare
@@ -385,37 +428,54 @@ class Trainer:
 
     def save(self, name: str) -> None:
         """All that a run needs to go on from here, of all processes; the first one writes it."""
-        loaders = self.world.gather(
-            self.train_loader.state_dict() if hasattr(self.train_loader, "state_dict") else None
-        )
+        loader = self.train_loader.state_dict() if hasattr(self.train_loader, "state_dict") else None
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        ranks = self.world.gather({"loader": loader, "random": [torch.get_rng_state(), *cuda]})
         if not self.world.is_first:
             return
-        state = {name: getattr(self, name) for name in ("epoch", "step", "steps", "best")}
+        state = {name: getattr(self, name) for name in ("epoch", "step", "steps", "best", "shared")}
         state |= {name: part.state_dict() for name, part in self.parts().items()}
-        state["loaders"] = loaders
+        state["ranks"] = ranks
         path = self.args.out / name
         torch.save(state, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)  # never half a checkpoint
 
     def load(self, path: Path) -> None:
-        if not path.is_file():
-            sys.exit(f"{path}: no checkpoint to go on from. Leave out --resume to begin, or set --out to its folder")
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        for name, part in self.parts().items():
-            part.load_state_dict(state[name])
-        self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
+        anew = "begin anew without --resume and with another --out"
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            saved, ranks = state["shared"], state["ranks"]
+        except Exception as error:  # torch has many for what it cannot read
+            sys.exit(
+                f"{path} is damaged, or no checkpoint of this script ({type(error).__name__}). Put best.pt in its "
+                f"place to go on from the best epoch, or {anew}"
+            )
+        others = [name for name, value in self.shared.items() if saved[name] != value]
+        if others:
+            was, now = (", ".join(f"{name} {of[name]!s:.60}" for name in others) for of in (saved, self.shared))
+            sys.exit(f"{path} was saved with {was}, and this run has {now}. Give the same, or {anew}")
         if state["step"] and state["steps"] != self.steps:
             sys.exit(
                 f"{path} was saved after {state['step']} of {state['steps']} steps of an epoch, which now has "
-                f"{self.steps}. Give the same --batch-size, processes and data, or begin anew without --resume"
+                f"{self.steps}. Give the same --batch-size, processes and data, or {anew}"
             )
-        if len(state["loaders"]) != self.world.size:
+        if len(ranks) != self.world.size:
             sys.exit(
-                f"{path} was saved by {len(state['loaders'])} processes, and these are {self.world.size}, which cannot "
-                "take up what was left of its epoch. Start as many, or begin anew without --resume"
+                f"{path} was saved by {len(ranks)} processes, and these are {self.world.size}, which cannot take up "
+                f"what was left of its epoch. Start as many, or {anew}"
             )
+        mine = ranks[self.world.rank]
         if hasattr(self.train_loader, "load_state_dict"):
-            self.train_loader.load_state_dict(state["loaders"][self.world.rank])
+            try:
+                self.train_loader.load_state_dict(mine["loader"])
+            except ValueError as error:  # of other data or another --size, say
+                sys.exit(f"{path}: {error}; or {anew}")
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
+        self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
+        cuda = [torch.cuda.set_rng_state] if self.device.type == "cuda" else []
+        for restore, random in zip([torch.set_rng_state, *cuda], mine["random"]):
+            restore(random.cpu())  # dropout draws from it
 
     def parts(self) -> dict[str, Any]:
         parts = {"model": self.bare, "optimizer": self.optimizer, "scaler": self.scaler}
@@ -445,9 +505,10 @@ class Log:
 
 def main() -> None:
     args = parse_args()
+    check(args)
     world = join_world()
-    args.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(args, world)
+    args.out.mkdir(parents=True, exist_ok=True)
     if args.resume:
         trainer.load(args.out / "last.pt")
     log = Log(args.out) if world.is_first else None
@@ -463,6 +524,10 @@ def main() -> None:
                 trainer.best = figures["top1"]
                 trainer.save("best.pt")
         trainer.save("last.pt")
+    if world.is_first and trainer.epoch < args.epochs:
+        print(f"--max-steps {args.max_steps}: saved after {trainer.step} steps of epoch {trainer.epoch + 1}")
+    elif world.is_first and not trainer.steps_done:
+        print(f"{args.out / 'last.pt'}: all of its {trainer.epoch} epochs are done. More --epochs go on")
     if world.size > 1:
         dist.destroy_process_group()
 
