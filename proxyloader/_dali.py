@@ -47,6 +47,7 @@ try:
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator as DALIClassificationIterator
     from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator
     from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
+    from nvidia.dali.plugin.pytorch.experimental.proxy import _external_source_node_names
     from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray as _feed_ndarray
     from nvidia.dali.plugin.pytorch.torch_utils import to_torch_type as _to_torch_type
 except ImportError as error:
@@ -131,13 +132,30 @@ def _name_in_fn(schema: str) -> str:
     return ".".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
 
 
-def declared_kind(pipeline: Any, name: str) -> tuple[str | None, int | None]:
+def external_sources(pipeline: Any) -> list[Any]:
+    """The nodes of a pipeline that data is fed to, in its order.
+
+    Raises:
+        RuntimeError: the pipeline was deserialized, and knows them no more.
+    """
+    names = _external_source_node_names(pipeline)
+    return [node for node in pipeline._ops if node.name in names]
+
+
+def has_source(node: Any) -> bool:
+    """An external source that calls a function of its own for data, so that nobody else can feed it."""
+    return getattr(node, "_callback", None) is not None
+
+
+def repeats_last(node: Any) -> bool:
+    """An external source that gives its last batch again where it is fed none."""
+    return bool(getattr(node._op, "_repeat_last", False))
+
+
+def declared_kind(node: Any) -> tuple[str | None, int | None]:
     """(numpy's dtype, number of dimensions) that an external source says it takes; None where it says nothing."""
-    for node in pipeline._ops:
-        if node.name == name:
-            dtype, ndim = getattr(node._op, "_dtype", None), getattr(node._op, "_ndim", None)
-            return (None if dtype is None else np.dtype(types.to_numpy_type(dtype)).str), ndim
-    return None, None
+    dtype, ndim = getattr(node._op, "_dtype", None), getattr(node._op, "_ndim", None)
+    return (None if dtype is None else np.dtype(types.to_numpy_type(dtype)).str), ndim
 
 
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
@@ -183,7 +201,8 @@ def rebuild(pipeline: Any, seed: int | None = None) -> None:
 
 
 def run(pipeline: Any) -> None:
-    """Start one iteration with the inputs that were fed; returns at once."""
+    """Start one iteration with the inputs that were fed; returns at once, but with ``exec_async=False``, which runs it
+    in the calling thread, and waits there for ever where outputs of earlier ones have not been taken."""
     pipeline._run_once()
 
 

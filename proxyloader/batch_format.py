@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch.utils._pytree import tree_map
 
 from .transforms.plan import Plan
+
+Output = Union["torch.Tensor", "list[torch.Tensor]"]
+"""Of a pipeline's run: (N, ...), or N tensors that differ in shape."""
+
+Outputs = list[Output]
 
 IMAGE_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
@@ -63,8 +68,8 @@ class BatchFormat:
         return self.memory_format == torch.channels_last
 
     def of_images(self, images: torch.Tensor) -> torch.Tensor:
-        """(N, C, H, W), which comes back without a copy where it is so already. A format of its own that is not the
-        default one, such as a collate_fn gives it, it keeps.
+        """(N, C, H, W), or one of them (C, H, W), which has a dtype alone. They come back without a copy where they are
+        so already. A format of its own that is not the default one, such as a collate_fn gives it, a batch keeps.
 
         Raises:
             ValueError: floats would have to be scaled to become uint8.
@@ -75,7 +80,7 @@ class BatchFormat:
                 "floats, such as ToTensor() and Normalize(), or leave out dtype"
             )
         dtype = self.dtype if images.is_floating_point() else None
-        memory_format = torch.channels_last if self.channels_last else torch.preserve_format
+        memory_format = torch.channels_last if self.channels_last and images.ndim == 4 else torch.preserve_format
         return images.to(dtype=dtype or images.dtype, memory_format=memory_format)
 
     def of_batch(self, batch: Any) -> Any:
@@ -86,6 +91,19 @@ class BatchFormat:
         """
         return batch if self.is_default else tree_map(self._of_leaf, batch)
 
+    def of_outputs(self, outputs: Outputs) -> Outputs:
+        """What a server made of a run, with its outputs of four dimensions in this format: they are taken for images.
+
+        Raises:
+            ValueError: as of ``of_images``.
+        """
+        return outputs if self.is_default else list(map(self._of_output, outputs))
+
+    def _of_output(self, output: Output) -> Output:
+        if isinstance(output, list):
+            return [self.of_images(image) if image.ndim == 3 else image for image in output]
+        return self.of_images(output) if output.ndim == 4 else output
+
     def _of_leaf(self, value: Any) -> Any:
         return self.of_images(value) if isinstance(value, torch.Tensor) and value.ndim == 4 else value
 
@@ -95,3 +113,8 @@ def stacked(images: Sequence[torch.Tensor]) -> torch.Tensor:
     if not images[0].is_contiguous() and images[0].permute(1, 2, 0).is_contiguous():
         return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
     return torch.stack(list(images))
+
+
+def stacked_or_listed(images: list[torch.Tensor]) -> Output:
+    """Stacked where they are of one shape."""
+    return stacked(images) if len({image.shape for image in images}) == 1 else images

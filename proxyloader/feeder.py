@@ -40,6 +40,16 @@ if TYPE_CHECKING:  # importing the server imports DALI
 POLLS = 20
 """Looks at the workers while DALI decodes a batch."""
 
+RESIZE = (
+    "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
+    "several sizes"
+)
+RESIZE_IN_GRAPH = (
+    "Give them one size in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a ready one, "
+    "or give the loader a collate_fn that takes tensors of several shapes"
+)
+"""What to do about images of several sizes, of a transform and of a hand-written pipeline."""
+
 ENOUGH = 2
 """Batches under way, with which the next one is not urgent."""
 
@@ -63,7 +73,7 @@ class Feeder:
         collate_fn: for batches that come as lists of samples.
         prefetch: most decoded batches that wait.
         pin: put CPU tensors into page-locked memory.
-        format: of images; those that DALI made are in it already.
+        format: of images; those of plans are in it already.
     """
 
     def __init__(
@@ -85,7 +95,7 @@ class Feeder:
         self._process = os.getpid()
         self._road, self._servers, self._collate_fn = road, servers, collate_fn
         self._progress, self._errors, self._on_error = progress, errors, on_error
-        self._run_starter, self._rescue = RunStarter(road, servers), Rescue(servers, road, on_error)
+        self._run_starter, self._rescue = RunStarter(road, servers), Rescue(servers, road, on_error, format)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
         self._ahead = prefetch if road.workers.num_workers and servers else 0
         self._pin, self._format = pin, format
@@ -165,9 +175,10 @@ class Feeder:
         if self._nothing_yet and self._errors and self._on_error == "skip":
             self._nothing_yet = False
             first = self._errors[0]
+            path = f" ({first.path})" if first.path else ""
             raise ImageError(
                 f"not one sample of this epoch could be read; {len(self._errors)} were left out, the first of them "
-                f"dataset[{first.index}] ({first.path}): {first.reason}. Is the data where it should be?",
+                f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?",
                 index=first.index,
                 path=first.path,
                 reason=first.reason,
@@ -266,12 +277,14 @@ class Feeder:
             if saved.lost:
                 return self._without_lost(batch, saved)
             outputs = saved.outputs
-        content = ContentUnpickler(batch.content, functools.partial(_resolve, outputs), self._pin, batch.kept).load()
+        by_hand = any(run.server not in self._road.plans for run in batch.runs)
+        resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if by_hand else RESIZE)
+        content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept).load()
         return content if batch.collated else self._collated(batch, content)
 
     def _collected(self, run: PackedRun, ticket: Ticket) -> Outputs | PipelineError:
         try:
-            return self._servers[run.server].collect(ticket)
+            return self._format.of_outputs(self._servers[run.server].collect(ticket))
         except PipelineError as error:
             return error.with_traceback(None)  # which would hold this frame
 
@@ -297,23 +310,22 @@ class Feeder:
             return self._format.of_batch(self._collate_fn(samples))
 
 
-def _resolve(outputs: list[Outputs], output: int, place: Any) -> Any:
+def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
     """The tensor that a reference stands for: a run's whole output, one row of it, or rows gathered from several."""
     if isinstance(place, int):
         found = outputs[place][output]
-        return found if isinstance(found, torch.Tensor) else _stacked(found)
+        return found if isinstance(found, torch.Tensor) else _stacked(found, advice)
     if isinstance(place, tuple):
         run, row = place
         return outputs[run][output][row]
-    return _stacked([outputs[run][output][row] for run, row in place])
+    return _stacked([outputs[run][output][row] for run, row in place], advice)
 
 
-def _stacked(images: Sequence[torch.Tensor]) -> torch.Tensor:
+def _stacked(images: Sequence[torch.Tensor], advice: str) -> torch.Tensor:
     shapes = sorted({tuple(image.shape) for image in images})
     if len(shapes) > 1:
         raise RuntimeError(
             f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
-            f"{', ...' if len(shapes) > 2 else ''} (C, H, W). Add a Resize to (height, width) or a crop to the "
-            "transform, or give the loader a collate_fn that takes images of several sizes"
+            f"{' and others' if len(shapes) > 2 else ''}. {advice}"
         )
     return stacked(images)

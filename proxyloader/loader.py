@@ -50,8 +50,9 @@ class DataLoader(TorchDataLoader[T]):
             the default; ``torch.uint8`` goes with a transform that gives it. As ``images.to(dtype)``, for less.
         memory_format: of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``; as
             ``images.to(memory_format=...)``, for less. (In batches that torchvision makes in the workers, or a
-            ``collate_fn`` in the main process, all tensors of four dimensions are taken for images: those of floats get
-            this ``dtype``, all of them ``torch.channels_last`` where that is asked for.)
+            ``collate_fn`` in the main process, and among the outputs of a ``server``, all tensors of four dimensions
+            are taken for images: those of floats get this ``dtype``, all of them ``torch.channels_last`` where that is
+            asked for.)
         server: a ``ProxyServer`` that the dataset's ``server.proxy`` belongs to, for a hand-written pipeline.
         seed: makes the order and each sample's random numbers a function of (seed, epoch, index) alone, so that they
             are the same for any number of workers and any start method, and after ``load_state_dict``. By default they
@@ -126,6 +127,8 @@ class DataLoader(TorchDataLoader[T]):
         num_threads: int | Literal["auto"] = "auto",
         hw_decoder_load: float | Literal["auto"] = "auto",
     ) -> None:
+        if hasattr(type(dataset), "produce_data"):
+            raise TypeError("the server goes by its name, behind the dataset: DataLoader(dataset, ..., server=server)")
         sharded = sampler_for(
             dataset,
             num_shards,

@@ -203,24 +203,24 @@ def _whole(call: ProxyCall) -> ProxyCall:
     if not data.startswith(JPEG_START) or is_whole(data):
         return call
     decoded = np.frombuffer(EncodedImage.by_pillow(data, call.source).data, np.uint8)
-    return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source)
+    return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source, call.names)
 
 
 def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
     """
     Raises:
-        InputError: the arrays differ in dtype or number of dimensions, which DALI takes in no batch.
+        InputError: this input's arrays differ in dtype or number of dimensions, which DALI takes in no batch.
     """
     kinds = {(array.dtype.str, array.ndim) for array in arrays}
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
-        raise InputError(f"{name} of the pipeline differs within a batch: {found}. DALI takes one kind")
+        raise InputError(f"input {name!r} of the pipeline differs within a batch: {found}. DALI takes one kind")
 
 
 def _pack_run(calls: Sequence[ProxyCall], writer: _Writer) -> PackedRun:
     inputs = []
-    for position, arrays in enumerate(zip(*(call.inputs for call in calls))):
-        one_kind(f"input {position}", arrays)
+    for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
+        one_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
         offsets = [writer.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)

@@ -9,7 +9,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,12 +26,16 @@ class ProxyCall:
         server: key of the server, or of the compiled transform, that is to run it.
         inputs: one array for each external source of the pipeline, in its order.
         source: the file the sample came from, for error messages; "" where there is none.
+        names: of the inputs, for error messages, too; "" where they have none.
     """
 
-    __slots__ = ("inputs", "run", "server", "source")
+    __slots__ = ("inputs", "names", "run", "server", "source")
 
-    def __init__(self, server: str, inputs: tuple[NDArray[Any], ...], source: str = "") -> None:
+    def __init__(
+        self, server: str, inputs: tuple[NDArray[Any], ...], source: str = "", names: tuple[str, ...] = ()
+    ) -> None:
         self.server, self.inputs, self.source = server, inputs, source
+        self.names = names or ("",) * len(inputs)
         self.run: weakref.ref[ProxyRun] | None = None
 
     def __repr__(self) -> str:
@@ -39,7 +43,7 @@ class ProxyCall:
         return f"ProxyCall({shapes}{', ' + self.source if self.source else ''})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProxyCall, (self.server, self.inputs, self.source)
+        return ProxyCall, (self.server, self.inputs, self.source, self.names)
 
 
 class ProxyRun:
@@ -80,46 +84,67 @@ def _unpack_run(
 
 NO_TENSOR_YET = (
     "inside the dataset a transformed image is no tensor yet; DALI makes it, a batch at a time. "
-    "Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset"
+    "Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset. "
+    "(In a batch that is collated, all samples are transformed so, or none)"
+)
+
+NO_BATCH_YET = (
+    "a stock DataLoader's batch holds no tensor yet where the dataset called server.proxy. First call "
+    "batch = server.produce_data(batch), or load with proxyloader.DataLoader(dataset, ..., server=server)"
 )
 
 
+class NoTensorYet:
+    """Stands for a tensor; who takes it for one is told what to do."""
+
+    _advice: ClassVar[str]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name!r}: {self._advice}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any) -> Any:
+        raise TypeError(f"{getattr(function, '__name__', function)}: {cls._advice}")
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(self._advice)
+
+    __array__ = __len__ = __bool__ = __getitem__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = _refuse
+
+
 @dataclass(frozen=True)
-class ProxySample:
+class ProxySample(NoTensorYet):
     """Stands for one output of one sample, wherever the user's code puts it, until the pipeline has run."""
+
+    _advice = NO_TENSOR_YET
 
     call: ProxyCall
     output: int = 0
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name!r}: {NO_TENSOR_YET}")
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(NO_TENSOR_YET)
-
-    @classmethod
-    def __torch_function__(cls, function: Any, *_: Any) -> Any:
-        raise TypeError(f"{getattr(function, '__name__', function)}: {NO_TENSOR_YET}")
-
-    def __getitem__(self, _: Any) -> Any:
-        raise TypeError(NO_TENSOR_YET)
-
-    def __add__(self, _: Any) -> Any:
-        raise TypeError(NO_TENSOR_YET)
-
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
-
 
 @dataclass(frozen=True)
-class ProxyBatch:
+class ProxyBatch(NoTensorYet):
     """Stands for one output of a whole run: what ``default_collate`` makes of a list of ProxySample."""
+
+    _advice = NO_BATCH_YET
 
     run: ProxyRun
     output: int = 0
 
 
-def collate_proxy_samples(samples: Sequence[ProxySample], *, collate_fn_map: Any = None) -> ProxyBatch:
-    """``default_collate`` for ProxySample (by the protocol of ``torch.utils.data.default_collate``)."""
+def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None) -> ProxyBatch:
+    """``default_collate`` for ProxySample (by the protocol of ``torch.utils.data.default_collate``).
+
+    Raises:
+        InputError: not all are such.
+    """
+    others = [type(sample).__name__ for sample in samples if not isinstance(sample, ProxySample)]
+    if others:
+        raise InputError(
+            f"{len(others)} of a batch of {len(samples)} did not go through the proxy, such as a {others[0]}; let the "
+            "dataset call it for all samples or for none, or give the loader a collate_fn that takes both"
+        )
     calls = [sample.call for sample in samples]
     run = calls[0].run() if calls[0].run else None
     if run is None or len(run.calls) != len(calls) or any(a is not b for a, b in zip(run.calls, calls)):
@@ -167,7 +192,8 @@ class Proxy:
                 f"the pipeline's inputs are {', '.join(self.input_names)}; got {len(args)} positional arguments and "
                 f"{', '.join(inputs) or 'none by name'}. Call server.proxy({'=..., '.join(self.input_names)}=...)"
             )
-        call = ProxyCall(self.server, tuple(_as_array(name, inputs[name]) for name in self.input_names))
+        arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)
+        call = ProxyCall(self.server, arrays, names=self.input_names)
         samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
         return samples[0] if self.num_outputs == 1 else samples
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .batch_format import BatchFormat, stacked_or_listed
 from .errors import ImageError, PipelineError
 from .fetch import MOST_TRIES, nothing_replaces
 from .packing import ContentUnpickler, Packer
@@ -46,10 +48,11 @@ class Rescue:
         servers: by the key that runs name them with.
         road: that batches come from.
         on_error: what becomes of a sample that cannot be read.
+        format: of images.
     """
 
-    def __init__(self, servers: Mapping[str, ProxyServer], road: Road, on_error: OnError) -> None:
-        self._servers, self._road, self._on_error = servers, road, on_error
+    def __init__(self, servers: Mapping[str, ProxyServer], road: Road, on_error: OnError, format: BatchFormat) -> None:
+        self._servers, self._road, self._on_error, self._format = servers, road, on_error, format
 
     def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> Saved:
         """Run again what failed.
@@ -65,7 +68,7 @@ class Rescue:
             if isinstance(outputs, PipelineError):
                 outputs, lost = self._run_again(batch, run, outputs)
                 saved.lost.update({(number, row): error for row, error in lost.items()})
-            saved.outputs.append(outputs)
+            saved.outputs.append(self._format.of_outputs(outputs))
         return saved
 
     def _run_again(
@@ -129,11 +132,11 @@ class Rescue:
             try:
                 rows.append(server.collect(server.submit([[part[row]] for part in inputs])))
             except PipelineError as error:
-                reason = f"the pipeline fails on it: {error.__cause__ or error}"
+                reason = f"the pipeline fails on it: {_what_failed(error.__cause__ or error)}"
                 lost[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
                 rows.append([])
         count = max(map(len, rows))
-        return [[row[k][0] if row else torch.empty(0) for row in rows] for k in range(count)], lost
+        return [stacked_or_listed([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], lost
 
     def _replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
@@ -195,6 +198,12 @@ def _place_of(batch: PackedBatch) -> str:
     return (
         f"in the batch of dataset indices {list(indices)}" if indices is not None else "in an IterableDataset's batch"
     )
+
+
+def _what_failed(error: BaseException) -> str:
+    """The operator and what it met, in one line of the dozen that DALI says; all of them where there is no such."""
+    found = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
+    return ": ".join(found.groups()) if found is not None else str(error)
 
 
 def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:

@@ -17,22 +17,21 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import torch
 
 from . import _dali, forks
-from .batch_format import stacked
+from .batch_format import Output as Output
+from .batch_format import Outputs as Outputs
+from .batch_format import stacked_or_listed
 from .errors import InputError, PipelineError
 from .packing import one_kind
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
 from .references import map_references
 
 log = logging.getLogger("proxyloader")
-
-Output = Union["torch.Tensor", "list[torch.Tensor]"]
-Outputs = list[Output]
 
 Kinds = tuple[tuple[str, int], ...]
 """(dtype, number of dimensions) of each input of a pipeline."""
@@ -89,21 +88,25 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     a stock ``torch.utils.data.DataLoader`` and call ``server.produce_data(batch)`` on what it gives.
 
     Args:
-        pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes.
+        pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. (With ``exec_async=False`` it
+            works in ``next()`` alone, not beside the model.)
         deterministic: as upstream; runs are always started in the order of the training loop, so both values give the
             same. Batches are reproducible, but for what the pipeline itself draws at random after a loop was left
             early: runs that were started ahead have drawn, too.
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.
-        ValueError: its ``stream_policy`` lets other operators work in the stream of a GPU's decoder.
+        ValueError: its ``stream_policy`` lets other operators work in the stream of a GPU's decoder; or an external
+            source has ``source=`` or ``repeat_last=True``.
         RuntimeError: it has no external source.
 
     Source: ``nvidia.dali.plugin.pytorch.experimental.proxy.DALIServer``.
     """
 
     def __init__(self, pipeline: _dali.Pipeline, deterministic: bool = False) -> None:
+        """Build the pipeline. Arguments and errors stand at the class."""
         self._thread_stop_event = None  # before anything that can raise: upstream's __del__ looks at it
+        sources = _fed_sources(pipeline)
         super().__init__(pipeline, deterministic)
         if _dali.shares_decoder_stream(pipeline):
             raise ValueError(
@@ -116,7 +119,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._lock = threading.RLock()
         self._started = False
         self._in_step = True  # there is a ticket for each run that DALI has, and no other
-        self._declared = [_dali.declared_kind(pipeline, name) for name in self._dali_input_names]
+        self._declared = [_dali.declared_kind(source) for source in sources]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
         self._lone_run_s = math.inf  # the shortest time that a run took, none being before it
@@ -168,6 +171,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         """
         with self._lock:
             self._get_in_step()
+            if not self._pipe.exec_async:
+                self.settle()  # DALI's queue of outputs may be full: the run would wait for this very thread
             if self._failed is not None and not self._pipe.exec_dynamic:
                 self.settle()  # they have failed, too
                 self._rebuild()
@@ -196,7 +201,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 ndim = "any number of" if declared[1] is None else declared[1]
                 raise InputError(
                     f"input {name!r} of the pipeline is declared as {dtype} with {ndim} dimensions, "
-                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch"
+                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}"
                 )
         if self._runs and self._runs[-1].kinds != kinds:
             self.settle()  # whether those kinds are right is known when such a run has succeeded
@@ -307,6 +312,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             raise
 
     def go_on(self) -> None:
+        """After ``hold_still``: runs may be started again."""
         self._lock.release()
 
     def forget_in_child(self) -> None:
@@ -368,7 +374,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         if len(run.done) < len(run.calls):
             return None
         rows = [run.done[row] for row in range(len(run.calls))]
-        return [_stacked_or_listed(list(output)) for output in zip(*rows)]
+        return [stacked_or_listed(list(output)) for output in zip(*rows)]
 
     def _rows_of(self, calls: Sequence[ProxyCall]) -> list[list[torch.Tensor]]:
         """The outputs of each call, from as many runs as they need."""
@@ -381,12 +387,46 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def _run_calls(self, calls: Sequence[ProxyCall]) -> Outputs:
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
         for name, arrays in zip(self._dali_input_names, inputs):
-            one_kind(f"input {name!r}", arrays)
+            one_kind(name, arrays)
         return self.collect(self.submit(inputs))
 
 
-def _stacked_or_listed(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    return stacked(images) if len({image.shape for image in images}) == 1 else images
+def _fed_sources(pipeline: Any) -> list[Any]:
+    """A pipeline's external sources, all of which the proxy can feed.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as of ``ProxyServer``.
+    """
+    if not isinstance(pipeline, _dali.Pipeline):
+        step = "; call it: what @pipeline_def made gives one" if _dali.is_pipeline_function(pipeline) else ""
+        raise TypeError(f"ProxyServer takes a DALI pipeline, got {type(pipeline).__name__}{step}")
+    sources = _dali.external_sources(pipeline)
+    if not sources:
+        raise RuntimeError(
+            "the pipeline has no inputs, so a dataset can give it nothing. Begin its graph with "
+            'fn.external_source(name="images") instead of a reader; ready ones: pipelines.training(source="proxy")'
+        )
+    for source in sources:
+        if _dali.has_source(source):
+            raise ValueError(
+                f"input {source.name!r} of the pipeline has a source of its own, and the proxy is to be its source. "
+                'Leave out source=... and give it a name: fn.external_source(name="images")'
+            )
+        if _dali.repeats_last(source):
+            raise ValueError(
+                f"input {source.name!r} of the pipeline has repeat_last=True, and the proxy feeds every batch; "
+                "leave it out"
+            )
+    return sources
+
+
+def _advice(kind: tuple[str, int], declared_ndim: int | None) -> str:
+    if kind != ("|u1", 3) or declared_ndim != 1:
+        return ""
+    return (
+        ": decoded images, and the pipeline decodes. Give the dataset a loader that reads bytes: "
+        'ImageFolder(root, transform=server.proxy, loader=read_bytes), with open(path, "rb").read() in read_bytes'
+    )
 
 
 def _hand_over(outputs: Outputs, finished: torch.cuda.Event, stream: torch.cuda.Stream | None) -> None:

@@ -103,6 +103,7 @@ class UnreadableSamples(Sequence[UnreadableSample]):
             self._seen[key] = sample
             if on_error != "raise" and len(self._seen) <= MOST_LOG_LINES:
                 done = "left out" if on_error == "skip" else "replaced by the next that can be read"
-                log.warning("dataset[%s] is %s: %s: %s", sample.index, done, sample.path or "no file", sample.reason)
+                path = f"{sample.path}: " if sample.path else ""
+                log.warning("dataset[%s] is %s: %s%s", sample.index, done, path, sample.reason)
                 if len(self._seen) == MOST_LOG_LINES:
                     log.warning("further ones stand in loader.errors only")

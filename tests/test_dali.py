@@ -40,9 +40,21 @@ def test_the_upstream_constructor_sets_what_ours_reads() -> None:
 
 def test_the_pipeline_has_the_private_names_we_use() -> None:
     assert callable(Pipeline._run_once)
-    for name in ("exec_dynamic", "max_batch_size", "device_id", "num_outputs", "prefetch_queue_depth", "stream_policy"):
+    for name in ("exec_async", "exec_dynamic", "max_batch_size", "device_id", "num_outputs", "prefetch_queue_depth"):
         assert isinstance(inspect.getattr_static(Pipeline, name), property), name
+    assert isinstance(inspect.getattr_static(Pipeline, "stream_policy"), property)
     assert "cuda_stream" in inspect.signature(Pipeline.outputs).parameters
+
+
+def test_a_graph_says_which_inputs_nobody_can_feed() -> None:
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def graph() -> object:
+        repeated = fn.external_source(name="repeated", repeat_last=True)
+        return fn.external_source(name="fed"), repeated, fn.external_source(lambda: [np.zeros(1)], name="own")
+
+    sources = _dali.external_sources(graph())
+    found = {source.name: (_dali.has_source(source), _dali.repeats_last(source)) for source in sources}
+    assert found == {"fed": (False, False), "repeated": (False, True), "own": (True, False)}
 
 
 def test_a_graph_says_which_operators_an_image_goes_through() -> None:
@@ -67,7 +79,8 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
 
     pipeline = graph()
     pipeline.build()
-    assert _dali.declared_kind(pipeline, "b") == ("<f4", 1) and _dali.declared_kind(pipeline, "a") == (None, None)
+    declared = {source.name: _dali.declared_kind(source) for source in _dali.external_sources(pipeline)}
+    assert declared == {"b": ("<f4", 1), "a": (None, None)}
     for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume", "_seed"):
         assert name in vars(pipeline), name
     for dtype in (np.float32, np.int16):  # DALI would hold on to the first

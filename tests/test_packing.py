@@ -181,10 +181,11 @@ def test_tensors_beside_the_images_arrive_as_they_left(tensor: torch.Tensor) -> 
 
 
 def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() -> None:
+    calls = [ProxyCall("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
     with pytest.raises(
-        InputError, match="input 0 of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
+        InputError, match="input 'b' of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
     ):
-        Packer(default_collate, None, 4)([sample(np.uint8([1])), sample(np.float32([1]))])
+        Packer(default_collate, None, 4)(list(map(ProxySample, calls)))
 
 
 def test_our_errors_keep_their_message_and_others_are_re_raised_as_torch_does() -> None:

@@ -6,15 +6,17 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from nvidia.dali import fn, pipeline_def, types
 from torch.utils.data import ConcatDataset, Dataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.autoaugment import RandAugment
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, ProxyServer
 from proxyloader.batch_format import BatchFormat, stacked
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -150,6 +152,83 @@ class Untranslated(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.folder[index]
+
+
+def by_hand(device: str) -> Any:
+    """Images as floats and as whole levels, and their means; it fails on a batch in which an image is damaged."""
+
+    @pipeline_def(batch_size=8, num_threads=2, device_id=0 if device == "cuda" else None, exec_dynamic=True)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
+        levels = fn.transpose(fn.resize(images, size=[20, 30]), perm=[2, 0, 1])
+        floats = fn.cast(levels, dtype=types.FLOAT) / 3
+        return floats, levels, fn.reductions.mean(floats, axes=[1, 2])
+
+    return graph()
+
+
+class Floats(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        (floats, _, _), label = super().__getitem__(index)
+        return floats, label
+
+
+def read_bytes(path: str) -> np.ndarray[Any, Any]:
+    return np.fromfile(path, np.uint8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate_fn", [None, collated], ids=["", "a collate_fn"])
+def test_a_hand_written_pipeline(photos: Path, workers: int, collate_fn: Any, device: str) -> None:
+    with ProxyServer(by_hand(device)) as server:
+        dataset = ImageFolder(str(photos), server.proxy, loader=read_bytes)
+        arguments: dict[str, Any] = {"server": server, "num_workers": workers, "collate_fn": collate_fn}
+        for dtype, memory_format in itertools.product(FLOAT_TYPES, FORMATS):
+            assert_outputs_as_converted(dataset, device, dtype, memory_format, **arguments)
+
+
+def assert_outputs_as_converted(dataset: Any, device: str, dtype: Any, memory_format: Any, **arguments: Any) -> None:
+    plain = batches_of(dataset, device, **arguments)
+    for found, wanted in zip(
+        batches_of(dataset, device, dtype=dtype, memory_format=memory_format, **arguments), plain, strict=True
+    ):
+        floats, levels, means = found[0]
+        assert floats.dtype == (dtype or torch.float32) and levels.dtype == torch.uint8
+        assert torch.equal(floats, wanted[0][0].to(floats.dtype)) and torch.equal(levels, wanted[0][1])
+        for images in (floats, levels):
+            assert images.is_contiguous(memory_format=memory_format)
+        assert torch.equal(means, wanted[0][2]) and torch.equal(found[1], wanted[1])
+
+
+def test_a_hand_written_pipeline_beside_a_transform(photos: Path, device: str) -> None:
+    with ProxyServer(by_hand(device)) as server:
+        theirs = Floats(str(photos), server.proxy, loader=read_bytes)
+        both = ConcatDataset([ImageFolder(str(photos), v1.Compose([v1.Resize((20, 30)), v1.ToTensor()])), theirs])
+        assert_as_converted(both, device, torch.float16, torch.channels_last, server=server)
+
+
+def test_a_hand_written_pipeline_that_fails_on_an_image(photos: Path, tmp_path: Path, device: str) -> None:
+    folder = ImageFolder(str(photos), loader=read_bytes)
+    (tmp_path / "bad.jpg").write_bytes(b"\xff\xd8 no image" * 50)
+    folder.samples[3] = str(tmp_path / "bad.jpg"), 0
+    with ProxyServer(by_hand(device)) as server:
+        folder.transform = server.proxy
+        for on_error in ("skip", "replace"):
+            assert_outputs_as_converted(
+                folder, device, torch.float16, torch.channels_last, server=server, on_error=on_error
+            )
+        one_by_one = DataLoader(
+            folder, None, server=server, on_error="replace", dtype=torch.float16, num_workers=1, device=device
+        )
+        assert {images.dtype for (images, _, _), _ in one_by_one} == {torch.float16}
+
+
+def test_a_hand_written_pipeline_makes_no_whole_levels_of_floats(photos: Path, device: str) -> None:
+    with ProxyServer(by_hand(device)) as server:
+        dataset = ImageFolder(str(photos), server.proxy, loader=read_bytes)
+        with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 20, 30\]"):
+            next(iter(DataLoader(dataset, 8, dtype=torch.uint8, server=server)))
 
 
 def test_floats_never_become_whole_levels(photos: Path, device: str) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, InputError, PipelineError, ProxyServer
+from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, pipelines
 
 BATCH = 8
 
@@ -448,10 +448,131 @@ def test_only_a_pipeline_with_inputs_makes_a_server() -> None:
     def no_inputs() -> Any:
         return fn.random.coin_flip()
 
-    with pytest.raises(TypeError, match="DALI pipeline"):
+    with pytest.raises(TypeError, match="DALI pipeline, got str$"):
         ProxyServer("a pipeline")
-    with pytest.raises(RuntimeError, match="doesn't have any inputs"):
+    with pytest.raises(TypeError, match="DALI pipeline, got function; call it"):
+        ProxyServer(no_inputs)
+    with pytest.raises(RuntimeError, match=r"has no inputs.*fn.external_source\(name=.*pipelines.training\(source="):
         ProxyServer(no_inputs())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": lambda: [np.zeros(1)]}, "input 'x' of the pipeline has a source of its own.* Leave out source="),
+        ({"repeat_last": True}, "input 'x' of the pipeline has repeat_last=True.* leave it out"),
+    ],
+    ids=["source", "repeat_last"],
+)
+def test_an_input_that_the_proxy_cannot_feed_is_refused(arguments: Any, message: str) -> None:
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def graph() -> Any:
+        return fn.external_source(name="x", **arguments)
+
+    with pytest.raises(ValueError, match=message):
+        ProxyServer(graph())
+
+
+def test_decoded_images_where_bytes_are_declared_are_told_of_a_loader(folder: ImageFolder) -> None:
+    pipeline = pipelines.training(source="proxy", size=32, batch_size=BATCH, num_threads=1, device_id=None)
+    with ProxyServer(pipeline) as server:
+        dataset = ImageFolder(folder.root, server.proxy, loader=decoded)
+        with pytest.raises(InputError, match=r"uint8 with 1 dimensions, and is uint8 with 3 .*loader=read_bytes"):
+            next(iter(DataLoader(dataset, BATCH, server=server)))
+
+
+def decoded(path: str) -> np.ndarray[Any, Any]:
+    return np.zeros((32, 32, 3), np.uint8)
+
+
+SYNCHRONOUS = {
+    "": {},
+    "the old executor": {"exec_dynamic": False},
+    "not pipelined": {"exec_dynamic": False, "exec_pipelined": False},
+    "one output at a time": {"prefetch_queue_depth": 1},
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("arguments", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+@pytest.mark.timeout(60)
+def test_a_pipeline_that_runs_in_the_calling_thread(arguments: dict[str, Any], workers: int) -> None:
+    values = [np.float32([k]) for k in range(40)]
+    with ProxyServer(doubled(exec_async=False, **arguments)) as server:
+        loader = DataLoader(Inputs(server.proxy, values), 2, num_workers=workers, server=server, prefetch=4)
+        for _ in range(2):
+            assert torch.cat(list(loader))[:, 0].tolist() == [2.0 * k for k in range(40)]
+        both = [iter(loader), iter(loader)]
+        for at in range(20):
+            for batches in both:
+                assert next(batches)[:, 0].tolist() == [4.0 * at, 4.0 * at + 2]
+
+
+@pytest.mark.timeout(60)
+def test_a_pipeline_that_runs_in_the_calling_thread_fails_on_its_own_batch(folder: ImageFolder, images_in: Any) -> None:
+    with ProxyServer(resized("cpu", exec_async=False)) as server:
+        dataset = images_in(server)
+        dataset.loader = SometimesBad([path for path, _ in dataset.samples[21:23]])
+        for _ in range(2):
+            batches, failed = iter(DataLoader(dataset, 4, num_workers=1, server=server)), []
+            for at in range(12):
+                try:
+                    assert_right(next(batches)[0], range(4 * at, 4 * at + 4), folder)
+                except PipelineError:
+                    failed.append(at)
+            assert failed == [5]
+
+
+def test_images_of_several_sizes_are_told_of_the_pipeline(folder: ImageFolder) -> None:
+    pipeline = pipelines.rotation(source="proxy", batch_size=BATCH, num_threads=1, device_id=None)
+    with ProxyServer(pipeline) as server:
+        dataset = ImageFolder(folder.root, server.proxy, loader=read_bytes)
+        for batch_size in (BATCH, 2 * BATCH):
+            with pytest.raises(RuntimeError, match=r"of one size.* in the pipeline, with fn.resize\(.* or the size="):
+                list(DataLoader(dataset, batch_size, server=server))
+
+
+def used(images: Any) -> None:
+    images.to("cpu")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [used, lambda images: images * 2, lambda images: images[0], len, torch.nn.Conv2d(3, 4, 1), np.asarray],
+    ids=["to", "times", "row", "len", "a model", "numpy"],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stock_loaders_batch_says_what_was_forgotten(use: Any, workers: int) -> None:
+    with ProxyServer(doubled()) as server:
+        for batch in StockLoader(Inputs(server.proxy, GOOD), 2, num_workers=workers):
+            with pytest.raises((AttributeError, TypeError), match=r"server.produce_data\(batch\).*server=server"):
+                use(batch)
+            assert server.produce_data(batch).tolist() == [[0, 2], [2, 4]]
+
+
+@pytest.mark.parametrize("through", [[True, False], [False, True]], ids=["the first", "the second"])
+def test_a_batch_of_which_some_went_through_the_proxy(through: list[bool]) -> None:
+    with ProxyServer(doubled()) as server:
+        dataset = Some(server.proxy, through)
+        with pytest.raises((InputError, TypeError), match="all samples.* or .*none"):
+            list(DataLoader(dataset, 2, server=server))
+
+
+class Some(Inputs):
+    def __getitem__(self, index: int) -> Any:
+        return self.call(GOOD[index]) if self.values[index] else GOOD[index]
+
+
+def test_the_server_goes_by_its_name() -> None:
+    with ProxyServer(doubled()) as server:
+        dataset: Any = Inputs(server.proxy, GOOD)
+        with pytest.raises(TypeError, match=r"DataLoader\(dataset, ..., server=server\)"):
+            DataLoader(server, dataset)
+
+
+def test_the_help_of_a_server_is_ours() -> None:
+    for thing in (ProxyServer, ProxyServer.__init__, ProxyServer.go_on):
+        assert thing.__doc__ and "DALIPipelineRunRef" not in thing.__doc__
 
 
 def test_workers_that_read_paths_let_dali_read_the_files(folder: ImageFolder, photos: Path) -> None:

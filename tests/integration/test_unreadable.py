@@ -387,6 +387,19 @@ def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
         assert isinstance(outcomes(DataLoader(dataset, BATCH, **arguments))[1], PipelineError)
 
 
+def test_the_log_says_in_a_line_what_a_hand_written_pipeline_failed_on(
+    spelled: Numbered, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(spelled, text, 5)
+    with ProxyServer(decode(device)) as server:
+        dataset = Numbered(spelled.root, transform=server.proxy, loader=read_bytes)
+        loader = DataLoader(dataset, BATCH, on_error="skip", server=server)
+        assert sum(len(images) for images, _, _ in loader) == SIZE - 1
+    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert line.startswith("dataset[5] is left out: the pipeline fails on it: fn.decoders.image: ") and "\n" not in line
+    assert loader.errors[0].path == "" and loader.errors[0].reason in line
+
+
 def declared(side_px: int) -> Callable[[Path], None]:
     def enlarge(path: Path) -> None:
         data = bytearray(path.read_bytes())
