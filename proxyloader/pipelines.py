@@ -89,7 +89,8 @@ def training(
     Raises:
         ValueError: an argument is none of those above.
 
-    Source: ``decoders.image_random_crop``, ``resize``, ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
+    Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
+    ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
     at_least("size", size, 1)
     _check_range("area", area, 1.0)
@@ -97,14 +98,9 @@ def training(
     if not 0 <= flip <= 1:
         raise ValueError(f"flip is a probability, 0 to 1, got {flip!r}")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
-    images = fn.decoders.image_random_crop(
-        encoded,
-        random_area=area,
-        random_aspect_ratio=aspect_ratio,
-        num_attempts=10,
-        **_decoder("decoders__ImageRandomCrop", device, hw_decoder_load),
-    )
-    images = fn.resize(images, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=True)
+    crop = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
+    resize = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
+    images = _cropped(encoded, device, hw_decoder_load, crop, resize)
     images = _augmented(images, augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
     images = fn.crop_mirror_normalize(images, mirror=mirror, **_format(mean, std, dtype, layout))
@@ -238,6 +234,19 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
     if not _on_gpu(device):
         return chosen | {"device": "cpu"}
     return chosen | {"device": "mixed", "hw_decoder_load": hw_decoder_load}
+
+
+def _cropped(
+    encoded: Any, device: Device | None, hw_decoder_load: float, crop: dict[str, Any], resize: dict[str, Any]
+) -> Any:
+    """Decode, crop at random, resize. On a CPU only the crop is decoded; a GPU's engines decode whole images."""
+    if _on_gpu(device):
+        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+        return fn.random_resized_crop(images, **crop, **resize)
+    images = fn.decoders.image_random_crop(
+        encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, hw_decoder_load)
+    )
+    return fn.resize(images, **resize)
 
 
 def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
