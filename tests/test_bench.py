@@ -41,7 +41,8 @@ def test_it_measures_writes_and_compares(
 ) -> None:
     out = tmp_path / "new" / "bench.jsonl"
     options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--device", device, "--out", str(out)]
-    names = ["torch", "upstream-proxy", "iterator", "proxyloader", "decode-only", "decode-only, two pipelines"]
+    names = ["torch", "upstream-proxy", "iterator", "proxyloader", "FileReaderLoader", "decode-only"]
+    names += ["decode-only, two pipelines"]
     if device == "cuda":
         names = cases_for(setting(photos, device="cuda"))
     assert main([*options, "--only", *names]) == 0
@@ -68,7 +69,9 @@ def test_it_measures_writes_and_compares(
     assert all(case["images_per_s"] > 0 for case in last_of(out)["cases"].values())
 
 
-@pytest.mark.parametrize("name", ["torch", "iterator", "proxyloader", "decode-only", "decode-only, two pipelines"])
+@pytest.mark.parametrize(
+    "name", ["torch", "iterator", "proxyloader", "FileReaderLoader", "decode-only", "decode-only, two pipelines"]
+)
 def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> None:
     loops = CASES[name].loops(setting(photos, batch_size=20, passes=5))
     for _ in range(2):

@@ -330,6 +330,29 @@ def swap(setting: Setting, augmentation: str = "") -> Loops:
         yield ((images, labels.to(setting.device, non_blocking=True)) for images, labels in loader)
 
 
+@case("FileReaderLoader", runs_ahead=True)
+def reader_loader(setting: Setting) -> Loops:
+    """proxyloader.FileReaderLoader with pipelines.training: DALI reads and draws."""
+    from .. import FileReaderLoader, pipelines
+
+    loader = FileReaderLoader(
+        setting.root,
+        pipelines.training,
+        setting.batch_size,
+        shuffle=True,
+        device=setting.device,
+        num_threads=setting.threads,
+        prefetch=RUNS_UNDER_WAY,
+        size=CROP_PX,
+        dtype="float16" if setting.dtype == "float16" else "float32",
+        layout="HWC" if setting.channels_last else "CHW",
+        hw_decoder_load=setting.hw_decoder_load,
+    )
+    while True:
+        passes = itertools.chain.from_iterable(itertools.repeat(loader, setting.passes))
+        yield ((in_format(setting, images), labels) for images, labels in passes)
+
+
 # --- ceilings --------------------------------------------------------------------------------------------------------
 
 
