@@ -1,4 +1,4 @@
-"""What do the parts of the road cost, on one core of this machine?
+"""What do the parts of the road cost, on one core of this machine, and on its GPU if it has one?
 
     python benchmarks/parts.py
 
@@ -41,6 +41,10 @@ from proxyloader.scans import is_whole
 from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
+
+
+PARTS = ("reading", "road", "crops", "decoders")
+"""Functions of this file; the last one needs a GPU."""
 
 
 def median_ms(run: Callable[[], Any], times: int = 9) -> float:
@@ -130,11 +134,45 @@ def crops(root: str) -> dict[str, float]:
     return {name: round(statistics.median(values), 1) for name, values in spent.items()}
 
 
+def decoders(root: str, device_id: int | None = 0, batches: int = 64) -> dict[str, float]:
+    """Decoding on a GPU's JPEG engines, one batch after the other: whole images, crops of them, and crops alone."""
+
+    def ms_per_batch(decoded: Callable[[Any, dict[str, Any]], Any]) -> float:
+        @pipeline_def(batch_size=256, num_threads=4, device_id=device_id, prefetch_queue_depth=3, exec_dynamic=True)
+        def graph() -> Any:
+            encoded, _ = fn.readers.file(file_root=root, random_shuffle=True)
+            engines = {} if device_id is None else {"device": "mixed", "hw_decoder_load": 1.0}
+            return decoded(encoded, {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **engines})
+
+        pipeline = graph()
+        pipeline.build()
+        times = []
+        for _ in range(batches):
+            pipeline.run()
+            times.append(time.perf_counter())
+        return round(1e3 * (times[-1] - times[batches // 4]) / (len(times) - 1 - batches // 4), 2)
+
+    box = {"axes": [0, 1], "normalized_anchor": True, "normalized_shape": True}
+
+    def corner_and_size() -> list[Any]:
+        return [fn.random.uniform(range=between, shape=[2]) for between in ((0.0, 0.3), (0.4, 0.7))]
+
+    ways: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+        "GPU: whole images": lambda encoded, how: fn.decoders.image(encoded, **how),
+        "GPU: whole images, then cropped": lambda encoded, how: fn.slice(
+            fn.decoders.image(encoded, **how), *corner_and_size(), **box
+        ),
+        "GPU: crops alone": lambda encoded, how: fn.decoders.image_slice(encoded, *corner_and_size(), **box, **how),
+        "GPU: random crops alone": lambda encoded, how: fn.decoders.image_random_crop(encoded, **how),
+    }
+    return {name: ms_per_batch(decoded) for name, decoded in ways.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "parts.jsonl", type=Path)
     parser.add_argument("--images", type=int, default=256, help="in a batch (default: %(default)s)")
-    parser.add_argument("--part", choices=["reading", "road", "crops"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     root = str(make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images))
     torch.set_num_threads(1)
@@ -142,7 +180,7 @@ def main() -> None:
         print(json.dumps(globals()[args.part](root)))
         return
     costs: dict[str, float] = {}
-    for part in ("reading", "road", "crops"):  # a process each: how malloc is set stays for good
+    for part in PARTS if torch.cuda.is_available() else PARTS[:-1]:  # a process each: how malloc is set stays for good
         command = [sys.executable, __file__, "--part", part, "--images", str(args.images)]
         costs |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     record = {
