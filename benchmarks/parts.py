@@ -42,7 +42,6 @@ from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
-
 PARTS = ("reading", "road", "crops", "decoders")
 """Functions of this file; the last one needs a GPU."""
 
