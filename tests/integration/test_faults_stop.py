@@ -181,7 +181,11 @@ def wrong_constructions(root: Path) -> dict[str, Any]:
     elastic = transforms.Compose([transforms.ElasticTransform(), transforms.ToTensor()])
     return {
         "no pipeline": (lambda: ProxyServer("a pipeline"), TypeError, "DALI pipeline"),  # type: ignore[arg-type]
-        "no inputs": (lambda: ProxyServer(no_inputs()), RuntimeError, "doesn't have any inputs"),
+        "no inputs": (
+            lambda: ProxyServer(no_inputs()),
+            RuntimeError,
+            "the pipeline has no inputs, so a dataset can give it nothing",
+        ),
         "no server": (lambda: DataLoader(picture_folder(root), server="a server"), TypeError, "ProxyServer"),
         "no transform": (
             lambda: DataLoader(picture_folder(root, elastic)),
