@@ -297,10 +297,12 @@ def test_a_whole_batch_of_another_kind_is_refused_before_dali_sees_it(exec_dynam
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_pipeline_of_the_old_executor_is_built_anew_after_a_failure(
-    folder: ImageFolder, images_in: Any, workers: int
+@pytest.mark.parametrize("how", [{"exec_dynamic": False}, {"exec_async": False}], ids=["old", "in the calling thread"])
+@pytest.mark.timeout(60)
+def test_other_executors_fail_on_the_bad_batch_alone(
+    folder: ImageFolder, images_in: Any, workers: int, how: dict[str, bool]
 ) -> None:
-    with ProxyServer(resized("cpu", exec_dynamic=False)) as server:
+    with ProxyServer(resized("cpu", **how)) as server:
         dataset = images_in(server)
         dataset.loader = SometimesBad([path for path, _ in dataset.samples[21:23]])
         for _ in range(2):
@@ -506,21 +508,6 @@ def test_a_pipeline_that_runs_in_the_calling_thread(arguments: dict[str, Any], w
         for at in range(20):
             for batches in both:
                 assert next(batches)[:, 0].tolist() == [4.0 * at, 4.0 * at + 2]
-
-
-@pytest.mark.timeout(60)
-def test_a_pipeline_that_runs_in_the_calling_thread_fails_on_its_own_batch(folder: ImageFolder, images_in: Any) -> None:
-    with ProxyServer(resized("cpu", exec_async=False)) as server:
-        dataset = images_in(server)
-        dataset.loader = SometimesBad([path for path, _ in dataset.samples[21:23]])
-        for _ in range(2):
-            batches, failed = iter(DataLoader(dataset, 4, num_workers=1, server=server)), []
-            for at in range(12):
-                try:
-                    assert_right(next(batches)[0], range(4 * at, 4 * at + 4), folder)
-                except PipelineError:
-                    failed.append(at)
-            assert failed == [5]
 
 
 def test_images_of_several_sizes_are_told_of_the_pipeline(folder: ImageFolder) -> None:
