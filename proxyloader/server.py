@@ -30,6 +30,7 @@ from .errors import InputError, PipelineError
 from .packing import one_kind
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
 from .references import map_references
+from .server_inputs import check_declared, fed_sources
 
 log = logging.getLogger("proxyloader")
 
@@ -106,7 +107,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def __init__(self, pipeline: _dali.Pipeline, deterministic: bool = False) -> None:
         """Build the pipeline. Arguments and errors stand at the class."""
         self._thread_stop_event = None  # before anything that can raise: upstream's __del__ looks at it
-        sources = _fed_sources(pipeline)
+        sources = fed_sources(pipeline)
         super().__init__(pipeline, deterministic)
         if _dali.shares_decoder_stream(pipeline):
             raise ValueError(
@@ -196,13 +197,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             raise InputError(f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipe.max_batch_size}")
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
         for name, kind, declared in zip(self._dali_input_names, kinds, self._declared):
-            if any(said not in (None, found) for said, found in zip(declared, kind)):
-                dtype = "any dtype" if declared[0] is None else np.dtype(declared[0])
-                ndim = "any number of" if declared[1] is None else declared[1]
-                raise InputError(
-                    f"input {name!r} of the pipeline is declared as {dtype} with {ndim} dimensions, "
-                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}"
-                )
+            check_declared(name, kind, declared)
         if self._runs and self._runs[-1].kinds != kinds:
             self.settle()  # whether those kinds are right is known when such a run has succeeded
         if self._kinds is None and self._failed not in (None, kinds):
@@ -389,44 +384,6 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         for name, arrays in zip(self._dali_input_names, inputs):
             one_kind(name, arrays)
         return self.collect(self.submit(inputs))
-
-
-def _fed_sources(pipeline: Any) -> list[Any]:
-    """A pipeline's external sources, all of which the proxy can feed.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as of ``ProxyServer``.
-    """
-    if not isinstance(pipeline, _dali.Pipeline):
-        step = "; call it: what @pipeline_def made gives one" if _dali.is_pipeline_function(pipeline) else ""
-        raise TypeError(f"ProxyServer takes a DALI pipeline, got {type(pipeline).__name__}{step}")
-    sources = _dali.external_sources(pipeline)
-    if not sources:
-        raise RuntimeError(
-            "the pipeline has no inputs, so a dataset can give it nothing. Begin its graph with "
-            'fn.external_source(name="images") instead of a reader; ready ones: pipelines.training(source="proxy")'
-        )
-    for source in sources:
-        if _dali.has_source(source):
-            raise ValueError(
-                f"input {source.name!r} of the pipeline has a source of its own, and the proxy is to be its source. "
-                'Leave out source=... and give it a name: fn.external_source(name="images")'
-            )
-        if _dali.repeats_last(source):
-            raise ValueError(
-                f"input {source.name!r} of the pipeline has repeat_last=True, and the proxy feeds every batch; "
-                "leave it out"
-            )
-    return sources
-
-
-def _advice(kind: tuple[str, int], declared_ndim: int | None) -> str:
-    if kind != ("|u1", 3) or declared_ndim != 1:
-        return ""
-    return (
-        ": decoded images, and the pipeline decodes. Give the dataset a loader that reads bytes: "
-        'ImageFolder(root, transform=server.proxy, loader=read_bytes), with open(path, "rb").read() in read_bytes'
-    )
 
 
 def _hand_over(outputs: Outputs, finished: torch.cuda.Event, stream: torch.cuda.Stream | None) -> None:
