@@ -74,7 +74,7 @@ def road(root: str) -> dict[str, float]:
     keep_freed_memory()
     dataset = wrap(ImageFolder(root, transform_with()))
     arena = Arena(2, len(dataset) << 20)
-    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, len(dataset)), arena)
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, len(dataset)), arena)
     request = Request(0, 0, list(range(len(dataset))), batched=True, slot=0)
     batch = packed.__getitems__(request)
     plan = dataset.transform.plan
