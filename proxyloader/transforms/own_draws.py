@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 
 import torch
@@ -33,17 +34,29 @@ def resized_crop_box(scale: tuple[float, ...], ratio: tuple[float, ...], version
 
 
 @functools.lru_cache(maxsize=64)
-def _compared(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, _: torch.dtype) -> BoxOf:
+def _compared(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype) -> BoxOf:
     low, high = torch.log(torch.tensor(ratio)).tolist()
-    ours: BoxOf = functools.partial(_ours, scale, ratio, (low, high))
+    ours: BoxOf = functools.partial(_ours, _Drawn(dtype), scale, ratio, (low, high))
     theirs: BoxOf = functools.partial(_theirs, scale, ratio, version)
     return ours if _draw_alike(ours, theirs) else theirs
 
 
+class _Drawn(threading.local):
+    """Where numbers are drawn to: making a tensor takes as long as drawing one. Each thread has its own."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.number, self.place = torch.empty(1, dtype=dtype), torch.empty(1, dtype=torch.int64)
+
+
 def _ours(
-    scale: tuple[float, ...], ratio: tuple[float, ...], log_ratio: tuple[float, float], height: int, width: int
+    drawn: _Drawn,
+    scale: tuple[float, ...],
+    ratio: tuple[float, ...],
+    log_ratio: tuple[float, float],
+    height: int,
+    width: int,
 ) -> tuple[int, int, int, int]:
-    number, place = torch.empty(1), torch.empty(1, dtype=torch.int64)
+    number, place = drawn.number, drawn.place
     for _ in range(TRIES):
         area = height * width * number.uniform_(*scale).item()
         aspect_ratio = number.uniform_(*log_ratio).exp_().item()
@@ -73,12 +86,12 @@ def _theirs(
 def _draw_alike(ours: BoxOf, theirs: BoxOf) -> bool:
     state = torch.get_rng_state()
     try:
-        return all(_drawn(ours, seed) == _drawn(theirs, seed) for seed in SEEDS)
+        return all(_drawn_by(ours, seed) == _drawn_by(theirs, seed) for seed in SEEDS)
     finally:
         torch.set_rng_state(state)
 
 
-def _drawn(box_of: BoxOf, seed: int) -> list[float]:
+def _drawn_by(box_of: BoxOf, seed: int) -> list[float]:
     """Boxes in images of some sizes, and the number that torch's generator would give next."""
     torch.default_generator.manual_seed(seed)
     return [number for size in SIZES for number in box_of(*size)] + [torch.rand(1).item()]
