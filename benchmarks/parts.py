@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -42,8 +44,9 @@ from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
-PARTS = ("reading", "road", "crops", "decoders")
-"""Functions of this file; the last one needs a GPU."""
+PARTS = ("reading", "road", "crops")
+GPU_PARTS = ("decoders", "starts")
+"""Functions of this file."""
 
 
 def median_ms(run: Callable[[], Any], times: int = 9) -> float:
@@ -169,11 +172,31 @@ def decoders(root: str, device_id: int | None = 0, batches: int = 64) -> dict[st
     return {name: ms_per_batch(decoded) for name, decoded in ways.items()}
 
 
+def starts(root: str, device_id: int | None = 0) -> dict[str, float]:
+    """From the making of a pipeline that decodes on a GPU to its first batch; decoders take memory for it at once."""
+    files = [np.fromfile(path, np.uint8) for path, _ in ImageFolder(root).samples[:8]]
+    engines = {} if device_id is None else {"device": "mixed", "hw_decoder_load": 1.0}
+    ways = {
+        "GPU: a pipeline's start": {},
+        "GPU: a pipeline's start, no memory taken at once": {"device_memory_padding": 0, "host_memory_padding": 0},
+    }
+
+    def start(how: dict[str, int]) -> None:
+        @pipeline_def(batch_size=8, num_threads=4, device_id=device_id, exec_dynamic=True)
+        def graph() -> Any:
+            return fn.decoders.image(fn.external_source(name="images", no_copy=True), **engines, **how)
+
+        server = ProxyServer(graph())
+        server.collect(server.submit([files]))
+
+    return {name: median_ms(functools.partial(start, how), times=7) for name, how in ways.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "parts.jsonl", type=Path)
     parser.add_argument("--images", type=int, default=256, help="in a batch (default: %(default)s)")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS + GPU_PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     root = str(make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images))
     torch.set_num_threads(1)
@@ -181,7 +204,7 @@ def main() -> None:
         print(json.dumps(globals()[args.part](root)))
         return
     costs: dict[str, float] = {}
-    for part in PARTS if torch.cuda.is_available() else PARTS[:-1]:  # a process each: how malloc is set stays for good
+    for part in PARTS + GPU_PARTS * torch.cuda.is_available():  # a process each: how malloc is set stays for good
         command = [sys.executable, __file__, "--part", part, "--images", str(args.images)]
         costs |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     record = {

@@ -186,6 +186,10 @@ def keeps_checkpoints(pipeline: Any) -> bool:
     return bool(pipeline._enable_checkpointing)
 
 
+LITTLE_BYTES = 256 << 20
+"""Of a GPU's memory, with which a pipeline may find too little."""
+
+
 def rebuild(pipeline: Any, seed: int | None = None) -> None:
     """Make a pipeline's executor anew, with nothing under way and nothing learnt. On a GPU it takes a second or two.
 
@@ -197,7 +201,31 @@ def rebuild(pipeline: Any, seed: int | None = None) -> None:
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
     pipeline._first_iter = True
     pipeline._batches_to_consume = 0
-    pipeline.build()
+    build(pipeline)
+
+
+def build(pipeline: Any) -> None:
+    """Build a pipeline, if it is not built yet.
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
+    """
+    try:
+        pipeline.build()
+    except (RuntimeError, MemoryError) as error:
+        device_id = pipeline.device_id
+        # A decoder that finds no memory on a GPU says nothing of it.
+        if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
+            raise out_of_memory(error, device_id, "a pipeline") from error
+        raise
+
+
+def _free_bytes(device_id: int) -> float:
+    try:
+        free: int = torch.cuda.mem_get_info(device_id)[0]
+        return free
+    except RuntimeError:  # CUDA itself has failed
+        return float("inf")
 
 
 def run(pipeline: Any) -> None:
@@ -211,6 +239,12 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or bool(
         re.search(r"out of memory|bad_alloc|allocat(e|ion|or) ", str(error), re.IGNORECASE)
     )
+
+
+def out_of_memory(error: Exception, device_id: int | None, purpose: str) -> Exception:
+    """What to raise in the place of DALI's error: torch's, whose users catch it."""
+    kind = MemoryError if device_id is None else torch.OutOfMemoryError
+    return kind(f"DALI found no memory for {purpose}: {error}")
 
 
 def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ._dali import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, run, tensor_list, types
+from ._dali import OperatorConcurrency, Pipeline, build, fn, operators_between, pipeline_def, run, tensor_list, types
 from ._dali import __version__ as dali_version
 from .last_steps import split
 from .operators import Graph
@@ -28,6 +28,9 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     Its inputs are ``images``, (bytes,) uint8 each, and, where the plan draws anything, ``draws``, (columns,) float32
     and the arrays behind them. Its outputs, as many as ``plan.output.images``, are batches of tensors (C, H, W), or
     (H, W, C) with ``options.channels_last``, of floats or uint8, on ``options.device_id`` or the CPU.
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError: there is no memory for it.
     """
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
@@ -46,7 +49,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         return tuple(Graph(options, images, draws, plan.columns).outputs_of(plan.steps))
 
     pipeline = proxyloader_plan()
-    pipeline.build()
+    build(pipeline)
     return pipeline
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from .pipeline import PipelineOptions, build_pipeline
 from .server import Output, Outputs, ProxyServer, Ticket
 from .transforms.plan import Plan, plan_of
 from .tuning import is_to_be_tuned, tuned
+
+log = logging.getLogger("proxyloader")
 
 
 class PlanServer(ProxyServer):
@@ -47,10 +50,17 @@ class PlanServer(ProxyServer):
 
     def _tune(self, images: list[Any]) -> None:
         """Settle what is open in the options, by the first full batch."""
-        before, self._options = self._options, tuned(self._options, images)
-        if (self._options.threads, self._options.engine_share) != (before.threads, before.engine_share):
-            self.settle()
-            self._pipe = build_pipeline(self._plan, self._options)
+        before, settled = self._options, tuned(self._options, images)
+        self._options = replace(before, num_threads=before.threads, hw_decoder_load=before.engine_share)
+        if (settled.threads, settled.engine_share) == (before.threads, before.engine_share):
+            return
+        self.settle()
+        try:
+            self._pipe = build_pipeline(self._plan, settled)
+        except (RuntimeError, MemoryError) as error:  # no memory for two: the one that is there does the same, slower
+            log.info("keeping the pipeline as it is (%s)", error)
+        else:
+            self._options = settled
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:

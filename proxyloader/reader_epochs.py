@@ -64,7 +64,7 @@ class Epochs:
         self._pipeline: _dali.Pipeline | None = None  # or two would be in memory
         pipeline = self._built(self._epoch, checkpoint)
         try:
-            pipeline.build()
+            _dali.build(pipeline)
         except RuntimeError as error:
             missing = what_is_missing(error)
             if missing is None:

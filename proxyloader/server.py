@@ -114,7 +114,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
-        pipeline.build()
+        _dali.build(pipeline)
         self.key = f"server-{uuid.uuid4().hex}"
         self._runs: deque[Ticket] = deque()
         self._lock = threading.RLock()
@@ -254,8 +254,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 raise
             ticket.error = error.with_traceback(None)
             if _dali.is_out_of_memory(error):
-                kind = MemoryError if self._pipe.device_id is None else torch.OutOfMemoryError
-                ticket.error = kind(f"DALI found no memory for a batch of {ticket.size}: {error}")
+                ticket.error = _dali.out_of_memory(error, self._pipe.device_id, f"a batch of {ticket.size}")
             self._failed = ticket.kinds
         self._runs.popleft()
         ticket.ended = self._in_step = True
@@ -285,8 +284,9 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
 
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
+        self._in_step = False  # if there is no memory for it, the next run begins with it
         _dali.rebuild(self._pipe)
-        self._failed = None
+        self._failed, self._in_step = None, True
 
     def settle(self) -> bool:
         """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""

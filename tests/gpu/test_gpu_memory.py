@@ -62,16 +62,30 @@ def test_without_memory_the_error_is_torchs_and_with_memory_the_loop_goes_on(
     seen = right(next(batches)) if begun else 0
     hogs = take_all_memory(leave_bytes)
     errors = 0
-    for _ in range(4):
-        try:
-            seen += right(next(batches))
-        except torch.OutOfMemoryError:
-            errors += 1
-    hogs.clear()
+    try:
+        for _ in range(4):
+            try:
+                seen += right(next(batches))
+            except torch.OutOfMemoryError:
+                errors += 1
+    finally:
+        hogs.clear()
     torch.cuda.empty_cache()
     left = sum(map(right, batches))
     assert seen + left + BATCH * errors == IMAGES
     assert errors or leave_bytes
+    assert sum(map(right, loader)) == IMAGES
+
+
+def test_without_memory_for_a_pipeline_the_error_is_torchs_and_the_next_loop_is_right(dataset: Spelled) -> None:
+    loader = DataLoader(dataset, BATCH, num_workers=2)
+    hogs = take_all_memory(0)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="DALI found no memory for a "):
+            next(iter(loader))
+    finally:
+        hogs.clear()
+    torch.cuda.empty_cache()
     assert sum(map(right, loader)) == IMAGES
 
 
