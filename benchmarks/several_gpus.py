@@ -3,8 +3,9 @@
     python benchmarks/several_gpus.py                         # all GPUs
     python benchmarks/several_gpus.py --device cpu --ranks 2
 
-Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has. In
-turn the first process loops over its share alone, and all of them do at once; medians of the rounds.
+Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has, and
+DALI's own reader, which tells what the host allows. In turn the first process loops over its share alone, and all of
+them do at once; medians of the rounds.
 Appends one JSON line to benchmarks/results/several_gpus.jsonl.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +31,13 @@ from torch.utils.data import ConcatDataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, FileReaderLoader, pipelines
 from proxyloader.bench.cases import transform_with
 from proxyloader.bench.machine import machine
 from proxyloader.make_dataset import make_dataset
+
+Rounds = dict[str, list[float]]
+"""Images per second, ``alone`` and ``together``, in each round."""
 
 
 def arguments() -> argparse.Namespace:
@@ -68,7 +74,8 @@ def start(args: argparse.Namespace) -> int:
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
 
-def loader_of(args: argparse.Namespace) -> DataLoader[Any]:
+def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
+    """A loader as a training script has it; a loop over it is one over this process's share."""
     images: ConcatDataset[Any] = ConcatDataset(args.passes * [ImageFolder(str(root_of(args)), transform_with())])
     return DataLoader(
         images,
@@ -80,14 +87,50 @@ def loader_of(args: argparse.Namespace) -> DataLoader[Any]:
     )
 
 
-def loop_s(loader: DataLoader[Any]) -> float:
-    """How long the images of this process take."""
-    begin = time.perf_counter()
-    for _images, _labels in loader:
-        pass
+class ReaderLoops:
+    """The same with DALI's own reader, which passes over the images one time after the other.
+
+    Attributes:
+        ahead: batches that may lie ready when a loop begins.
+    """
+
+    ahead = 3
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.passes = args.passes
+        self.loader = FileReaderLoader(
+            root_of(args),
+            pipelines.training,
+            args.batch_size,
+            shuffle=True,
+            num_shards=args.ranks,
+            shard_id=dist.get_rank(),
+            device=None if args.device == "cuda" else "cpu",
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(itertools.repeat(self.loader, self.passes))
+
+
+LOADERS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
+    "proxyloader": proxyloader_of,
+    "FileReaderLoader": ReaderLoops,
+}
+
+
+def loop(loader: Iterable[Any]) -> tuple[int, float]:
+    """How many images come, and in how many seconds. What DALI's reader has read before is not counted."""
+    batches, images = iter(loader), 0
+    for _ in range(getattr(loader, "ahead", 0)):
+        next(batches)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    begin = time.perf_counter()
+    for _images, labels in batches:
+        images += len(labels)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return images, time.perf_counter() - begin
 
 
 def rank(args: argparse.Namespace) -> None:
@@ -96,34 +139,44 @@ def rank(args: argparse.Namespace) -> None:
     first = dist.get_rank() == 0
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    loader = loader_of(args)
-    loop_s(loader)
-    alone, together = [], []
+    loaders = {name: loader_of(args) for name, loader_of in LOADERS.items()}
+    for loader in loaders.values():
+        loop(loader)
+    rounds: dict[str, Rounds] = {name: {"alone": [], "together": []} for name in LOADERS}
     for _ in tqdm(range(args.rounds), desc="rounds", disable=None if first else True):
-        dist.barrier()
-        if first:
-            alone.append(args.images * args.passes / args.ranks / loop_s(loader))
-        dist.barrier()
-        slowest = torch.tensor(loop_s(loader))
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        together.append(args.images * args.passes / float(slowest))
+        for name, loader in loaders.items():
+            dist.barrier()
+            if first:
+                images, seconds = loop(loader)
+                rounds[name]["alone"].append(images / seconds)
+            dist.barrier()
+            images, seconds = loop(loader)
+            slowest = torch.tensor(seconds)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            rounds[name]["together"].append(args.ranks * images / float(slowest))
     if first:
-        report(args, alone, together)
+        report(args, rounds)
     dist.destroy_process_group()
 
 
-def report(args: argparse.Namespace, alone: list[float], together: list[float]) -> None:
-    one, all_of_them = statistics.median(alone), statistics.median(together)
-    print(f"one alone {one:,.0f} images/s, {args.ranks} at once {all_of_them:,.0f}: {all_of_them / one:.2f} times")
+def report(args: argparse.Namespace, rounds: dict[str, Rounds]) -> None:
+    found: dict[str, Any] = {}
+    for name, speeds in rounds.items():
+        one, all_of_them = (statistics.median(speeds[kind]) for kind in ("alone", "together"))
+        times = f"{all_of_them / one:.2f} times"
+        print(f"{name}: one alone {one:,.0f} images/s, {args.ranks} at once {all_of_them:,.0f}: {times}")
+        found[name] = {
+            "alone_images_per_s_rounds": [round(speed, 1) for speed in speeds["alone"]],
+            "together_images_per_s_rounds": [round(speed, 1) for speed in speeds["together"]],
+            "times": round(all_of_them / one, 3),
+        }
     record = {
         "date": datetime.date.today().isoformat(),
         "benchmark": "several_gpus",
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(),
         **{name: getattr(args, name) for name in ("images", "passes", "batch_size", "workers", "device", "ranks")},
-        "alone_images_per_s_rounds": [round(speed, 1) for speed in alone],
-        "together_images_per_s_rounds": [round(speed, 1) for speed in together],
-        "times": round(all_of_them / one, 3),
+        "loaders": found,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("a") as file:
