@@ -77,7 +77,7 @@ def road(root: str) -> dict[str, float]:
     keep_freed_memory()
     dataset = wrap(ImageFolder(root, transform_with()))
     arena = Arena(2, len(dataset) << 20)
-    packer = Packer(default_collate, len(dataset))
+    packer = Packer(default_collate, arena, len(dataset))
     packed, known = (PackedDataset(Fetcher(dataset, check_scans=scans), packer, arena) for scans in (False, True))
     request = Request(0, 0, list(range(len(dataset))), batched=True, slot=0)
     batch = packed.__getitems__(request)

@@ -11,7 +11,6 @@ shared memory instead: slower, never wrong.
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import os
 import weakref
@@ -26,8 +25,6 @@ PAGE_BYTES = mmap.PAGESIZE
 SLOT_STRIDE_BYTES = 1 << 40
 """From one slot to the next in the file. A file has memory only where it was written, and a process addresses only what
 it maps, so a slot may grow to whatever a batch needs."""
-
-MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2  # linux/mman.h
 
 Memory = NDArray[np.uint8]
 
@@ -117,15 +114,6 @@ class Arena:
             mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)
         return mapped
 
-    def leave_to_holders(self, slot: int, mapped: Memory, size_bytes: int) -> None:
-        """Let those who refer to a slot have what it holds, up to ``size_bytes``, as it is now. Worker.
-
-        Where they have it mapped there is memory of this process afterwards; the slot is mapped anew for others.
-        """
-        if self._mapped.get(slot) is mapped:
-            del self._mapped[slot]
-        _make_private(mapped, size_bytes)
-
     def mark_ready(self, slot: int) -> None:
         """Say that the slot's batch is on its way. Worker."""
         self._ready[slot] = 1
@@ -141,38 +129,17 @@ def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
     By libc's ``mmap``: Python's keeps a copy of the descriptor for each mapping, and descriptors can be few.
     """
     length = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-    address = _mmap(length, mmap.MAP_SHARED, fd, offset_bytes)
-    mapped = (ctypes.c_uint8 * length).from_address(address)
-    weakref.finalize(mapped, _libc().munmap, address, length).atexit = False
-    return np.ctypeslib.as_array(mapped)
-
-
-def _make_private(mapped: Memory, size_bytes: int) -> None:
-    """Put a copy in the place of mapped memory, at once, so that whoever reads it meanwhile sees no difference."""
-    address, length = mapped.ctypes.data, len(mapped)
-    copy = _mmap(length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    ctypes.memmove(copy, address, min(size_bytes, length))
-    if _libc().mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{length} bytes of a slot cannot be kept: {os.strerror(error)}")
-
-
-def _mmap(length: int, flags: int, fd: int, offset_bytes: int) -> int:
-    address: int = _libc().mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset_bytes)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset_bytes)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, f"a slot of {length} bytes cannot be mapped: {os.strerror(error)}")
-    return address
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
-    return libc
+    mapped = (ctypes.c_uint8 * length).from_address(address)
+    weakref.finalize(mapped, libc.munmap, address, length).atexit = False
+    return np.ctypeslib.as_array(mapped)
 
 
 def _attach_arena(fd: Any, slots: int, slot_bytes: int) -> Arena:

@@ -134,6 +134,6 @@ def _scan_brings_something_new(header: bytes, missing: dict[int, int], progressi
     return True
 
 
-def count_scan_headers(data: bytes | memoryview) -> int:
+def count_scan_headers(data: bytes) -> int:
     """What looks like the header of a scan, in a JPEG of any kind."""
     return len(_SCAN_HEADER.findall(data))

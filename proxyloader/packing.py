@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 
-from .batch_memory import BatchMemory
+from .arena import Arena, Memory
 from .errors import InputError
 from .jpeg import JPEG_START
-from .parcel import PackedBatch, PackedInput, PackedRun
+from .parcel import PackedBatch, PackedInput, PackedRun, aligned
 from .proxy import ProxyBatch, ProxyCall, ProxySample
 from .sample import EncodedImage
 from .sampling import Request
@@ -36,6 +36,7 @@ class Packer:
 
     Args:
         collate_fn: of the loader; runs here where it is torch's own or the samples hold no images.
+        arena: of the loader, or None.
         run_size: most samples that a pipeline takes at once; 0: the dataset has no images, and nothing is looked for.
         batched: it is given lists of samples, not one at a time.
         keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
@@ -45,21 +46,21 @@ class Packer:
     def __init__(
         self,
         collate_fn: Callable[[Any], Any],
+        arena: Arena | None,
         run_size: int,
         batched: bool = True,
         keep_samples: bool = False,
         check_scans: bool = False,
     ) -> None:
-        self._collate_fn, self._run_size = collate_fn, run_size
+        self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self._batched, self._keep_samples, self._check_scans = batched, keep_samples, check_scans
         self._collate_here = collate_fn is default_collate or not run_size
 
-    def __call__(self, samples: Any, request: Request | None = None, memory: BatchMemory | None = None) -> PackedBatch:
+    def __call__(self, samples: Any, request: Request | None = None) -> PackedBatch:
         """
         Args:
             samples: what the dataset gave: a list of samples, or one sample where batching is off.
-            request: that asked for them.
-            memory: that images are written to.
+            request: that asked for them; its slot is written to.
         """
         content = self._collate_fn(samples) if self._collate_here else samples
         if not self._run_size:
@@ -71,15 +72,16 @@ class Packer:
             return PackedBatch(request, content=content)
         each = samples if self._batched else [samples]
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
+        slot = request.slot if request is not None else None
         if self._check_scans:
             for calls in pickler.runs:
                 calls[:] = map(_whole, calls)
-        memory = memory or BatchMemory()
-        runs = tuple(_pack_run(calls, memory) for calls in pickler.runs)
+        writer = _Writer(self._arena if slot is not None else None, slot)
+        runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
         return PackedBatch(
             request,
-            size_bytes=memory.size_bytes,
-            blob=memory.blob(),
+            size_bytes=writer.size_bytes,
+            blob=writer.blob(),
             runs=runs,
             content=data,
             kept=tuple(pickler.kept),
@@ -162,11 +164,45 @@ def restore_tensor(
     return torch.from_numpy(values).view(dtype).reshape(shape).requires_grad_(requires_grad)
 
 
+class _Writer:
+    """Puts arrays one after the other into a slot; without one, into memory of its own."""
+
+    def __init__(self, arena: Arena | None, slot: int | None) -> None:
+        self._arena, self._slot = arena, slot
+        self._memory: Memory = np.empty(0, np.uint8)
+        self._arrays: list[tuple[int, NDArray[Any]]] = []  # that have no slot to go to
+        self.size_bytes = 0
+
+    def add(self, array: NDArray[Any], align: bool = True) -> int:
+        """Write an array; returns its offset in bytes."""
+        if align:
+            self.size_bytes = aligned(self.size_bytes)
+        start, end = self.size_bytes, self.size_bytes + array.nbytes
+        self.size_bytes = end
+        if self._arena is None or self._slot is None:
+            self._arrays.append((start, array))
+            return start
+        if end > len(self._memory):
+            self._memory = self._arena.memory(self._slot, end)
+        self._memory[start:end] = array.reshape(-1).view(np.uint8)
+        return start
+
+    def blob(self) -> torch.Tensor | None:
+        """All that was written, as one tensor, where there was no slot."""
+        if not self._arrays:
+            return None
+        blob = torch.empty(self.size_bytes, dtype=torch.uint8)
+        memory = blob.numpy()
+        for start, array in self._arrays:
+            memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return blob
+
+
 def _whole(call: ProxyCall) -> ProxyCall:
     data = call.inputs[0].tobytes()
     if not data.startswith(JPEG_START) or is_whole(data):
         return call
-    decoded = np.frombuffer(EncodedImage.by_pillow(data, call.source).content, np.uint8)
+    decoded = np.frombuffer(EncodedImage.by_pillow(data, call.source).data, np.uint8)
     return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source, call.names)
 
 
@@ -181,12 +217,12 @@ def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
         raise InputError(f"input {name!r} of the pipeline differs within a batch: {found}. DALI takes one kind")
 
 
-def _pack_run(calls: Sequence[ProxyCall], memory: BatchMemory) -> PackedRun:
+def _pack_run(calls: Sequence[ProxyCall], writer: _Writer) -> PackedRun:
     inputs = []
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
         one_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
-        offsets = [memory.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
+        offsets = [writer.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
         inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
     return PackedRun(calls[0].server, tuple(inputs), "\n".join(call.source for call in calls))

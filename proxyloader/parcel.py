@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 import sys
 from collections.abc import Sequence
@@ -40,12 +41,13 @@ class PackedInput:
     shapes: NDArray[np.int64]
 
     def views(self, memory: Memory) -> NDArray[Any] | list[NDArray[Any]]:
-        """The input as one array (N, ...) where samples of one shape lie side by side, else as a list of N arrays."""
+        """The input as one array (N, ...) where all samples have one shape, else as a list of N arrays."""
         dtype = np.dtype(self.dtype)
-        ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
-        if (self.shapes == self.shapes[0]).all() and (self.offsets[1:] == ends[:-1]).all():
+        if (self.shapes == self.shapes[0]).all():
             shape = (len(self.shapes), *map(int, self.shapes[0]))
-            return memory[int(self.offsets[0]) : int(ends[-1])].view(dtype).reshape(shape)
+            start = int(self.offsets[0])
+            return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
         spans = zip(self.offsets.tolist(), ends.tolist())
         if self.shapes.shape[1] == 1 and dtype == np.uint8:  # encoded images, of which there are many
             return [memory[start:end] for start, end in spans]

@@ -145,7 +145,7 @@ class Rescue:
         for _ in range(tries):
             with kept_generators():
                 index, sample = self._road.fetcher.next_readable(index, epoch, unreadable)
-            alone = Packer(_as_it_is, run_size=1)([sample])
+            alone = Packer(_as_it_is, None, run_size=1)([sample])
             if not alone.runs:
                 return sample
             saved = self.save(alone, [self._run(alone, run) for run in alone.runs])
@@ -208,7 +208,7 @@ def _what_failed(error: BaseException) -> str:
 
 def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:
     try:
-        return np.frombuffer(EncodedImage.by_pillow(image.tobytes(), source, NO_LIMIT_PIXELS).content, np.uint8)
+        return np.frombuffer(EncodedImage.by_pillow(image.tobytes(), source, NO_LIMIT_PIXELS).data, np.uint8)
     except ImageError as error:
         return error.with_traceback(None)  # which would hold this frame
 

@@ -91,6 +91,7 @@ class Road:
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, check_scans=scans is not None)
         packer = Packer(
             loader.collate_fn,
+            arena,
             size,
             batched,
             keep_samples=loader.on_error != "raise",

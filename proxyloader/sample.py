@@ -10,7 +10,6 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from . import scans
-from .batch_memory import BatchMemory
 from .errors import ImageError, InputError
 from .jpeg import JPEG_START, count_scan_headers, read_jpeg_header
 from .unreadable import MACHINE_ERRNOS
@@ -31,20 +30,15 @@ class EncodedImage:
     """An RGB image as bytes that DALI's image decoder turns into the same pixels as Pillow.
 
     Attributes:
-        content: a JPEG file, or a binary PPM (uncompressed) made from what Pillow decoded.
+        data: a JPEG file, or a binary PPM (uncompressed) made from what Pillow decoded.
         height, width: in pixels.
         path: the file it came from, for error messages; "" where there is none.
     """
 
-    content: bytes | memoryview = field(repr=False)
+    data: bytes = field(repr=False)
     height: int
     width: int
     path: str = ""
-
-    @property
-    def data(self) -> bytes:
-        """The content."""
-        return bytes(self.content)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -76,7 +70,7 @@ class EncodedImage:
             ImageError: Pillow cannot decode it.
         """
         try:
-            image = _opened(self.content, self.height * self.width)
+            image = _opened(self.data, self.height * self.width)
             return image.convert("RGB")
         except MemoryError:
             raise
@@ -88,12 +82,6 @@ class EncodedImage:
             f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. "
             "Give it to the transform as it is, or use torch.utils.data.DataLoader for this dataset"
         )
-
-    def __hash__(self) -> int:
-        return hash((self.data, self.height, self.width, self.path))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EncodedImage, (self.data, self.height, self.width, self.path)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("an EncodedImage is not decoded yet, and cannot be an array")
@@ -114,13 +102,10 @@ class EncodedImage:
             data = _content(path)
         except OSError as error:
             raise _unreadable(path, error) from error
-        image = cls.from_bytes(data, path, max_pixels)
-        if isinstance(data, memoryview) and image.content is not data and (memory := BatchMemory.receiver()):
-            memory.take_back(data)
-        return image
+        return cls.from_bytes(data, path, max_pixels)
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview, path: str = "", max_pixels: int | None = None) -> EncodedImage:
+    def from_bytes(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
         """Take an image file's content. Only JPEGs stay encoded: DALI has no faster decoder for the other formats.
 
         Args:
@@ -133,7 +118,7 @@ class EncodedImage:
         """
         if not data:
             raise _bad(path, "the file is empty (0 bytes)")
-        if data[: len(JPEG_START)] == JPEG_START:
+        if data.startswith(JPEG_START):
             header = read_jpeg_header(data, count_scans=not scans.are_known_to_be_sound(data))
             if header is not None and not header.scans:
                 scans.note_damage()
@@ -144,7 +129,7 @@ class EncodedImage:
         return cls.by_pillow(data, path, max_pixels)
 
     @classmethod
-    def by_pillow(cls, data: bytes | memoryview, path: str = "", max_pixels: int | None = None) -> EncodedImage:
+    def by_pillow(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
         """Decode with Pillow, whatever the format; the pixels travel uncompressed.
 
         Raises:
@@ -207,14 +192,11 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
         raise ImageError(f"{path or 'an image'}: {reason}. {raised} if it is meant", path=path, reason=reason)
 
 
-def _content(path: str) -> bytes | memoryview:
+def _content(path: str) -> bytes:
     """All of a file, in four calls of the system; Python's own way takes three more."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
-        size_bytes = os.fstat(descriptor).st_size
-        if (memory := BatchMemory.receiver()) is not None and (file := memory.read(descriptor, size_bytes)) is not None:
-            return file
-        wanted = size_bytes + 1  # so that a short answer is all there is
+        wanted = os.fstat(descriptor).st_size + 1  # so that a short answer is all there is
         data = os.read(descriptor, wanted)
         if len(data) == wanted - 1:
             return data
@@ -226,7 +208,7 @@ def _content(path: str) -> bytes | memoryview:
         os.close(descriptor)
 
 
-def _opened(data: bytes | memoryview, max_pixels: int | None) -> Image.Image:
+def _opened(data: bytes, max_pixels: int | None) -> Image.Image:
     if max_pixels is None:
         return Image.open(io.BytesIO(data))
     pillows, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the user's own limit counts

@@ -83,9 +83,9 @@ def opening(known: Scan) -> Iterator[_Watch]:
 _watch = _Watch()
 
 
-def are_known_to_be_sound(data: bytes | memoryview) -> bool:
+def are_known_to_be_sound(data: bytes) -> bool:
     """The scans of this JPEG were looked at before."""
-    return _Watch.known is Scan.SOUND and data[-len(JPEG_END) :] == JPEG_END
+    return _Watch.known is Scan.SOUND and data.endswith(JPEG_END)
 
 
 def note_damage() -> None:
@@ -93,14 +93,14 @@ def note_damage() -> None:
     _Watch.found_damage = _Watch.known is Scan.UNKNOWN
 
 
-def needs_pillow(data: bytes | memoryview) -> bool:
+def needs_pillow(data: bytes) -> bool:
     """This JPEG is to be decoded by Pillow, because its scan is damaged."""
     if _Watch.known is Scan.UNKNOWN and not is_whole(data):
         note_damage()
     return _Watch.known is Scan.DAMAGED or _Watch.found_damage
 
 
-def is_whole(data: bytes | memoryview) -> bool:
+def is_whole(data: bytes) -> bool:
     """libjpeg-turbo reads the JPEG without a complaint."""
     import simplejpeg
 

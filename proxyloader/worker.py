@@ -15,7 +15,6 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from .arena import Arena
-from .batch_memory import BatchMemory
 from .errors import ImageError
 from .fetch import Fetcher
 from .packing import Packer
@@ -33,10 +32,10 @@ class PackedDataset(Dataset[Any]):
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
 
     def __getitems__(self, request: Request) -> PackedBatch | Parcel:
-        info, memory = get_worker_info(), BatchMemory(self._arena, request.slot)
+        info = get_worker_info()
         try:
             with self.fetcher.generators():
-                packed = self._packed(request, memory)
+                packed = self._packed(request)
             return packed if info is None else Parcel.of(packed, self._arena)
         except Exception as error:
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
@@ -46,17 +45,15 @@ class PackedDataset(Dataset[Any]):
             failure = Failure.caught(f"in DataLoader worker process {info.id}")
             return Parcel.of(PackedBatch(request, unreadable=unreadable, failure=failure), self._arena)
         finally:
-            memory.close()
             if self._arena is not None and request.slot is not None:
                 self._arena.mark_ready(request.slot)
 
-    def _packed(self, request: Request, memory: BatchMemory) -> PackedBatch:
-        with memory.open_for_files():
-            fetched = self.fetcher(request)
+    def _packed(self, request: Request) -> PackedBatch:
+        fetched = self.fetcher(request)
         if not fetched.samples and fetched.unreadable:
             return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
         self.fetcher.seed_batch(request)
-        packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request, memory)
+        packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request)
         if fetched.unreadable:
             indices, unreadable = tuple(fetched.indices), tuple(fetched.unreadable)
             packed = dataclasses.replace(packed, indices=indices, unreadable=unreadable)

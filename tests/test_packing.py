@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 from proxyloader.arena import Arena
-from proxyloader.batch_memory import BatchMemory
 from proxyloader.errors import ImageError, InputError
 from proxyloader.packing import ContentUnpickler, Packer
 from proxyloader.parcel import Failure
@@ -30,8 +29,7 @@ def sample(*arrays: Any, server: str = "s", output: int = 0) -> ProxySample:
 def unpacked(packer: Packer, samples: Any, arena: Arena | None = None) -> tuple[Any, Any]:
     """The packed batch after its way, and its content with (run, row, output) in the images' places."""
     slot = arena.lend() if arena is not None else None
-    request = Request(0, 0, [0], True, slot)
-    batch = pickle.loads(pickle.dumps(packer(samples, request, BatchMemory(arena, slot))))
+    batch = pickle.loads(pickle.dumps(packer(samples, Request(0, 0, [0], True, slot))))
     return batch, ContentUnpickler(batch.content, lambda output, place: (place, output), kept=batch.kept).load()
 
 
@@ -56,7 +54,7 @@ def test_arrays_arrive_as_they_left_in_a_slot_beside_it_and_where_it_is_too_smal
 ) -> None:
     arrays = [array for array in arrays if array.dtype == arrays[0].dtype]
     arena = Arena(1, slot_bytes) if slot_bytes else None
-    packer = Packer(default_collate, 256)
+    packer = Packer(default_collate, arena, 256)
     rows = [np.float32([k, -k]) for k in range(len(arrays))]
     batch, content = unpacked(packer, [(sample(a, row), k) for k, (a, row) in enumerate(zip(arrays, rows))], arena)
     assert content[0] == (0, 0) and content[1].tolist() == list(range(len(arrays)))
@@ -68,7 +66,7 @@ def test_arrays_arrive_as_they_left_in_a_slot_beside_it_and_where_it_is_too_smal
 
 def test_without_a_slot_a_batch_travels_in_memory_of_its_own() -> None:
     arena = Arena(1, 4096)
-    packer = Packer(default_collate, 256)
+    packer = Packer(default_collate, arena, 256)
     batch = packer([sample(np.arange(3000)), sample(np.arange(2))], Request(0, 0, [0, 1], True, None))
     assert batch.blob is not None and batch.blob.nbytes > 4096
     assert [len(array) for array in inputs_of(batch, arena)[0][0]] == [3000, 2]
@@ -76,53 +74,53 @@ def test_without_a_slot_a_batch_travels_in_memory_of_its_own() -> None:
 
 def test_each_sample_can_be_kept_by_itself_for_a_batch_that_loses_some() -> None:
     samples = [(sample(k), k, f"n{k}") for k in range(3)]
-    batch, _ = unpacked(Packer(default_collate, 2, keep_samples=True), samples)
+    batch, _ = unpacked(Packer(default_collate, None, 2, keep_samples=True), samples)
     found = [ContentUnpickler(data, lambda _, place: place, kept=batch.kept).load() for data in batch.samples]
     assert found == [((0, 0), 0, "n0"), ((0, 1), 1, "n1"), ((1, 0), 2, "n2")]
-    assert Packer(default_collate, 2)(samples).samples == ()
+    assert Packer(default_collate, None, 2)(samples).samples == ()
 
 
 def test_a_dataset_without_images_is_not_searched_for_them() -> None:
-    batch = Packer(list, run_size=0)([lambda: 1])  # which cannot be pickled
+    batch = Packer(list, None, run_size=0)([lambda: 1])  # which cannot be pickled
     assert batch.content[0]() == 1
 
 
 def test_samples_without_images_are_collated_in_the_worker() -> None:
-    batch = Packer(default_collate, 4)([(1, "a"), (2, "b")])
+    batch = Packer(default_collate, None, 4)([(1, "a"), (2, "b")])
     assert batch.runs == () and batch.content[0].tolist() == [1, 2] and list(batch.content[1]) == ["a", "b"]
-    assert Packer(len, 4)([1, 2, 3]).content == 3
+    assert Packer(len, None, 4)([1, 2, 3]).content == 3
 
 
 def test_samples_with_images_wait_for_the_users_collate_fn() -> None:
-    batch, content = unpacked(Packer(len, 4), [(sample(1), "a"), (sample(2), "b")])
+    batch, content = unpacked(Packer(len, None, 4), [(sample(1), "a"), (sample(2), "b")])
     assert not batch.collated and content == [(((0, 0), 0), "a"), (((0, 1), 0), "b")]
 
 
 def test_two_outputs_of_one_call_are_one_run() -> None:
     calls = [ProxyCall("s", (np.float32([k]),)) for k in range(3)]
     samples = [(ProxySample(call, 0), ProxySample(call, 1)) for call in calls]
-    batch, content = unpacked(Packer(default_collate, 4), samples)
+    batch, content = unpacked(Packer(default_collate, None, 4), samples)
     assert len(batch.runs) == 1 and content == [(0, 0), (0, 1)]
 
 
 def test_two_calls_per_sample_are_two_runs() -> None:
     samples = [(sample(k), sample(10 + k)) for k in range(3)]
-    batch, content = unpacked(Packer(default_collate, 4), samples)
+    batch, content = unpacked(Packer(default_collate, None, 4), samples)
     assert [len(run) for run in batch.runs] == [3, 3] and content == [(0, 0), (1, 0)]
 
 
 def test_samples_of_two_servers_in_one_batch_are_sorted_into_runs() -> None:
     samples = [sample(k, server="ab"[k % 2]) for k in range(4)]
-    batch, content = unpacked(Packer(default_collate, 4), samples)
+    batch, content = unpacked(Packer(default_collate, None, 4), samples)
     assert [run.server for run in batch.runs] == ["a", "b"]
     assert content == ([(0, 0), (1, 0), (0, 1), (1, 1)], 0)
 
 
 def test_a_batch_of_more_than_a_run_takes_is_split_and_a_repeated_sample_sent_once() -> None:
     once = sample(7)
-    batch, content = unpacked(Packer(default_collate, 2), [sample(1), sample(2), sample(3)])
+    batch, content = unpacked(Packer(default_collate, None, 2), [sample(1), sample(2), sample(3)])
     assert [len(run) for run in batch.runs] == [2, 1] and content == ([(0, 0), (0, 1), (1, 0)], 0)
-    batch, content = unpacked(Packer(default_collate, 4), [once, once])
+    batch, content = unpacked(Packer(default_collate, None, 4), [once, once])
     assert [len(run) for run in batch.runs] == [1] and content == ([(0, 0), (0, 0)], 0)
 
 
@@ -135,7 +133,7 @@ to_echo: list[torch.Tensor] = []
 
 
 def echo() -> Any:
-    batch = Packer(list, 4)([(sample(1), to_echo[0])])
+    batch = Packer(list, None, 4)([(sample(1), to_echo[0])])
     assert not batch.kept
     return Contents(batch.content)
 
@@ -170,7 +168,7 @@ def tensor_in(data: bytes) -> Any:
     ids=["int64", "requires_grad", "scalar", "empty", "bfloat16", "large", "conjugate", "transposed", "bool"],
 )
 def test_tensors_beside_the_images_arrive_as_they_left(tensor: torch.Tensor) -> None:
-    packer = Packer(list, 4)
+    packer = Packer(list, None, 4)
     batch = packer([(sample(1), tensor)])
     found = ContentUnpickler(batch.content, lambda output, place: None, kept=batch.kept).load()[0][1]
     assert found is tensor  # in the process of the loader, as with torch's
@@ -187,7 +185,7 @@ def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() ->
     with pytest.raises(
         InputError, match="input 'b' of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
     ):
-        Packer(default_collate, 4)(list(map(ProxySample, calls)))
+        Packer(default_collate, None, 4)(list(map(ProxySample, calls)))
 
 
 def test_our_errors_keep_their_message_and_others_are_re_raised_as_torch_does() -> None:

@@ -187,6 +187,6 @@ class Opens(Dataset[Any]):
 
 def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -> None:
     dataset = wrap(Opens(damaged_folder))
-    batch = Packer(default_collate, 8, check_scans=True)([dataset[k] for k in range(4, 8)])
+    batch = Packer(default_collate, None, 8, check_scans=True)([dataset[k] for k in range(4, 8)])
     images = batch.runs[0].inputs[0].views(batch.memory(None))
     assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, False, False]

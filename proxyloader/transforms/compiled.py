@@ -63,7 +63,7 @@ class CompiledTransform:
                 "it must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes of a file"
             )
         refuse_too_large(image.height, image.width, image.path, self.max_pixels)
-        encoded = np.frombuffer(image.content, np.uint8)
+        encoded = np.frombuffer(image.data, np.uint8)
         row = self.plan.draw(image.height, image.width)
         call = ProxyCall(self.plan.key, (encoded, row) if row.size else (encoded,), image.path)
         if self.plan.output.images == 1:
