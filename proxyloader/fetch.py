@@ -123,8 +123,8 @@ class Fetcher:
             seed_generators(self._seed, request.epoch, "batch", request.each())
 
     def generators(self) -> contextlib.AbstractContextManager[None]:
-        """Around all of the above: in the main process, the user's own random numbers go on as if nothing had been."""
-        return kept_generators() if self._seed is not None and get_worker_info() is None else _as_they_are()
+        """Around all of the above: where the loop is, the user's own random numbers go on as if nothing had been."""
+        return kept_generators() if self._seed is not None and own_worker_info(self.dataset) is None else _as_they_are()
 
     @property
     def _takes_lists(self) -> bool:
@@ -149,6 +149,15 @@ class Fetcher:
             named = ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
             named.errno = error.errno
             raise named from error.__cause__
+
+
+def own_worker_info(dataset: Any) -> Any:
+    """torch's ``get_worker_info()`` in a worker of the loader that reads this dataset.
+
+    None elsewhere: in the main process, and where a loader without workers runs in a worker of another one.
+    """
+    info = get_worker_info()
+    return info if info is not None and info.dataset is dataset else None
 
 
 def nothing_replaces(index: Any, last: UnreadableSample, tries: int) -> ImageError:

@@ -112,7 +112,7 @@ class Road:
         )
         requests = None
         if streams:
-            arguments |= dict(dataset=dataset, collate_fn=PackStream(packer), batch_size=loader.batch_size)
+            arguments |= dict(dataset=dataset, collate_fn=PackStream(packer, dataset), batch_size=loader.batch_size)
             if loader.batch_size is not None:
                 arguments["drop_last"] = loader.drop_last
         else:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from .arena import Arena
 from .errors import ImageError
-from .fetch import Fetcher
+from .fetch import Fetcher, own_worker_info
 from .packing import Packer
 from .parcel import Failure, PackedBatch, Parcel
 from .sampling import Request
@@ -32,7 +32,7 @@ class PackedDataset(Dataset[Any]):
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
 
     def __getitems__(self, request: Request) -> PackedBatch | Parcel:
-        info = get_worker_info()
+        info = own_worker_info(self.fetcher.dataset)
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
@@ -63,12 +63,12 @@ class PackedDataset(Dataset[Any]):
 class PackStream:
     """A stream's collate_fn."""
 
-    def __init__(self, packer: Packer) -> None:
-        self._packer = packer
+    def __init__(self, packer: Packer, dataset: Any) -> None:
+        self._packer, self._dataset = packer, dataset
 
     def __call__(self, samples: Any) -> PackedBatch | Parcel:
         packed = self._packer(samples)
-        return packed if get_worker_info() is None else Parcel.of(packed)
+        return packed if own_worker_info(self._dataset) is None else Parcel.of(packed)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:

@@ -1,0 +1,192 @@
+"""Datasets that keep what they opened, and loaders inside of datasets: whatever becomes of it, pictures are right."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, Subset
+
+from proxyloader import DataLoader
+from proxyloader.spelled import numbers_in
+from tests.faults import Spelled
+
+from .roads import BATCH, PICTURES, TRANSFORM
+
+
+class Pictures(Spelled):
+    """Labels are the pictures' numbers."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root), TRANSFORM)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transformed(self.samples[index][0]), index
+
+    def transformed(self, path: str) -> Any:
+        assert self.transform is not None
+        return self.transform(self.loader(path))
+
+
+class KeepsImages(Pictures):
+    """Opens each file once."""
+
+    @functools.cached_property
+    def opened(self) -> Callable[[str], Any]:
+        return functools.cache(self.loader)
+
+    def transformed(self, path: str) -> Any:
+        assert self.transform is not None
+        return self.transform(self.opened(path))
+
+
+class KeepsImagesAndFails(KeepsImages):
+    """Its first batch is an error."""
+
+    failed = False
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if not self.failed:
+            self.failed = True
+            raise ValueError("the first one")
+        return sample
+
+
+class KeepsSamples(Pictures):
+    """Asks its transform once for each file."""
+
+    @functools.cached_property
+    def made(self) -> Callable[[str], Any]:
+        return functools.cache(super().transformed)
+
+    def transformed(self, path: str) -> Any:
+        return self.made(path)
+
+
+class KeepsTheLast(Pictures):
+    """Gives the picture that was opened before, under its number."""
+
+    last: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        assert self.transform is not None
+        before, self.last = self.last, (self.loader(self.samples[index][0]), index)
+        image, number = before or self.last
+        return self.transform(image), number
+
+
+class ReadsAhead(Pictures):
+    """A thread opens a picture for a later batch while this one is packed."""
+
+    ahead: Any = None
+
+    @functools.cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1)
+
+    def __getitem__(self, index: int) -> Any:
+        assert self.transform is not None
+        before, self.ahead = self.ahead, (self.pool.submit(self._slowly, self.samples[index][0]), index)
+        image, number = before or self.ahead
+        return self.transform(image.result()), number
+
+    def _slowly(self, path: str) -> Any:
+        time.sleep(0.002)
+        return self.loader(path)
+
+
+class LooksInAChild(Pictures):
+    """A process forked off looks at the image later, and says whether it is still the file."""
+
+    def __getitem__(self, index: int) -> Any:
+        assert self.transform is not None
+        path = self.samples[index][0]
+        image = self.loader(path)
+        if index % 8 == 0:
+            child = os.fork()
+            if not child:
+                time.sleep(0.1)
+                os._exit(image.data != Path(path).read_bytes())
+            number = PICTURES if os.waitpid(child, 0)[1] else index
+            return self.transform(image), number
+        return self.transform(image), index
+
+
+KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, KeepsTheLast, ReadsAhead, LooksInAChild]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dataset_may_keep_what_it_opened(kind: type[Pictures], spelled_root: Path, device: str) -> None:
+    loader: DataLoader[Any] = DataLoader(
+        kind(spelled_root), BATCH, shuffle=True, num_workers=2, persistent_workers=True, device=device
+    )
+    seen = failed = 0
+    for _ in range(3):
+        batches = iter(loader)
+        while True:
+            try:
+                images, numbers = next(batches)
+            except StopIteration:
+                break
+            except ValueError:
+                failed += 1
+                continue
+            assert numbers_in(images, white=1.0) == numbers.tolist()
+            seen += len(numbers)
+    assert failed == (2 if kind is KeepsImagesAndFails else 0)  # one in each worker
+    assert seen + BATCH * failed == 3 * PICTURES
+
+
+# --- a loader in a dataset -------------------------------------------------------------------------------------------
+
+
+class AsStream(IterableDataset[Any]):
+    def __init__(self, pictures: Any) -> None:
+        self.pictures, self.transform = pictures, TRANSFORM
+
+    def __iter__(self) -> Any:
+        assert self.transform is not None
+        for index in range(len(self.pictures)):
+            path, _ = self.pictures.dataset.samples[self.pictures.indices[index]]
+            yield self.transform(self.pictures.dataset.loader(path)), self.pictures.indices[index]
+
+
+class Nested(Pictures):
+    """Each sample is looked up in a batch of a loader of its own."""
+
+    as_stream = False
+
+    def __getitem__(self, index: int) -> Any:
+        neighbours: Any = Subset(Pictures(Path(self.root)), [index, (index + 1) % len(self)])
+        dataset = AsStream(neighbours) if self.as_stream else neighbours
+        torch.manual_seed(index)
+        images, numbers = next(iter(DataLoader(dataset, 2, device="cpu", num_threads=1, seed=3)))
+        assert numbers_in(images, white=1.0) == numbers.tolist()
+        drawn = torch.rand(1).item()
+        sample, number = super().__getitem__(index)
+        return sample, number, images[0], drawn
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_may_run_in_a_worker_of_another(
+    spelled_root: Path, workers: int, as_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Nested, "as_stream", as_stream)
+    dataset = Subset(Nested(spelled_root), range(8))
+    arguments = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    ours = list(DataLoader(dataset, BATCH, device="cpu", **arguments))
+    assert [number for batch in ours for number in batch[1].tolist()] == list(range(8))
+    for images, numbers, inner, drawn in ours:
+        assert numbers_in(images, white=1.0) == numbers_in(inner, white=1.0) == numbers.tolist()
+        for number, value in zip(numbers.tolist(), drawn.tolist()):
+            torch.manual_seed(number)
+            assert torch.rand(1).item() == pytest.approx(value), "a loader with a seed leaves torch's numbers alone"
