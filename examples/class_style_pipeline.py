@@ -68,13 +68,13 @@ class ClassStyle(Pipeline):
         on_gpu = device_id is not None
         device = "gpu" if on_gpu else "cpu"  # ops are told where they work; fn sees it from their inputs
         self.encoded = ops.ExternalSource(name="images", no_copy=True)
-        self.decode = ops.decoders.ImageRandomCrop(device="mixed" if on_gpu else "cpu", **DECODED)
-        self.resize = ops.Resize(device=device, size=[size, size])
+        self.decode = ops.decoders.Image(device="mixed" if on_gpu else "cpu", **DECODED)
+        self.crop = ops.RandomResizedCrop(device=device, size=[size, size])
         self.coin = ops.random.CoinFlip()
         self.normalize = ops.CropMirrorNormalize(device=device, **NORMALIZED)
 
     def define_graph(self) -> Any:
-        images = self.resize(self.decode(self.encoded()))
+        images = self.crop(self.decode(self.encoded()))
         return self.normalize(images, mirror=self.coin())
 
 
@@ -83,8 +83,8 @@ def function_style(size: int) -> Any:
     """The same."""
     encoded = fn.external_source(name="images", no_copy=True)
     on_gpu = Pipeline.current().device_id is not None
-    images = fn.decoders.image_random_crop(encoded, device="mixed" if on_gpu else "cpu", **DECODED)
-    images = fn.resize(images, size=[size, size])
+    images = fn.decoders.image(encoded, device="mixed" if on_gpu else "cpu", **DECODED)
+    images = fn.random_resized_crop(images, size=[size, size])
     return fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **NORMALIZED)
 
 
