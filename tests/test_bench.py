@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +213,28 @@ def test_ctrl_c_leaves_the_rounds_until_then(photos: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Impatient, "runs", 1)
     with pytest.raises(KeyboardInterrupt):
         run(setting(photos), ["iterator"], 1000, 0.1)
+
+
+def test_ctrl_c_in_a_first_loop_ends_it_with_all_its_processes(photos: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "proxyloader", "bench", "--data", str(photos), *SMALL, *ON_CPU]
+    command += ["--rounds", "1000", "--out", str(tmp_path / "b.jsonl")]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        started = time.monotonic()
+        while (
+            not (children := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < started + 60
+        ):
+            time.sleep(0.05)
+        time.sleep(2)  # it imports torch and DALI, or loops
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(30) == 130
+        _, left = psutil.wait_procs(children, 10)
+        assert not left
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
 
 
 def test_records_of_other_settings_are_not_compared(photos: Path) -> None:

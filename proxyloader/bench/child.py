@@ -92,11 +92,14 @@ def serve(name: str, setting: Setting, connection: Connection, start_method: str
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"
-        connection.send(Failure(reason, isinstance(error, ImportError)))
-    # The upstream server's thread would keep the process for ever.
-    for child in psutil.Process().children(recursive=True):
-        child.kill()
-    os._exit(0)
+        with suppress(OSError):  # nobody asks any more
+            connection.send(Failure(reason, isinstance(error, ImportError)))
+    finally:
+        # The upstream server's thread would keep the process for ever.
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        os._exit(0)
 
 
 def _serve(name: str, setting: Setting, connection: Connection) -> None:

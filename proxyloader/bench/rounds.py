@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 from collections.abc import Sequence
@@ -50,12 +51,12 @@ def run(setting: Setting, names: Sequence[str], rounds: int, seconds: float) -> 
     Returns:
         By name, in their order. After Ctrl-C with the rounds until then, if there are some.
     """
-    children = {}
+    children = {name: _Child(name, setting) for name in names}
     try:
         with ProgressBar(total=len(names) * (1 + rounds), desc="bench", unit="run", leave=False, disable=None) as bar:
-            for name in names:
+            for name, child in children.items():
                 bar.set_postfix_str(f"first loop of {name}")
-                children[name] = _Child(name, setting)
+                child.start()
                 bar.update()
             for number in range(rounds):
                 for name, child in children.items():
@@ -77,16 +78,19 @@ class _Child:
     def __init__(self, name: str, setting: Setting) -> None:
         self.outcome = Outcome()
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        arguments = name, setting, theirs, multiprocessing.get_start_method()
+        self._connection, self._theirs = context.Pipe()
+        arguments = name, setting, self._theirs, multiprocessing.get_start_method()
         self._process: SpawnProcess = context.Process(target=serve, args=arguments, name=name)
+
+    def start(self) -> None:
+        """The first loop."""
         # Ctrl-C comes to all of a terminal's processes; this one will end the others.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._process.start()
         finally:
             signal.signal(signal.SIGINT, before)
-        theirs.close()
+        self._theirs.close()
         answer = self._answer(START_LIMIT_S)
         if isinstance(answer, Start):
             self.outcome.start = answer
@@ -101,14 +105,13 @@ class _Child:
 
     def end(self) -> None:
         """Wait for a child that has been told to end; one that does not is killed, with all that it has started."""
-        try:
-            self._connection.send(None)
-            self._process.join(5)
-        except (BrokenPipeError, ConnectionError):
-            pass
-        if self._process.is_alive():
-            _kill(self._process.pid)
-            self._process.join(10)
+        if self._process.pid is not None:
+            with contextlib.suppress(ConnectionError):
+                self._connection.send(None)
+                self._process.join(5 if self.outcome.start else 0)  # in its first loop it hears nothing
+            if self._process.is_alive():
+                _kill(self._process.pid)
+                self._process.join(10)
         self._connection.close()
 
     def _answer(self, limit_s: float) -> Any:
