@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, Sampler
 
 from .arguments import at_least
 from .batch_format import BatchFormat
@@ -259,7 +259,7 @@ class DataLoader(TorchDataLoader[T]):
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
                 "call state_dict between epochs, or use in_order=True"
             )
-        return progress.state_dict(self.seed, self._dataset_length)
+        return progress.state_dict(self.seed, self._dataset_length, self._order)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
@@ -272,11 +272,17 @@ class DataLoader(TorchDataLoader[T]):
 
         Raises:
             ValueError: it is no such state, or that of a loader with another seed or another number of samples; or it
-                is of mid-epoch, and of other shards.
+                is of mid-epoch, and of other shards, or in another order (``shuffle``).
         """
-        saved = Progress.from_state_dict(state_dict, self.seed, self._dataset_length)
+        saved = Progress.from_state_dict(state_dict, self.seed, self._dataset_length, self._order)
         self._begin(saved.taken_up_by(self._sharded))
         self._progress = None
+
+    @property
+    def _order(self) -> str:
+        """ "shuffled" or "unshuffled", by torch's own samplers; "" where the order is another one's matter."""
+        sampler = self.batch_sampler.sampler if type(self.batch_sampler) is BatchSampler else self.sampler
+        return {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}.get(type(sampler), "")
 
     @property
     def _sharded(self) -> ShardedSampler | None:

@@ -20,7 +20,7 @@ from .scans import KnownScans, Scan
 from .seeding import kept_generators, seed_generators
 from .sharding import ShardedSampler, check_dealt, dealt_in, sharded_in
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 @dataclass
@@ -48,8 +48,9 @@ class Progress:
     generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     sampler_state: Any = field(default=None, repr=False)
 
-    def state_dict(self, seed: int | None, dataset_length: int | None) -> dict[str, Any]:
-        """All of it, to be loaded by a loader with the same seed, over as many samples (None: nobody knows).
+    def state_dict(self, seed: int | None, dataset_length: int | None, order: str = "") -> dict[str, Any]:
+        """All of it, to be loaded by a loader with the same seed, over as many samples (None: nobody knows), in
+        the same order ("": nobody knows).
 
         An epoch that has ended is the next one's start.
         """
@@ -58,6 +59,7 @@ class Progress:
             "version": STATE_VERSION,
             "seed": seed,
             "dataset_length": dataset_length,
+            "order": order,
             "epoch": here.epoch,
             "batches": here.batches,
             "samples": here.samples,
@@ -67,13 +69,14 @@ class Progress:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Any, seed: int | None, dataset_length: int | None) -> Progress:
+    def from_state_dict(cls, state: Any, seed: int | None, dataset_length: int | None, order: str = "") -> Progress:
         """
         Raises:
-            ValueError: it is no state of a loader, or of one with another seed or another number of samples.
+            ValueError: it is no state of a loader, or of one with another seed or another number of samples; or of
+                mid-epoch, and in another order.
         """
         fields = ("epoch", "batches", "samples", "random_states", "generator_states", "sampler_state")
-        if not isinstance(state, dict) or not {"version", "seed", "dataset_length", *fields} <= state.keys():
+        if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order", *fields} <= state.keys():
             raise ValueError(
                 f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
                 + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
@@ -90,6 +93,12 @@ class Progress:
                 f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
                 f"{dataset_length}: the samples that were left cannot be told. Give the loader the same dataset, or "
                 "begin the epoch anew: loader.set_epoch(state['epoch'])"
+            )
+        if state["batches"] and state["order"] and order and state["order"] != order:
+            raise ValueError(
+                f"the state was saved in mid-epoch, which was {state['order']}, and this loader's is {order}; "
+                "some samples would come twice, and some never. Give the loader the same shuffle, or begin the epoch "
+                "anew: loader.set_epoch(state['epoch'])"
             )
         for name in ("epoch", "batches", "samples"):
             if not isinstance(state[name], int) or state[name] < 0:

@@ -208,17 +208,32 @@ def test_an_epoch_that_has_ended_is_the_start_of_the_next() -> None:
     [
         (None, "takes what state_dict gave, got NoneType"),
         ({"epoch": 3}, r"got dict with the keys \['epoch'\]"),
-        (Progress().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 1"),
+        (Progress().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 2"),
         (Progress().state_dict(4, 20), "saved by a loader with seed=4, and this one has seed=3"),
         (Progress().state_dict(3, 30), "over a dataset of 30 samples, and this one has 20: .*loader.set_epoch"),
+        (Progress(batches=2).state_dict(3, 20, "shuffled"), "which was shuffled, and this loader's is unshuffled"),
         (Progress(2, batches=-1).state_dict(3, 20), "'batches' of the state is a whole number, 0 or more; got -1"),
         (Progress(2).state_dict(3, 20) | {"samples": "4"}, "'samples' of the state is a whole number.*got '4'"),
     ],
-    ids=["nothing", "another dict", "another version", "another seed", "another length", "less than none", "text"],
+    ids=[
+        "nothing",
+        "another dict",
+        "another version",
+        "another seed",
+        "another length",
+        "another order",
+        "less than none",
+        "text",
+    ],
 )
 def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Progress.from_state_dict(state, 3, 20)
+        Progress.from_state_dict(state, 3, 20, "unshuffled")
+
+
+def test_between_epochs_a_state_goes_on_in_another_order() -> None:
+    state = Progress(2, batches=5, finished=True).state_dict(3, 20, "shuffled")
+    assert Progress.from_state_dict(state, 3, 20, "unshuffled") == Progress(3)
 
 
 def test_a_state_from_before_the_first_batch_holds_the_order_that_was_drawn() -> None:
