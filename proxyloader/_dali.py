@@ -152,10 +152,20 @@ def repeats_last(node: Any) -> bool:
     return bool(getattr(node._op, "_repeat_last", False))
 
 
-def declared_kind(node: Any) -> tuple[str | None, int | None]:
-    """(numpy's dtype, number of dimensions) that an external source says it takes; None where it says nothing."""
+def declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
+    """(numpy's dtype, number of dimensions) that an external source says it takes; None where it says nothing.
+
+    What a decoder takes are the bytes of a file, whatever the source says; given anything else it may end the process.
+    """
+    if any(node.name == each.inputs[0].name for each in pipeline._ops if each.inputs and _is_decoder(each)):
+        return np.dtype(np.uint8).str, 1
     dtype, ndim = getattr(node._op, "_dtype", None), getattr(node._op, "_ndim", None)
     return (None if dtype is None else np.dtype(types.to_numpy_type(dtype)).str), ndim
+
+
+def _is_decoder(operator: Any) -> bool:
+    schema_name: str = getattr(type(operator._op), "schema_name", "")
+    return schema_name.startswith(("decoders__", "ImageDecoder", "experimental__decoders__"))
 
 
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:

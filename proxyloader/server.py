@@ -120,7 +120,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._lock = threading.RLock()
         self._started = False
         self._in_step = True  # there is a ticket for each run that DALI has, and no other
-        self._declared = [_dali.declared_kind(source) for source in sources]
+        self._declared = [_dali.declared_kind(pipeline, source) for source in sources]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
         self._lone_run_s = math.inf  # the shortest time that a run took, none being before it

@@ -47,14 +47,14 @@ def check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None,
         declared: the same, as ``_dali.declared_kind`` gives it.
 
     Raises:
-        InputError: the pipeline declares another kind.
+        InputError: the pipeline declares another kind, or decodes them.
     """
     if all(said in (None, found) for said, found in zip(declared, kind)):
         return
     dtype = "any dtype" if declared[0] is None else np.dtype(declared[0])
     ndim = "any number of" if declared[1] is None else declared[1]
     raise InputError(
-        f"input {name!r} of the pipeline is declared as {dtype} with {ndim} dimensions, "
+        f"input {name!r} of the pipeline takes {dtype} with {ndim} dimensions, "
         f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}"
     )
 

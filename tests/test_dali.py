@@ -79,7 +79,7 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
 
     pipeline = graph()
     pipeline.build()
-    declared = {source.name: _dali.declared_kind(source) for source in _dali.external_sources(pipeline)}
+    declared = {source.name: _dali.declared_kind(pipeline, source) for source in _dali.external_sources(pipeline)}
     assert declared == {"b": ("<f4", 1), "a": (None, None)}
     for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume", "_seed"):
         assert name in vars(pipeline), name
@@ -190,3 +190,15 @@ def test_levels_are_spread_as_opencv_spreads_them() -> None:
         first = counts[channel.min()]
         table = np.round((counts.cumsum() - first) * 255 / (channel.size - first))
         assert np.array_equal(found, table[channel])
+
+
+def test_what_a_decoder_takes_is_bytes_whatever_the_source_says() -> None:
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None, exec_dynamic=True)
+    def graph() -> object:
+        images, others = (fn.external_source(name=name) for name in ("images", "others"))
+        return fn.decoders.image(images), fn.cast(others, dtype=types.FLOAT)
+
+    pipeline = graph()
+    pipeline.build()
+    declared = {source.name: _dali.declared_kind(pipeline, source) for source in _dali.external_sources(pipeline)}
+    assert declared == {"images": ("|u1", 1), "others": (None, None)}
