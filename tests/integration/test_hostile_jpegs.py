@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +188,8 @@ def crop_by_pillow(dataset: CroppedByIndex, index: int) -> Pixels | None:
     return image
 
 
-def compare_one_by_one(
-    dataset: ImageFolder, theirs: list[Pixels | None], device: str, garbled: Container[int] = ()
-) -> tuple[list[str], int]:
+def compare_one_by_one(dataset: ImageFolder, theirs: list[Pixels | None], device: str) -> tuple[list[str], int]:
     """Walk a data set in batches of one.
-
-    Args:
-        garbled: indices of images of which decoders make different noise.
 
     Returns:
         What is wrong, by the name of the file, and how many images raised the error that they should.
@@ -216,7 +211,6 @@ def compare_one_by_one(
         else:
             levels = (ours[0][0].cpu().int() - their.int()).abs().float()
             allowed = (MEAN_LEVELS if isinstance(dataset, CroppedByIndex) else 0) + (0.5 if device == "cuda" else 0)
-            allowed += GARBLED_LEVELS if index in garbled else 0
             if levels.mean() > allowed:
                 wrong.append(f"{index}: {levels.mean():.1f} levels off in the mean, {levels.max():.0f} at most")
     return wrong, refused
@@ -235,8 +229,6 @@ def test_a_crop_of_a_hostile_image_is_the_crop_that_pillow_makes(tmp_path: Path,
 # --- damage at random -------------------------------------------------------------------------------------------------
 
 SEEDS = 200
-GARBLED_LEVELS = 2.5
-"""In the mean, how far nvJPEG's noise is from libjpeg's; pictures of different things are some fifty apart."""
 KINDS: dict[str, dict[str, Any]] = {
     "4:2:0": {},
     "4:4:4": {"subsampling": "4:4:4"},
@@ -258,15 +250,7 @@ def test_a_jpeg_damaged_at_random_is_what_pillow_makes_of_it_or_an_error_that_na
     else:
         dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
         theirs = [pixels_by_pillow(data) for _, data in files]
-    garbled = set()
-    if device == "cuda":
-        # Where libjpeg sees nothing wrong in a progressive JPEG, the blocks that are damaged are noise to any decoder.
-        goods_by_pillow = [pixels_by_pillow(good) for good in goods]
-        for seed in range(list(KINDS).index("progressive"), SEEDS, len(KINDS)):
-            ours, good = pixels_by_pillow(files[seed][1]), goods_by_pillow[seed % len(goods)]
-            if ours is not None and good is not None and not torch.equal(ours, good):
-                garbled.add(seed)
-    wrong, refused = compare_one_by_one(dataset, theirs, device, garbled)
+    wrong, refused = compare_one_by_one(dataset, theirs, device)
     assert not wrong, f"{len(wrong)} of {SEEDS}: {wrong[:5]}"
     assert 0 < refused < SEEDS
 
@@ -327,8 +311,7 @@ def test_a_small_file_of_endless_scans_is_refused_in_bounded_time(
     dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
     started = time.monotonic()
     before, found, after = outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
-    if device == "cpu":  # who refuses it is the same on a GPU, whose pipeline takes seconds to build on a busy host
-        assert time.monotonic() - started < BOUND_S
+    assert time.monotonic() - started < BOUND_S
     assert isinstance(found, ImageError) and "bomb" in str(found)
     assert f"dataset[{BATCH + ODD}]" in str(found) and dataset.samples[BATCH + ODD][0] in str(found)
     assert numbers_of([image for image, _ in [*before, *after]]) == [0, 1, 2, 6, 7, 8]

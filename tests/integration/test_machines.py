@@ -139,8 +139,7 @@ def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, lim
         pytest.skip("CUDA itself addresses more than there is")
     slower = "no memory for batches can be had"
     with training(tmp_path, spelled_root, body) as process:
-        # On a GPU it builds four pipelines, which takes long beside other processes that do.
-        _, errors = process.communicate(timeout=60 if device == "cpu" else 110)
+        _, errors = process.communicate(timeout=60)
         complaints = [line for line in errors.splitlines() if not line.startswith(slower)]
         assert (process.returncode, complaints) == (0, []), errors
     assert (slower in errors) == ("RLIMIT_FSIZE" in limit)
