@@ -196,10 +196,6 @@ def keeps_checkpoints(pipeline: Any) -> bool:
     return bool(pipeline._enable_checkpointing)
 
 
-LITTLE_BYTES = 256 << 20
-"""Of a GPU's memory, with which a pipeline may find too little."""
-
-
 def rebuild(pipeline: Any, seed: int | None = None) -> None:
     """Make a pipeline's executor anew, with nothing under way and nothing learnt. On a GPU it takes a second or two.
 
@@ -212,6 +208,10 @@ def rebuild(pipeline: Any, seed: int | None = None) -> None:
     pipeline._first_iter = True
     pipeline._batches_to_consume = 0
     build(pipeline)
+
+
+LITTLE_BYTES = 256 << 20
+"""Of a GPU's memory, with which a pipeline may find too little."""
 
 
 def build(pipeline: Any) -> None:

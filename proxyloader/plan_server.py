@@ -57,8 +57,8 @@ class PlanServer(ProxyServer):
         self.settle()
         try:
             self._pipe = build_pipeline(self._plan, settled)
-        except (RuntimeError, MemoryError) as error:  # no memory for two: the one that is there does the same, slower
-            log.info("keeping the pipeline as it is (%s)", error)
+        except (torch.OutOfMemoryError, MemoryError) as error:  # for two; the one that is there does the same, slower
+            log.warning("the pipeline stays as it is, and is slower than it could be: %s", error)
         else:
             self._options = settled
 
