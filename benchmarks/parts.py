@@ -173,12 +173,12 @@ def decoders(root: str, device_id: int | None = 0, batches: int = 64) -> dict[st
 
 
 def starts(root: str, device_id: int | None = 0) -> dict[str, float]:
-    """From the making of a pipeline that decodes on a GPU to its first batch; decoders take memory for it at once."""
+    """From the making of a pipeline that decodes on a GPU to its first batch, its decoders' memory padded or not."""
     files = [np.fromfile(path, np.uint8) for path, _ in ImageFolder(root).samples[:8]]
     engines = {} if device_id is None else {"device": "mixed", "hw_decoder_load": 1.0}
     ways = {
         "GPU: a pipeline's start": {},
-        "GPU: a pipeline's start, no memory taken at once": {"device_memory_padding": 0, "host_memory_padding": 0},
+        "GPU: a pipeline's start, decoders' memory not padded": {"device_memory_padding": 0, "host_memory_padding": 0},
     }
 
     def start(how: dict[str, int]) -> None:

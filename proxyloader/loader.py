@@ -63,7 +63,7 @@ class DataLoader(TorchDataLoader[T]):
         max_pixels: most pixels that an image may have; by default what Pillow opens, twice
             ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: before a JPEG goes to a GPU for the first time, look in the worker whether its scan is whole, which
-            takes about 0.6 ms; a damaged one is left to Pillow. Without it, damaged ones may show parts of others.
+            takes 0.6 to 0.9 ms; a damaged one is left to Pillow. Without it, damaged ones may show parts of others.
         unsupported: what becomes of a transform that is not translated: "raise" when the loader is built; "batch": it
             and what follows it is called on each batch (N, C, H, W) on ``device``, if images are tensors of one size
             there (random numbers are then drawn once for the batch, in the training process); "cpu": torchvision does
@@ -280,7 +280,7 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _order(self) -> str:
-        """ "shuffled" or "unshuffled", by torch's own samplers; "" where the order is another one's matter."""
+        """Of torch's own samplers, "shuffled" or "unshuffled"; "" where the order is another one's matter."""
         sampler = self.batch_sampler.sampler if type(self.batch_sampler) is BatchSampler else self.sampler
         return {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}.get(type(sampler), "")
 

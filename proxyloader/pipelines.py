@@ -239,8 +239,8 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
 def _cropped(
     encoded: Any, device: Device | None, hw_decoder_load: float, crop: dict[str, Any], resize: dict[str, Any]
 ) -> Any:
-    """Decode, crop at random, resize. On a CPU only the crop is decoded, which is faster; on a GPU the whole image:
-    its JPEG engines decode no crops."""
+    """Decode, crop at random, resize. On a CPU only the crop is decoded, which is faster; on a GPU the whole image,
+    which is faster there (``benchmarks/results/parts.jsonl``)."""
     if _on_gpu(device):
         images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
         return fn.random_resized_crop(images, **crop, **resize)

@@ -4,7 +4,7 @@ NOTE [ Damaged scans ]
 Where a scan ends before the image does, libjpeg (and Pillow, and DALI on the CPU) paints the rest grey. The decoders of
 a GPU leave there whatever was in that memory before, such as part of another picture, and report nothing. So before a
 JPEG goes to a GPU for the first time its scan is read through on the CPU, as libjpeg reads it and strictly; that takes
-about 0.6 ms. A damaged one goes to Pillow, then and in later epochs. The main process remembers which sample is which,
+0.6 to 0.9 ms. A damaged one goes to Pillow, then and in later epochs. The main process remembers which sample is which,
 by its index: a dataset that opens other files for the same index is looked at the first time only. (A file that was
 sound, and does not end as a JPEG any more, is looked at again: it may have been cut off meanwhile.)
 """

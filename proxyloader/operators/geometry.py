@@ -16,8 +16,8 @@ def crop(graph: Graph, step: Crop) -> None:
     region = {"start": start, "shape": shape, "axes": [0, 1]}
     if graph.node is None and graph.mirror is None and step.region.inside and graph.options.device_id is None:
         # On the CPU only what the crop needs is decoded. The pixels are the same, but for crops one pixel wide at the
-        # side of a 4:2:0 image, which are a few levels off. The engines of a GPU decode whole images alone; crops go to
-        # CUDA, which takes seven times as long (benchmarks/results/parts.jsonl).
+        # side of a 4:2:0 image, which are a few levels off. On an H200, whose engines decode whole images, crops
+        # alone take seven times as long (benchmarks/results/parts.jsonl).
         graph.node = fn.decoders.image_slice(graph.encoded, **region, **graph.decoder("decoders__ImageSlice"))
         return
     node = graph.settle()
