@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -103,24 +102,7 @@ class ReadsAhead(Pictures):
         return self.loader(path)
 
 
-class LooksInAChild(Pictures):
-    """A process forked off looks at the image later, and says whether it is still the file."""
-
-    def __getitem__(self, index: int) -> Any:
-        assert self.transform is not None
-        path = self.samples[index][0]
-        image = self.loader(path)
-        if index % 8 == 0:
-            child = os.fork()
-            if not child:
-                time.sleep(0.1)
-                os._exit(image.data != Path(path).read_bytes())
-            number = PICTURES if os.waitpid(child, 0)[1] else index
-            return self.transform(image), number
-        return self.transform(image), index
-
-
-KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, KeepsTheLast, ReadsAhead, LooksInAChild]
+KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, KeepsTheLast, ReadsAhead]
 
 
 @pytest.mark.parametrize("kind", KINDS)
