@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import json
 import statistics
 import subprocess
@@ -21,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -45,7 +43,7 @@ from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
 PARTS = ("reading", "road", "crops")
-GPU_PARTS = ("decoders", "starts")
+GPU_PARTS = ("decoders",)
 """Functions of this file."""
 
 
@@ -170,26 +168,6 @@ def decoders(root: str, device_id: int | None = 0, batches: int = 64) -> dict[st
         "GPU: random crops alone": lambda encoded, how: fn.decoders.image_random_crop(encoded, **how),
     }
     return {name: ms_per_batch(decoded) for name, decoded in ways.items()}
-
-
-def starts(root: str, device_id: int | None = 0) -> dict[str, float]:
-    """From the making of a pipeline that decodes on a GPU to its first batch, its decoders' memory padded or not."""
-    files = [np.fromfile(path, np.uint8) for path, _ in ImageFolder(root).samples[:8]]
-    engines = {} if device_id is None else {"device": "mixed", "hw_decoder_load": 1.0}
-    ways = {
-        "GPU: a pipeline's start": {},
-        "GPU: a pipeline's start, decoders' memory not padded": {"device_memory_padding": 0, "host_memory_padding": 0},
-    }
-
-    def start(how: dict[str, int]) -> None:
-        @pipeline_def(batch_size=8, num_threads=4, device_id=device_id, exec_dynamic=True)
-        def graph() -> Any:
-            return fn.decoders.image(fn.external_source(name="images", no_copy=True), **engines, **how)
-
-        server = ProxyServer(graph())
-        server.collect(server.submit([files]))
-
-    return {name: median_ms(functools.partial(start, how), times=7) for name, how in ways.items()}
 
 
 def main() -> None:

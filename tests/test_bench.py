@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from proxyloader.bench import rounds
 from proxyloader.bench.cases import CASES, cases_for
@@ -63,7 +65,8 @@ def test_it_measures_writes_and_compares(
         assert case["host_mb"] > 50 and ("gpu_mb" in case) == (device == "cuda")
     assert out.with_suffix(".md").read_text().count("\n") == 2 + len(names)
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert "proxyloader" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(rf"\d+ cores \(.*\), python .*, torch {re.escape(torch.__version__)},", said.replace("\n", " "))
 
     record["cases"]["proxyloader"]["images_per_s"] *= 10
     better = tmp_path / "better.jsonl"

@@ -78,7 +78,7 @@ class Failure:
 
 
 def serve(name: str, setting: Setting, connection: Connection, start_method: str) -> None:
-    """Answer with a Start, then with a Round for each number of seconds that comes, until None does; or a Failure.
+    """Answer with a Start, then with a Round for each number of seconds that comes, for ever; or a Failure.
 
     Args:
         name: of the case.
@@ -116,7 +116,8 @@ def _serve(name: str, setting: Setting, connection: Connection) -> None:
         use(batch)
     memory.note()
     connection.send(start)
-    while (seconds := connection.recv()) is not None:
+    while True:
+        seconds = connection.recv()
         gc.collect()
         batches = iter(next(loops))
         if case_of(name).runs_ahead:

@@ -18,7 +18,7 @@ from ..arguments import at_least
 from ..make_dataset import make_dataset, usable_cores
 from . import report
 from .cases import AUGMENTATIONS, CASES, WITH, cases_for
-from .machine import warnings_for
+from .machine import in_words, machine, warnings_for
 from .rounds import INTERRUPTED, run
 from .setting import Setting
 
@@ -57,8 +57,11 @@ def bench(args: argparse.Namespace) -> int:
     if earlier is not None:
         report.check_settings(earlier, report.record_of(setting, {}, ""))
     console = Console()
+    console.print(in_words(machine()), highlight=False)
     for warning in warnings_for(setting):
         console.print(f"[bold yellow]! {warning}")
+    if not args.data:
+        make_dataset(setting.root, images=setting.images)
     outcomes = run(setting, names, args.rounds, args.seconds)
     record = report.record_of(setting, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
     report.append(record, args.out)
@@ -107,19 +110,18 @@ def check(args: argparse.Namespace) -> None:
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
-    """What is compared, with what was left open filled in for this machine; makes the images if there are none."""
+    """What is compared, with what was left open filled in for this machine."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda, and torch sees no GPU; leave --device out")
     on_gpu, cores = device == "cuda", usable_cores()
-    images = args.images or (8192 if on_gpu else 1024)
-    root = args.data or make_dataset(Path(tempfile.gettempdir()) / f"photos-{images}", images=images)
-    found = len(ImageFolder(str(root)))
-    if found < args.batch_size:
-        raise ValueError(f"{root} has {found} images, fewer than --batch-size {args.batch_size}; lower that")
+    images = len(ImageFolder(str(args.data))) if args.data else args.images or (8192 if on_gpu else 1024)
+    root = args.data or Path(tempfile.gettempdir()) / f"photos-{images}"  # which are made later
+    if images < args.batch_size:
+        raise ValueError(f"{root} has {images} images, fewer than --batch-size {args.batch_size}; lower that")
     return Setting(
         root=str(root),
-        images=found,
+        images=images,
         passes=args.passes or (6 if on_gpu else 1),
         batch_size=args.batch_size,
         workers=min(8, cores) if args.workers is None else args.workers,

@@ -32,6 +32,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def in_words(machine: dict[str, Any]) -> str:
+    """In one line."""
+    versions = [f"{name} {machine[name]}" for name in ("python", "torch", "torchvision", "dali", "proxyloader")]
+    return ", ".join([machine["gpu"] or "no GPU", f"{machine['cores']} cores ({machine['cpu']})", *versions])
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
