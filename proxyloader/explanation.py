@@ -28,6 +28,9 @@ from .transforms.registry import Part, is_holder, translate
 WIDTH = 120
 """Of ``str(explanation)``, in characters."""
 
+LONGEST_POSITION = 24
+"""That is shown in one line, in characters."""
+
 LONGEST = 120
 """Most characters of a transform's own words."""
 
@@ -58,15 +61,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The rows in the order of the images' way. ``str()`` draws them as a table, 120 characters wide.
+    """The rows in the order of the images' way. ``str()`` draws them one below the other, 120 characters wide.
 
     Attributes:
         rows: one for each part.
         slow_on_cpu: without a GPU the loader leaves all of it to torchvision, which is faster at it there.
+        holder: the class of an object that holds transforms and calls them, as its own code says; "" where there is
+            none.
     """
 
     rows: tuple[Row, ...]
     slow_on_cpu: bool = False
+    holder: str = ""
 
     @property
     def refused(self) -> tuple[Row, ...]:
@@ -74,18 +80,18 @@ class Explanation:
         return tuple(row for row in self.rows if row.refusal)
 
     def __rich__(self) -> Table:
-        table = Table(caption=self._caption(), caption_justify="left", show_lines=True)
-        columns = {"transform": 4, "drawn for each image": 3, "DALI operators": 3, "how close, in levels of 255": 4}
-        for name, ratio in columns.items():
-            table.add_column(name, ratio=ratio, overflow="fold")
+        table = Table(caption=self._caption(), caption_justify="left", show_header=False)
+        table.add_column(max_width=LONGEST_POSITION, overflow="fold", style="dim")
+        table.add_column(ratio=1, overflow="fold")
         for row in self.rows:
-            where = Text.assemble((row.position, "dim"), "\n", row.transform)
+            table.add_row(row.position, Text(row.transform, "bold"))
             if row.refusal:
-                table.add_row(where, "", "", Text(f"refused: {row.refusal}", "red"))
-            else:
-                names = ("not known: DALI is missing",) if row.operators is None else row.operators
-                cells = row.drawn or "nothing", ", ".join(names) or "none of its own", row.closeness
-                table.add_row(where, *map(Text, cells))
+                table.add_row("", Text(f"refused: {row.refusal}", "red"), end_section=True)
+                continue
+            names = ("not known: DALI is missing",) if row.operators is None else row.operators
+            table.add_row("drawn for each image", Text(row.drawn or "nothing"))
+            table.add_row("DALI operators", Text(", ".join(names) or "none of its own"))
+            table.add_row("off, in levels of 255", Text(row.closeness), end_section=True)
         return table
 
     def __str__(self) -> str:
@@ -96,7 +102,8 @@ class Explanation:
     def _caption(self) -> str:
         if not self.refused:
             on_cpu = " (Without a GPU torchvision does all of it, in the workers: it is faster at some of this there.)"
-            return "It is translated." + (on_cpu if self.slow_on_cpu else "")
+            views = f" {self.holder} says how often it is called; each time gives an image." if self.holder else ""
+            return "It is translated." + views + (on_cpu if self.slow_on_cpu else "")
         several = f"{len(self.refused)} parts are" if len(self.refused) > 1 else "One part is"
         return f"{several} refused, so DataLoader raises UnsupportedTransformError. The rest as if left out."
 
@@ -112,10 +119,11 @@ def explain(transform: Any) -> Explanation:
         An Explanation, whose ``rows`` are one for each part, those that are refused too, with the reason and what to
         do. Nothing is raised for them.
     """
-    held = held_in(transform) if is_holder(transform) else {"": transform}
+    holder = type(transform).__name__ if is_holder(transform) else ""
+    held = held_in(transform) if holder else {"": transform}
     wholes = [translate(each, f"transform{at}") for at, each in held.items()]
     slow = any(step.slow_on_cpu for whole in wholes for step in made_of(whole.steps))
-    return Explanation(tuple(row for whole in wholes for row in _rows_of(whole)), slow)
+    return Explanation(tuple(row for whole in wholes for row in _rows_of(whole)), slow, holder)
 
 
 def _rows_of(whole: Part) -> Iterator[Row]:

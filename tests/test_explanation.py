@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torchvision import models
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
@@ -257,6 +259,14 @@ class TestOperators:
         assert "DALI is missing" in str(explanation)
 
 
+class TwoViews:
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> list[Any]:
+        return [self.transform(image), self.transform(image)]
+
+
 class TestText:
     def test_is_a_table_of_120_characters_that_holds_everything(self) -> None:
         text = str(explain(v1.Compose([v1.RandomResizedCrop(224), v1.Lambda(len), v1.ToTensor()])))
@@ -270,6 +280,17 @@ class TestText:
 
     def test_says_where_nothing_is_refused(self) -> None:
         assert str(explain(training(v1))).endswith("It is translated.")
+
+    def test_says_of_an_object_that_holds_transforms_that_it_calls_them_itself(self) -> None:
+        text = str(explain(TwoViews(training(v1))))
+        assert "TwoViews says how often it is called; each time gives an image." in " ".join(text.split())
+
+    def test_is_for_eighty_columns_too(self) -> None:
+        console = Console(file=io.StringIO(), width=80, color_system=None)
+        console.print(explain(v1.Compose([v1.Lambda(len), training(v1)])))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert max(map(len, lines)) <= 80 and len(lines) <= 45
+        assert any("Do it on the batches that the" in line for line in lines)  # words of a refusal stay together
 
     def test_cuts_what_is_long(self) -> None:
         row, *_ = explain(v1.Compose([v1.Normalize([0.5] * 99, [0.5] * 99)])).rows
