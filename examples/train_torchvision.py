@@ -111,7 +111,7 @@ class Trainer:
         )
         # torch begins with 65536, which overflows in the first step; the scheduler warns of a step left out.
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=1024.0, enabled=self.amp is torch.float16)
-        self.epoch, self.best = 0, 0.0
+        self.arch, self.epoch, self.best = args.arch, 0, 0.0
 
     def forward(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
@@ -157,7 +157,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler", "scaler")}
-        return parts | {"epoch": self.epoch, "best": self.best}
+        return parts | {"arch": self.arch, "epoch": self.epoch, "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in ("model", "optimizer", "scheduler", "scaler"):
@@ -184,7 +184,10 @@ def main() -> None:
     if args.resume:
         if not last.is_file():
             sys.exit(f"{last}: no checkpoint to resume from. Without --resume, one is begun")
-        trainer.load_state_dict(torch.load(last, map_location=trainer.device, weights_only=True))
+        state = torch.load(last, map_location=trainer.device, weights_only=True)
+        if state["arch"] != args.arch:
+            sys.exit(f"{last} is of a {state['arch']}: give --arch {state['arch']}, or another --out")
+        trainer.load_state_dict(state)
     args.out.mkdir(parents=True, exist_ok=True)
     for epoch in range(trainer.epoch + 1, args.epochs + 1):
         torch.manual_seed(args.seed + epoch)  # so a resumed run shuffles as one that was never stopped

@@ -198,6 +198,8 @@ def test_resume_goes_on_behind_the_last_epoch(finished: Callable[[str], Run], da
     assert (before["scheduler"]["last_epoch"], after["scheduler"]["last_epoch"]) == (steps, 2 * steps)
     assert after["best"] >= before["best"]
     assert after["model"]["bn1.num_batches_tracked"] == 2 * steps
+    other = run(SWAPPED, COMMANDS[SWAPPED] + " --epochs 2 --resume --arch resnet34", data, out)
+    assert other.status and "last.pt is of a resnet18: give --arch resnet18, or another --out" in other.stderr
 
 
 # --- the examples of DALI ---------------------------------------------------------------------------------------------
