@@ -72,7 +72,10 @@ def nothing_survives() -> object:
     for child in multiprocessing.active_children():
         child.join(5)
     assert not multiprocessing.active_children(), "child processes outlived the test"
-    left = {thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("QueueFeeder")}
+    new = {thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("QueueFeeder")}
+    for thread in new:
+        thread.join(5)  # it was told to end
+    left = {thread for thread in new if thread.is_alive()}
     assert not left, f"threads outlived the test: {left}"
     assert _arenas() <= arenas, "an arena outlived the test"
 
