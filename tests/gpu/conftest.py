@@ -9,8 +9,9 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> None:
+def gpu(request: pytest.FixtureRequest) -> None:
     if not torch.cuda.is_available():
         if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
             pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
         pytest.skip("no CUDA device")
+    request.getfixturevalue("loaded_decoder")
