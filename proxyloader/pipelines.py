@@ -16,6 +16,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import torch
+
 from ._dali import Pipeline, automatic_augmentation, do_not_convert, fn, pipeline_def, types, upright
 from .arguments import at_least
 from .sources import Reader
@@ -186,11 +189,24 @@ def rotation(
     return _beside(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
 
 
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _check_range(name: str, limits: tuple[float, float], most: float) -> None:
-    low, high = limits
-    if not 0 < low <= high <= most:
+    if len(_numbers(limits)) != 2 or not 0 < limits[0] <= limits[1] <= most:
         upper = "" if math.isinf(most) else f", and at most {most}"
         raise ValueError(f"{name} is (least, most), both more than 0{upper}; got {limits!r}")
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    """Those that were given; none where they are something else."""
+    plain = isinstance(values, (tuple, list, np.ndarray, torch.Tensor))
+    return tuple(float(value) for value in values) if plain and all(map(_is_finite, values)) else ()
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError):
+        return False
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
@@ -267,6 +283,7 @@ def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
     return images
 
 
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
     """The arguments of ``crop_mirror_normalize``."""
     name = str(dtype).removeprefix("torch.")
@@ -275,7 +292,12 @@ def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str
     if layout not in ("CHW", "HWC"):
         raise ValueError(f"layout is 'CHW' or 'HWC', got {layout!r}")
     chosen = {"dtype": DTYPES[name], "output_layout": layout}
-    return chosen if name == "uint8" else chosen | {"mean": list(mean), "std": list(std)}
+    if name == "uint8":
+        return chosen
+    means, stds = _numbers(mean), _numbers(std)
+    if len(means) not in (1, 3) or len(stds) != len(means) or min(stds) <= 0:
+        raise ValueError(f"mean and std are a number for each of 3 channels, std more than 0; got {mean!r} and {std!r}")
+    return chosen | {"mean": list(means), "std": list(stds)}
 
 
 def _beside(images: Any, others: tuple[Any, ...], device: Device | None) -> Any:

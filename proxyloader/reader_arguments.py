@@ -32,7 +32,7 @@ def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
     """
     if output_map is None and outputs in NAMES:
         return list(NAMES[outputs])
-    given = [] if output_map is None else list(output_map)
+    given = [] if output_map is None or isinstance(output_map, str) else list(output_map)
     if len(given) != outputs or len(set(given)) != outputs:
         raise ValueError(
             f"the pipeline has {outputs} outputs, and output_map is {output_map!r}; "
@@ -45,6 +45,20 @@ def is_transform(pipeline: Any) -> bool:
     """Of torchvision or timm, or of a class of one's own that is made from theirs."""
     homes = ("torchvision.", "timm.", "proxyloader.transforms.")
     return not isinstance(pipeline, type) and any(cls.__module__.startswith(homes) for cls in type(pipeline).__mro__)
+
+
+BY_NAME = {"random_shuffle": "shuffle", "num_shards": "num_shards", "shard_id": "shard_id"}
+"""Arguments of DALI's readers that FileReaderLoader has itself, and what they are called there."""
+
+ELSEWHERE = {
+    "device_id": "device=...",
+    "prefetch_queue_depth": "prefetch=...",
+    "random_shuffle": "shuffle=True",
+    "file_root": "root, the first argument",
+    "pad_last_batch": 'last_batch_policy="fill"',
+    "stick_to_shard": 'reader_options={"stick_to_shard": True}',
+}
+"""Arguments of pipelines, and of the readers in those of ``pipelines``, that FileReaderLoader gives them."""
 
 
 def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
@@ -69,19 +83,23 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
             "Let it call encoded, labels = source() in place of fn.readers.file(...); or build the pipeline yourself "
             "and use FileReaderLoader.from_pipeline(pipeline)"
         )
+    given = {"device_id", "prefetch_queue_depth"}
+    if pipeline.__module__ == "proxyloader.pipelines":  # a function of one's own may take what it likes
+        given = {*ELSEWHERE, *BY_NAME}
+    for name in (name for name in graph_options if name in given):
+        raise TypeError(
+            f"{name} is an argument of the pipeline, which FileReaderLoader gives it: use {ELSEWHERE[name]}"
+        )
     known = {*takes, *inspect.signature(_dali.Pipeline.__init__).parameters} - {"self", "source"}
     unknown = [name for name in graph_options if name not in known]
     if unknown and pipeline is transformed:
         raise TypeError(f"FileReaderLoader with a transform takes no {', '.join(unknown)}: the transform says all that")
     if unknown:
+        names = ", ".join(name for name in takes if name not in {"source", "device", *given})
         raise TypeError(
             f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; beside source "
-            f"{pipeline.__name__} takes {', '.join(name for name in takes if name != 'source') or 'nothing'}"
+            f"{pipeline.__name__} takes {names or 'nothing'}"
         )
-
-
-BY_NAME = {"random_shuffle": "shuffle", "num_shards": "num_shards", "shard_id": "shard_id"}
-"""Arguments of DALI's readers that FileReaderLoader has itself, and what they are called there."""
 
 
 def check_reader_options(options: Mapping[str, Any]) -> None:
