@@ -278,8 +278,16 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _tried(doing: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """What the user's own code gives; whatever it raises becomes a ValueError."""
+    """What the user's own code gives; whatever it raises becomes a ValueError. It sees no command line."""
+    ours, sys.argv = sys.argv, sys.argv[:1]
     try:
         return call(*arguments)
+    except SystemExit as error:
+        raise ValueError(
+            f"{doing} ended the program (SystemExit: {error}). What a script does when it is run, its command line "
+            'above all, belongs behind `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:
         raise ValueError(f"{doing} failed with {type(error).__name__}: {error}") from error
+    finally:
+        sys.argv = ours

@@ -20,7 +20,7 @@ import torch
 from proxyloader.bench import rounds
 from proxyloader.bench.cases import CASES, cases_for
 from proxyloader.bench.child import Round, Start
-from proxyloader.bench.report import as_markdown, check_settings, last_of, record_of, rows_of, worse_than
+from proxyloader.bench.report import as_markdown, check_cases, check_settings, last_of, record_of, rows_of, worse_than
 from proxyloader.bench.rounds import Outcome, run
 from proxyloader.bench.setting import Setting
 from proxyloader.cli import main
@@ -141,6 +141,7 @@ def test_what_is_not_there_is_said_in_one_line(
         (["--model", "foo"], "--model is none, or a classifier of torchvision such as resnet50; got 'foo'"),
         (["--batch-size", "49"], "has 48 images, fewer than --batch-size 49"),
         (["--images", "5"], "--images says how many to make, and --data gives a folder that has them"),
+        (["--out", "results.md"], "--out results.md is where records go, as JSON lines"),
         (["--only", "replay"], "there is no case 'replay' here (depends on --model); there is 'torch',"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -149,7 +150,7 @@ def test_options_that_make_no_sense_are_refused_before_anything_runs(
     photos: Path, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "bench.jsonl"
-    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, *options, "--out", str(out)]) != 0
+    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", str(out), *options]) != 0
     assert said in capsys.readouterr().err
     assert not out.exists()
 
@@ -194,6 +195,31 @@ def test_records_are_compared_by_shares_of_their_own_run(photos: Path) -> None:
     assert worse_than(record(100, 200), record(100, 150)) == ["proxyloader is at 1.50 of torch, and was at 2.00"]
     failed = record_of(setting(photos), {"torch": outcome(9), "proxyloader": outcome(failure="ValueError: x")}, "")
     assert worse_than(record(100, 200), failed) == ["proxyloader failed: ValueError: x"]
+
+
+def test_a_comparison_with_nothing_is_refused(photos: Path) -> None:
+    cases = {"torch": outcome(9), "proxyloader": outcome(9), "iterator": outcome(failure="interrupted")}
+    record = record_of(setting(photos), cases, "")
+    check_cases(record, ["torch", "proxyloader"])
+    with pytest.raises(ValueError, match="proxyloader is what is compared: name it in --only, too"):
+        check_cases(record, ["torch"])
+    for names in (["proxyloader"], ["proxyloader", "iterator"]):
+        with pytest.raises(ValueError, match="the two runs have none in common"):
+            check_cases(record, names)
+    del record["cases"]["proxyloader"]["images_per_s"]
+    with pytest.raises(ValueError, match="has no speed of proxyloader"):
+        check_cases(record, ["torch", "proxyloader"])
+
+
+def test_results_go_into_no_file_that_holds_something_else(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    for out, said in ((notes, "no record of proxyloader bench"), (photos / "b.jsonl", "in the folder of the images")):
+        assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", str(out)]) != 0
+        assert said in capsys.readouterr().err
+    assert notes.read_text() == "mine" and not (photos / "b.jsonl").exists()
 
 
 class Impatient(rounds.ProgressBar):

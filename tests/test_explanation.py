@@ -298,6 +298,7 @@ class TestText:
 
 
 MODULE = """
+import argparse
 import functools
 from torchvision import models, transforms
 
@@ -324,6 +325,14 @@ class Holder:
 
 def broken():
     raise KeyError("inside")
+
+def command_line():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, default=32)
+    return make(parser.parse_args().size)
+
+def ends():
+    raise SystemExit(3)
 """
 
 
@@ -340,7 +349,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class TestNames:
-    @pytest.mark.parametrize("name", ["transform", "make", "partial", "Preset", "Holder.inner"])
+    @pytest.mark.parametrize("name", ["transform", "make", "partial", "Preset", "Holder.inner", "command_line"])
     def test_of_a_transform_in_a_module_or_of_what_makes_one(self, module: str, name: str) -> None:
         expected = plan_for(v1.Compose([v1.Resize(32), v1.ToTensor()]))
         for spelled in (f"{module}:{name}", f"{module}.py:{name}"):
@@ -371,6 +380,7 @@ class TestNames:
                 "explained:needs",
                 "calling needs() failed with TypeError: needs() missing 1 required positional argument",
             ),
+            ("explained:ends", "calling ends() ended the program (SystemExit: 3). What a script does when it is run"),
             ("explained:broken", "calling broken() failed with KeyError: 'inside'"),
         ],
     )

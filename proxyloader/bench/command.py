@@ -56,13 +56,18 @@ def bench(args: argparse.Namespace) -> int:
         names = [name for name in names if name in args.only or name.split(WITH)[0] in args.only]
     if earlier is not None:
         report.check_settings(earlier, report.record_of(setting, {}, ""))
+        report.check_cases(earlier, names)
     console = Console()
     console.print(in_words(machine()), highlight=False)
     for warning in warnings_for(setting):
         console.print(f"[bold yellow]! {warning}")
     if not args.data:
         make_dataset(setting.root, images=setting.images)
-    outcomes = run(setting, names, args.rounds, args.seconds)
+    try:
+        outcomes = run(setting, names, args.rounds, args.seconds)
+    except KeyboardInterrupt:
+        console.print("Nothing had been measured yet, so nothing is written.")
+        raise
     record = report.record_of(setting, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
     report.append(record, args.out)
     args.out.with_suffix(".md").write_text(report.as_markdown(record))
@@ -102,6 +107,12 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--model is none, or a classifier of torchvision such as resnet50; got {args.model!r}")
     if args.data and args.images:
         raise ValueError("--images says how many to make, and --data gives a folder that has them: leave out one")
+    if args.out.suffix in (".md", ".png"):
+        raise ValueError(f"--out {args.out} is where records go, as JSON lines; a table and a picture go beside it")
+    if args.data and Path(args.data).resolve() in args.out.resolve().parents:
+        raise ValueError(f"--out {args.out} is in the folder of the images, and a picture goes beside it")
+    if args.out.is_file() and args.out.stat().st_size:
+        report.last_of(args.out)
     was_there = args.out.exists()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.open("a").close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,27 @@ def check_settings(earlier: Record, record: Record) -> None:
         raise ValueError(f"the record to compare with is of other settings: {'; '.join(others)}. Give the same options")
 
 
+def check_cases(earlier: Record, names: Sequence[str]) -> None:
+    """
+    Args:
+        earlier: a record.
+        names: of the cases that are to be measured now.
+
+    Raises:
+        ValueError: there would be nothing to compare.
+    """
+    measured = [name for name, case in earlier["cases"].items() if "images_per_s" in case]
+    if OURS not in measured:
+        raise ValueError(f"the record to compare with has no speed of {OURS} (perhaps it was interrupted)")
+    if OURS not in names:
+        raise ValueError(f"{OURS} is what is compared: name it in --only, too")
+    if not {*measured} & {*names} - {OURS}:
+        others = " and ".join(", ".join(name for name in of if name != OURS) or "none" for of in (measured, names))
+        raise ValueError(
+            f"speeds are compared as shares of those of other cases, and the two runs have none in common ({others})"
+        )
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
@@ -210,9 +232,9 @@ def worse_than(earlier: Record, record: Record) -> list[str]:
     """
     found = []
     then, now = earlier["cases"].get(OURS, {}), record["cases"].get(OURS, {})
-    if "images_per_s" in then and "images_per_s" not in now:
+    if "images_per_s" not in now:
         return [f"{OURS} failed: {now.get('failure', 'it was not run')}"]
-    for name in then and earlier["cases"]:
+    for name in earlier["cases"]:
         speeds = [each["cases"].get(name, {}).get("images_per_s") for each in (earlier, record)]
         if name == OURS or None in speeds:
             continue
