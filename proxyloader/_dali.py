@@ -19,8 +19,10 @@ header DALI cannot parse: ``jpeg.py`` refuses, and so leaves to Pillow, whatever
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,6 +274,21 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or bool(
         re.search(r"out of memory|bad_alloc|allocat(e|ion|or) ", str(error), re.IGNORECASE)
     )
+
+
+HOMES = tuple(str(Path(str(file)).parent) + os.sep for file in (_backend.__file__, torch.__file__, __file__))
+"""Where the code is that takes a run's outputs."""
+
+
+def is_of_a_run(error: BaseException) -> bool:
+    """It came from taking a run's outputs; not from a signal handler of the user's, which may raise in any line, and
+    not from Python itself."""
+    if isinstance(error, RecursionError) or (isinstance(error, MemoryError) and not error.args):
+        return False
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is None or traceback.tb_frame.f_code.co_filename.startswith(HOMES)
 
 
 def out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:

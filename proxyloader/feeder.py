@@ -76,6 +76,9 @@ class Feeder:
         format: of images; those of plans are in it already.
     """
 
+    _process = 0
+    """That it belongs to; 0: it was not finished."""
+
     def __init__(
         self,
         batches: Iterator[Parcel | PackedBatch],
@@ -92,7 +95,6 @@ class Feeder:
     ) -> None:
         self._fed: deque[Fed] = deque()
         self._batches: Iterator[Parcel | PackedBatch] | None = batches
-        self._process = os.getpid()
         self._road, self._servers, self._collate_fn = road, servers, collate_fn
         self._progress, self._errors, self._on_error = progress, errors, on_error
         self._run_starter, self._rescue = RunStarter(road, servers), Rescue(servers, road, on_error, format)
@@ -105,6 +107,7 @@ class Feeder:
         self._handed_out_s = time.monotonic()
         self._cut_short = False  # a worker was lost: the error, and then no more batches
         self._was_interrupted = False
+        self._process = os.getpid()
         road.user = weakref.ref(self)
 
     def __iter__(self) -> Feeder:
@@ -136,12 +139,12 @@ class Feeder:
             )
         try:
             batch = self._next()
-        except (KeyboardInterrupt, SystemExit):  # in whatever line it was
-            self._was_interrupted = True
+            for fed in self._fed:
+                self._run_starter.start_soon(fed)
+            self._handed_out_s = time.monotonic()
+        except (KeyboardInterrupt, SystemExit):  # in whatever line it was, of torch's queues, too
+            self._was_interrupted = self._road.broken = True
             raise
-        for fed in self._fed:
-            self._run_starter.start_soon(fed)
-        self._handed_out_s = time.monotonic()
         return batch
 
     def _next(self) -> Any:

@@ -85,8 +85,7 @@ def _held_still(server: Server) -> bool:
         try:
             were_under_way = server.hold_still()
         except KeyboardInterrupt:
-            again = threading.main_thread().ident, signal.SIGINT
-            threading.Timer(AFTER_THE_FORK_S, signal.pthread_kill, again).start()
+            _interrupt_later()
         except Exception as error:
             log.warning("before a fork %r could not be brought to rest: %r", server, error)
             return True
@@ -96,12 +95,25 @@ def _held_still(server: Server) -> bool:
     return True
 
 
+def _interrupt_later() -> None:
+    again = threading.main_thread().ident, signal.SIGINT
+    threading.Timer(AFTER_THE_FORK_S, signal.pthread_kill, again).start()
+
+
 def _after_in_parent() -> None:
-    while _held:
-        _held.pop().go_on()
-    if _collects_garbage:
-        gc.enable()
-    _forking.release()
+    try:
+        while _held:
+            try:
+                while _held:
+                    _held.pop().go_on()
+            except KeyboardInterrupt:  # Python would drop it, and here servers would stand still for ever
+                _interrupt_later()
+    finally:
+        try:
+            if _collects_garbage:
+                gc.enable()
+        finally:
+            _forking.release()
 
 
 def _after_in_child() -> None:

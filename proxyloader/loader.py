@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -208,35 +209,48 @@ class DataLoader(TorchDataLoader[T]):
         if self._process != os.getpid():
             # A forked copy: workers, pipelines and the memory between them belong to the parent.
             self._road, self._servers, self._process = None, {}, os.getpid()
-        road = self._road_for_epoch()
-        progress = self._progress = self._upcoming
-        self._next_epoch = Progress(progress.epoch + 1)
-        # Workers start while the pipelines are built, and are forked before DALI has threads.
+        road, progress = self._road_for_epoch(), self._upcoming
+        at_first = copy.deepcopy(progress)
         try:
-            batches = self._start(road, progress)
-        except RuntimeError as error:
-            if not self.persistent_workers:
-                raise
-            log.warning("a persistent worker was lost (%s); starting new ones", str(error))
-            road.broken = True
-            road = self._road_for_epoch()
-            batches = self._start(road, progress)
-        servers = self._servers_for(road.plans)
-        gpus = {server.pipeline.device_id for server in servers.values()} - {None}
-        if len(gpus) == 1 and road.workers.num_workers:
-            keep_near((worker.pid for worker in batches._workers), *gpus)
-        return Feeder(
-            batches,
-            road,
-            servers,
-            progress=progress,
-            errors=self.errors,
-            on_error=self.on_error,
-            collate_fn=self.collate_fn,
-            prefetch=self.prefetch,
-            pin=self.pin_memory and not road.workers.pin_memory and torch.cuda.is_available(),
-            format=self._format,
-        )
+            feeder = self._feeder(road, progress)
+        except BaseException:
+            self._begin(at_first)  # so that the next attempt is at this epoch
+            raise
+        self._progress, self._next_epoch = progress, Progress(progress.epoch + 1)
+        return feeder
+
+    def _feeder(self, road: Road, progress: Progress) -> Feeder:
+        batches: Any = None
+        try:
+            # Workers start while the pipelines are built, and are forked before DALI has threads.
+            try:
+                batches = self._start(road, progress)
+            except RuntimeError as error:
+                if not self.persistent_workers:
+                    raise
+                log.warning("a persistent worker was lost (%s); starting new ones", str(error))
+                road.broken = True
+                road = self._road_for_epoch()
+                batches = self._start(road, progress)
+            servers = self._servers_for(road.plans)
+            gpus = {server.pipeline.device_id for server in servers.values()} - {None}
+            if len(gpus) == 1 and road.workers.num_workers:
+                keep_near((worker.pid for worker in batches._workers), *gpus)
+            return Feeder(
+                batches,
+                road,
+                servers,
+                progress=progress,
+                errors=self.errors,
+                on_error=self.on_error,
+                collate_fn=self.collate_fn,
+                prefetch=self.prefetch,
+                pin=self.pin_memory and not road.workers.pin_memory and torch.cuda.is_available(),
+                format=self._format,
+            )
+        except BaseException:
+            road.let_go(batches)
+            raise
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is, as for a ``DistributedSampler``. Without it the loader counts them."""
@@ -338,6 +352,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def _start(self, road: Road, progress: Progress) -> Any:
         """Let torch start an epoch; with a seed, what it draws for its workers follows that."""
+        road.user = None  # an iterator that has these workers has them no more
         if road.requests is not None:
             road.requests.begin(progress)
         road.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes

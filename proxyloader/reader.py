@@ -253,12 +253,13 @@ class FileReaderLoader:
             )
         try:
             batch = self._epochs.next_batch()
+            return [batch] if self._style == "dali" else self._as_torch(batch)
         except StopIteration:
             raise
         except BaseException:
+            self._epochs.lose_batch()
             self._own_turn = None
             raise
-        return [batch] if self._style == "dali" else self._as_torch(batch)
 
     def _as_torch(self, batch: dict[str, torch.Tensor]) -> Any:
         outputs = [batch[name] for name in self.output_map]

@@ -140,8 +140,8 @@ class Epochs:
         self.pipeline  # noqa: B018  raises where there is none
         if not self._at_start and not self._goes_on:
             self._leave()
-        self._handed_out = self._handed_out if self._goes_on else 0
-        self._is_over = self._goes_on = False
+        if not self._goes_on:
+            self._handed_out, self._is_over = 0, False
 
     def next_batch(self) -> dict[str, torch.Tensor]:
         """
@@ -159,7 +159,7 @@ class Epochs:
                 "this loop failed, or was interrupted, in the middle of a batch; begin a new one: iter(loader)"
             )
         self.pipeline  # noqa: B018  raises where there is none
-        self._at_start = False
+        self._at_start = self._goes_on = False
         try:
             while True:
                 (batch,) = next(self._batches)
@@ -179,6 +179,10 @@ class Epochs:
             if isinstance(error, (RuntimeError, AssertionError)):
                 raise PipelineError(what_failed(error)) from error
             raise
+
+    def lose_batch(self) -> None:
+        """One was taken and will not be handed out: the loop must not go on as if it had been."""
+        self._is_broken = True
 
     def _leave(self) -> None:
         """Come to the start of the next epoch from the middle of one. See NOTE [ Epochs of a reader ]."""
@@ -208,6 +212,7 @@ class Epochs:
     def go_to(self, epoch: int) -> None:
         """Let that be the next one, by building the pipeline anew."""
         self._epoch, self._goes_on = epoch, False
+        self._handed_out, self._is_over = 0, False
         self._open(self.output_map)
 
     def state_dict(self) -> dict[str, Any]:

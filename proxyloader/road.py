@@ -122,6 +122,17 @@ class Road:
             arguments |= dict(dataset=packed, batch_sampler=requests, collate_fn=_as_it_is)
         return cls(_Workers(**arguments), fetcher, requests, arena, plans, loader.in_order)
 
+    def let_go(self, batches: Any) -> None:
+        """End the workers of an epoch that could not begin. Until then they write to the arena, so nobody else may.
+
+        Args:
+            batches: torch's iterator over them; None: it was not made, or is the one that ``workers`` keeps.
+        """
+        self.broken = True
+        iterator = batches if batches is not None else self.workers._iterator
+        if isinstance(iterator, _WorkersIterator):
+            iterator._shutdown_workers()
+
     def left_arena(self) -> Arena | None:
         """The memory, for the next road; None while somebody may still use it."""
         if self.arena is None or self.requests is None or self.broken or (self.user and self.user() is not None):
@@ -197,6 +208,11 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
             return
         # torch waits five seconds for each worker that is busy; and what it is busy with is wanted no more.
         if not self._shutdown:
+            queue: Any
+            for queue in self._index_queues:
+                # An interrupt in the middle of `put` may leave its lock closed, and torch puts something in once more.
+                queue._notempty.acquire(timeout=GRACE_S)
+                queue._notempty.release()
             deadline_s = time.monotonic() + GRACE_S
             self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()

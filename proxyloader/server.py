@@ -250,8 +250,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
         except (RuntimeError, MemoryError) as error:
-            if str(error).startswith(LOST_WORKER):
-                raise
+            if str(error).startswith(LOST_WORKER) or not _dali.is_of_a_run(error):
+                raise  # DALI may have the run still, and so all are begun anew
             ticket.error = error.with_traceback(None)
             if _dali.is_out_of_memory(error):
                 ticket.error = _dali.out_of_memory(error, self._pipe.device_id, f"a batch of {ticket.size}")

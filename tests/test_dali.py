@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -44,6 +45,13 @@ def test_the_pipeline_has_the_private_names_we_use() -> None:
         assert isinstance(inspect.getattr_static(Pipeline, name), property), name
     assert isinstance(inspect.getattr_static(Pipeline, "stream_policy"), property)
     assert "cuda_stream" in inspect.signature(Pipeline.outputs).parameters
+
+
+def test_a_queue_of_multiprocessing_has_the_lock_that_its_put_takes() -> None:
+    queue = multiprocessing.get_context().Queue()
+    assert queue._notempty.acquire(timeout=0)
+    queue._notempty.release()
+    queue.close()
 
 
 def test_a_graph_says_which_inputs_nobody_can_feed() -> None:

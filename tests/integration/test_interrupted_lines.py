@@ -1,0 +1,277 @@
+"""Errors that come between two lines: from a signal handler, from an ``iter(loader)`` that fails, from Ctrl-C. What
+comes after them must be right, and nothing may be lost without a word."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxyloader import DataLoader, FileReaderLoader, _dali, pipelines, plan_server
+from proxyloader.run_starter import RunStarter
+from proxyloader.spelled import numbers_in, spell_dataset
+from tests.faults import Spelled
+
+IMAGES, BATCH = 64, 4
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", IMAGES)
+
+
+def numbers_of(batch: Any) -> list[int]:
+    images, indices = batch
+    found = numbers_in(images, white=1.0)
+    assert found == indices.tolist()
+    return found
+
+
+class Preempted(RuntimeError):
+    """What a signal handler of the user's raises; DALI's own errors are RuntimeErrors, too."""
+
+
+ALARMS = """
+    import itertools, signal, sys, time
+    from proxyloader import DataLoader
+    from proxyloader.spelled import numbers_in
+    from tests.faults import Spelled
+
+    def preempt(*_):
+        global is_armed
+        if is_armed:
+            is_armed = False
+            raise RuntimeError("by a signal")
+
+    def check(batch):
+        images, indices = batch
+        if numbers_in(images, white=1.0) != indices.tolist():
+            sys.exit("wrong pictures")
+        return indices.tolist()
+
+    loader = DataLoader(Spelled(sys.argv[1]), 4, device=sys.argv[2], num_workers=0)
+    raised, end_s, is_armed = 0, time.monotonic() + 4, False
+    signal.signal(signal.SIGALRM, preempt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.00731)
+    while time.monotonic() < end_s:
+        try:
+            is_armed = True
+            for batch in loader:
+                check(batch)
+            is_armed = False
+        except Exception:  # the handler's, or what the code in between makes of it
+            raised += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(raised, len(list(itertools.chain.from_iterable(map(check, loader)))))
+"""
+
+
+def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(root: Path, device: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ALARMS), str(root), device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-2000:]
+    raised, images = map(int, done.stdout.split())
+    assert raised > 10 and images == IMAGES
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
+    root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_dali, calls = _dali.Pipeline.outputs, itertools.count()
+
+    def outputs(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 5:
+            raise Preempted("by a signal")
+        return of_dali(pipeline, *args, **kwargs)
+
+    monkeypatch.setattr(_dali.Pipeline, "outputs", outputs)
+    loader = DataLoader(Spelled(root), BATCH, device=device, num_workers=workers)
+    batches, seen, raised = iter(loader), 0, 0
+    while True:
+        try:
+            seen += len(numbers_of(next(batches)))
+        except Preempted:
+            raised += 1
+        except StopIteration:
+            break
+    assert (raised, seen) == (1, IMAGES - BATCH)
+    assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+
+
+class SlowAtFirst:
+    """Each worker's first pictures take long, as those of a cold disk."""
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+
+    def __call__(self, index: int) -> None:
+        if time.monotonic() < self.until_s:
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def one_build_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, calls = plan_server.build_pipeline, itertools.count()
+
+    def fails_once(*args: Any) -> Any:
+        if next(calls) == 0:
+            raise MemoryError("there is none")
+        return build(*args)
+
+    monkeypatch.setattr(plan_server, "build_pipeline", fails_once)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_that_could_not_begin_leaves_nothing_to_the_next_one(
+    root: Path, persistent: bool, device: str, one_build_fails: None
+) -> None:
+    dataset = Spelled(root, SlowAtFirst(time.monotonic() + 1))
+    how: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": persistent, "device": device}
+    loader = DataLoader(dataset, BATCH, shuffle=True, **how)
+    try:
+        iter(loader)
+    except MemoryError:  # whose traceback keeps the frames, and what was in them, here
+        seen = list(itertools.chain.from_iterable(map(numbers_of, loader)))
+    assert sorted(seen) == list(range(IMAGES))
+    assert sorted(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_epoch_that_could_not_begin_is_still_to_come(
+    root: Path, sharded: bool, device: str, one_build_fails: None
+) -> None:
+    how: dict[str, Any] = {"shuffle": True, "seed": 3, "device": device, "num_workers": 2}
+    how |= {"num_shards": 1, "shard_id": 0} if sharded else {}
+    loader = DataLoader(Spelled(root), BATCH, **how)
+    with pytest.raises(MemoryError):
+        iter(loader)
+    assert loader.state_dict()["epoch"] == 0
+    whole = list(map(numbers_of, loader))
+    batches = iter(DataLoader(Spelled(root), BATCH, **how))
+    assert [numbers_of(next(batches)) for _ in range(3)] == whole[:3]
+
+
+def test_a_state_that_was_loaded_is_not_used_up_by_a_loop_that_could_not_begin(
+    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {"shuffle": True, "device": device, "num_workers": 2}
+    first = DataLoader(Spelled(root), BATCH, **how)
+    batches = iter(first)
+    for _ in range(5):
+        next(batches)
+    state = first.state_dict()
+    left = list(map(numbers_of, batches))
+    second = DataLoader(Spelled(root), BATCH, **how)
+    second.load_state_dict(state)
+    build = plan_server.build_pipeline
+    monkeypatch.setattr(plan_server, "build_pipeline", _raises(MemoryError))
+    with pytest.raises(MemoryError):
+        iter(second)
+    monkeypatch.setattr(plan_server, "build_pipeline", build)
+    assert list(map(numbers_of, second)) == left
+
+
+def _raises(kind: type[BaseException]) -> Callable[..., Any]:
+    def raises(*_: Any, **__: Any) -> Any:
+        raise kind
+
+    return raises
+
+
+def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were_done(
+    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(Spelled(root), BATCH, num_workers=2, persistent_workers=True, device=device)
+    older = iter(loader)
+    numbers_of(next(older))
+    with monkeypatch.context() as patch:
+        patch.setattr(DataLoader, "_servers_for", _raises(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+    with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken its persistent workers"):
+        list(older)
+    assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+
+
+def test_an_interrupt_when_a_batch_was_finished_ends_the_loop(
+    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(Spelled(root), BATCH, num_workers=2, persistent_workers=True, device=device)
+    batches = iter(loader)
+    numbers_of(next(batches))
+    time.sleep(0.3)  # others are ready
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStarter, "start_soon", _raises(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            for batch in batches:
+                numbers_of(batch)
+    with pytest.raises(RuntimeError, match="interrupted .* in the middle of a batch"):
+        next(batches)
+    assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+
+
+def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_wait_for(root: Path) -> None:
+    batches = iter(DataLoader(Spelled(root), BATCH, num_workers=2, device="cpu"))
+    numbers_of(next(batches))
+    batches._batches._index_queues[0]._notempty.acquire()
+    start_s = time.monotonic()
+    del batches
+    assert time.monotonic() - start_s < 3
+
+
+# --- FileReaderLoader ------------------------------------------------------------------------------------------------
+
+
+def reader_of(root: Path, device: str, **arguments: Any) -> FileReaderLoader:
+    how: dict[str, Any] = {"size": 32, "seed": 5, "device": device, "last_batch_policy": "drop"}
+    return FileReaderLoader(root, pipelines.validation, 6, resize=32, **how | arguments)
+
+
+def test_a_reader_that_goes_to_another_epoch_has_handed_nothing_out_of_it(root: Path, device: str) -> None:
+    loader = reader_of(root, device)
+    for _ in zip(range(5), loader):
+        pass
+    loader.set_epoch(3)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (3, 0)
+    other = reader_of(root, device)
+    other.load_state_dict(state)
+    assert len(list(other)) == len(other) == IMAGES // 6
+
+
+def test_a_state_holds_until_its_first_batch_however_often_a_loop_begins(root: Path, device: str) -> None:
+    loader = reader_of(root, device)
+    for _ in zip(range(5), loader):
+        pass
+    state = loader.state_dict()
+    other = reader_of(root, device)
+    other.load_state_dict(state)
+    iter(other)
+    assert other.state_dict()["batches"] == state["batches"]
+    left = list(other)
+    assert len(left) == IMAGES // 6 - state["batches"]
+    assert {len(images) for images, _ in left} == {6}
+    assert len(list(other)) == IMAGES // 6
+
+
+def test_an_interrupt_when_a_reader_has_taken_a_batch_ends_the_loop(
+    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = reader_of(root, device)
+    batches = iter(loader)
+    next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileReaderLoader, "_as_torch", _raises(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
+        next(batches)
+    assert len(list(loader)) == IMAGES // 6
