@@ -52,7 +52,7 @@ def parse_args() -> argparse.Namespace:
     option("--seed", type=int, default=0, help="of the pipeline: decides the angles")
     option("--out", type=Path, default=Path("rotation_gallery.png"), help="where the gallery goes")
     args = parser.parse_args()
-    for name, least in {"angle": 1, "rows": 1, "columns": 1, "size": 1, "seed": 0}.items():
+    for name, least in {"angle": 0.1, "rows": 1, "columns": 1, "size": 1, "seed": 0}.items():
         if getattr(args, name) < least:
             sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
     if args.out.suffix.lower() not in FORMATS:

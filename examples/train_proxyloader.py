@@ -172,6 +172,17 @@ def save(state: dict[str, Any], path: Path) -> None:
     os.replace(part, path)
 
 
+def checkpoint(path: Path, arch: str, device: torch.device) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+        saved = state["arch"]
+    except Exception as error:  # torch has many for what it cannot read
+        sys.exit(f"{path} is damaged, or no checkpoint of this script ({type(error).__name__}). Begin anew, without it")
+    if saved != arch:
+        sys.exit(f"{path} is of a {saved}: give --arch {saved}, or another --out")
+    return state
+
+
 def main() -> None:
     args = parse_args()
     torch.backends.cudnn.benchmark = True
@@ -184,11 +195,11 @@ def main() -> None:
     if args.resume:
         if not last.is_file():
             sys.exit(f"{last}: no checkpoint to resume from. Without --resume, one is begun")
-        state = torch.load(last, map_location=trainer.device, weights_only=True)
-        if state["arch"] != args.arch:
-            sys.exit(f"{last} is of a {state['arch']}: give --arch {state['arch']}, or another --out")
-        trainer.load_state_dict(state)
-    args.out.mkdir(parents=True, exist_ok=True)
+        trainer.load_state_dict(checkpoint(last, args.arch, trainer.device))
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"--out {args.out} cannot be a folder: {error.strerror}")
     for epoch in range(trainer.epoch + 1, args.epochs + 1):
         torch.manual_seed(args.seed + epoch)  # so a resumed run shuffles as one that was never stopped
         title = f"epoch {epoch}/{args.epochs}"

@@ -200,6 +200,10 @@ def test_resume_goes_on_behind_the_last_epoch(finished: Callable[[str], Run], da
     assert after["model"]["bn1.num_batches_tracked"] == 2 * steps
     other = run(SWAPPED, COMMANDS[SWAPPED] + " --epochs 2 --resume --arch resnet34", data, out)
     assert other.status and "last.pt is of a resnet18: give --arch resnet18, or another --out" in other.stderr
+    (out / "last.pt").write_text("junk")
+    junk = run(SWAPPED, COMMANDS[SWAPPED] + " --resume", data, out)
+    assert junk.status and "last.pt is damaged, or no checkpoint of this script" in junk.stderr
+    assert "Traceback" not in other.stderr + junk.stderr
 
 
 # --- the examples of DALI ---------------------------------------------------------------------------------------------
@@ -372,12 +376,22 @@ def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[
                 *((script, "--workers -1", "0 or more") for script in SCRIPTS if script not in (GALLERY, DETERMINISM)),
                 *((script, "--seed -1", "0 or more") for script in (*OF_DALI, DATASET, IMAGENET) if script != OPERATOR),
                 *((script, "--epochs 0", "1 or more") for script in (STOCK, SWAPPED, IMAGENET)),
-                *((GALLERY, option, "1 or more") for option in ("--rows 0", "--columns 0", "--angle -5")),
+                *((GALLERY, option, "1 or more") for option in ("--rows 0", "--columns 0")),
+                (GALLERY, "--angle -5", "0.1 or more"),
                 (DATASET, "--batches 0", "1 or more"),
                 (IMAGENET, "--threads 0", "1 or more"),
+                (IMAGENET, "--loss-scale 0", "1 or more"),
+                (IMAGENET, "--loss-scale-growth 1", "1.001 or more"),
+                (IMAGENET, "--momentum 2", "0 to 1"),
                 (IMAGENET, "--ema-decay 1.5", "0 to 1"),
                 (IMAGENET, "--ema-decay -0.1", "0 to 1"),
             )
+        ),
+        *(
+            pytest.param(
+                script, "{data} --batch-size 16 --out {me}", "cannot be a folder: ", id=f"{script} into a file"
+            )
+            for script in (STOCK, SWAPPED)
         ),
         pytest.param(
             GALLERY, "{data}/train --out x.bogus", "x.bogus: the name of the gallery ends with .png", id="no format"

@@ -208,6 +208,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, *options: Any) -> str:
     [
         (["--arch", "squeezenet1_1"], "--arch mobilenet_v3_small"),
         (["--data-backend", "dali"], "--data-backend proxy"),
+        (["--size", "40"], "--size"),
         (["--data-backend", "synthetic"], "--data-backend proxy"),
         (["--seed", "1"], "--seed 0"),
         (["--ema-decay", "0.0"], "--ema-decay 0.9"),
@@ -239,7 +240,10 @@ def test_a_damaged_checkpoint_is_named(
 ) -> None:
     (tmp_path / "last.pt").write_bytes((stopped / "last.pt").read_bytes()[:kept])
     said = ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
-    assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script" in said and "best.pt" in said
+    assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script" in said
+    assert "Begin anew without --resume" in said and "best.pt" not in said
+    (tmp_path / "best.pt").touch()
+    assert "Put best.pt in its place" in ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
 
 
 def test_a_checkpoint_of_another_script_is_not_taken_up(

@@ -72,10 +72,22 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 RANGES = {
     **dict.fromkeys(("epochs", "batch_size", "threads", "size"), (1, math.inf)),
     **dict.fromkeys(("workers", "seed", "checkpoint_steps", "max_steps", "warmup_epochs"), (0, math.inf)),
-    **dict.fromkeys(("lr", "momentum", "weight_decay"), (0, math.inf)),
-    **dict.fromkeys(("label_smoothing", "ema_decay"), (0, 1)),
+    **dict.fromkeys(("lr", "weight_decay"), (0, math.inf)),
+    **dict.fromkeys(("label_smoothing", "ema_decay", "momentum"), (0, 1)),
+    **dict.fromkeys(("loss_scale", "loss_scale_interval"), (1, math.inf)),
+    "loss_scale_growth": (1.001, math.inf),
+    "loss_scale_backoff": (0.001, 0.999),
 }
-SHARED = ("arch", "data_backend", "auto_augment", "ema_decay", "amp", "seed")  # by a run and those that resume it
+SHARED = (
+    "arch",
+    "data_backend",
+    "size",
+    "auto_augment",
+    "label_smoothing",
+    "ema_decay",
+    "amp",
+    "seed",
+)  # by a run and those that resume it
 TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -143,6 +155,10 @@ def check(args: argparse.Namespace) -> None:
         sys.exit(f"{last}: no checkpoint to go on from. Leave out --resume to begin, or set --out to its folder")
     if last.exists() and not args.resume:
         sys.exit(f"{last} is of a run before this. Give --resume to go on with that, or another --out to begin anew")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"--out {args.out} cannot be a folder: {error.strerror}")
 
 
 def flag(name: str) -> str:
@@ -446,9 +462,10 @@ class Trainer:
             state = torch.load(path, map_location=self.device, weights_only=True)
             saved, ranks = state["shared"], state["ranks"]
         except Exception as error:  # torch has many for what it cannot read
+            best = "Put best.pt in its place to go on from the best epoch, or "
             sys.exit(
-                f"{path} is damaged, or no checkpoint of this script ({type(error).__name__}). Put best.pt in its "
-                f"place to go on from the best epoch, or {anew}"
+                f"{path} is damaged, or no checkpoint of this script ({type(error).__name__}). "
+                f"{best + anew if path.with_name('best.pt').exists() else anew.capitalize()}"
             )
         others = [name for name, value in self.shared.items() if saved[name] != value]
         if others:
