@@ -208,7 +208,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, *options: Any) -> str:
     [
         (["--arch", "squeezenet1_1"], "--arch mobilenet_v3_small"),
         (["--data-backend", "dali"], "--data-backend proxy"),
-        (["--size", "40"], "--size"),
+        (["--size", "40"], "--size 32"),
         (["--data-backend", "synthetic"], "--data-backend proxy"),
         (["--seed", "1"], "--seed 0"),
         (["--ema-decay", "0.0"], "--ema-decay 0.9"),
