@@ -239,8 +239,8 @@ def build(pipeline: Any) -> None:
 def _make_room(device_id: int) -> None:
     """Take from torch what it keeps for later, where little is left.
 
-    A decoder that finds no memory for its engines, or for CUDA, goes on without them, and without an error; and one
-    that was built with 6 MB left gave pictures of a batch in the batch before (DALI 2.4).
+    A decoder that finds too little for its engines, or for CUDA, may say so on stderr alone; and after one was built in
+    nearly nothing, pictures of a batch were seen in the batch before (DALI 2.4).
 
     Raises:
         torch.OutOfMemoryError: that is not enough.

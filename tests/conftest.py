@@ -35,8 +35,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def loaded_decoder(photos: Path) -> object:
-    """DALI loads its decoders with the first pipeline that has one, which takes 1.7 s on a GPU, and lets them go with
-    the last. So one stays, which has decoded."""
+    """DALI loads its decoders with the first pipeline that has one, which takes most of its start on a GPU, and lets
+    them go with the last. So one stays, which has decoded."""
     server = ProxyServer(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1)))
     server.collect(server.submit([[np.fromfile(next(photos.rglob("*.jpg")), np.uint8)]]))
     return server

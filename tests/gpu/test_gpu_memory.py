@@ -92,7 +92,7 @@ def test_without_memory_for_a_pipeline_the_error_is_torchs_and_the_next_loop_is_
 def test_a_pipeline_takes_the_room_that_torch_keeps_for_later(dataset: Spelled) -> None:
     take_all_memory(0).clear()
     assert torch.cuda.mem_get_info()[0] < 64 << 20
-    for _ in range(2):  # a decoder that finds no memory decodes on the CPU, and mixed pictures of two batches up
+    for _ in range(2):  # where it was built all the same, pictures of two batches were mixed up
         assert sum(map(right, DataLoader(dataset, BATCH, num_workers=2))) == IMAGES
 
 

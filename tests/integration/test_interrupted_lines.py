@@ -3,12 +3,13 @@ comes after them must be right, and nothing may be lost without a word."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +107,14 @@ def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
     assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
 
 
-class SlowAtFirst:
-    """Each worker's first pictures take long, as those of a cold disk."""
+class Slow:
+    """Each picture takes so long, as from a cold disk; workers that have begun keep to what it was."""
 
-    def __init__(self, until_s: float) -> None:
-        self.until_s = until_s
+    def __init__(self, sleep_s: float) -> None:
+        self.sleep_s = sleep_s
 
     def __call__(self, index: int) -> None:
-        if time.monotonic() < self.until_s:
-            time.sleep(0.05)
+        time.sleep(self.sleep_s)
 
 
 @pytest.fixture
@@ -133,12 +133,14 @@ def one_build_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loop_that_could_not_begin_leaves_nothing_to_the_next_one(
     root: Path, persistent: bool, device: str, one_build_fails: None
 ) -> None:
-    dataset = Spelled(root, SlowAtFirst(time.monotonic() + 1))
+    slow = Slow(0.03)
+    dataset = Spelled(root, slow)
     how: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": persistent, "device": device}
     loader = DataLoader(dataset, BATCH, shuffle=True, **how)
     try:
         iter(loader)
     except MemoryError:  # whose traceback keeps the frames, and what was in them, here
+        slow.sleep_s = 0.001
         seen = list(itertools.chain.from_iterable(map(numbers_of, loader)))
     assert sorted(seen) == list(range(IMAGES))
     assert sorted(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
@@ -186,16 +188,22 @@ def _raises(kind: type[BaseException]) -> Callable[..., Any]:
     return raises
 
 
+@contextlib.contextmanager
+def interrupted_in(cls: type, method: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The body is, when it comes to this method."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(cls, method, _raises(KeyboardInterrupt))
+        yield
+
+
 def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were_done(
     root: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = DataLoader(Spelled(root), BATCH, num_workers=2, persistent_workers=True, device=device)
     older = iter(loader)
     numbers_of(next(older))
-    with monkeypatch.context() as patch:
-        patch.setattr(DataLoader, "_servers_for", _raises(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            iter(loader)
+    with interrupted_in(DataLoader, "_servers_for", monkeypatch):
+        iter(loader)
     with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken its persistent workers"):
         list(older)
     assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
@@ -208,11 +216,9 @@ def test_an_interrupt_when_a_batch_was_finished_ends_the_loop(
     batches = iter(loader)
     numbers_of(next(batches))
     time.sleep(0.3)  # others are ready
-    with monkeypatch.context() as patch:
-        patch.setattr(RunStarter, "start_soon", _raises(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            for batch in batches:
-                numbers_of(batch)
+    with interrupted_in(RunStarter, "start_soon", monkeypatch):
+        for batch in batches:
+            numbers_of(batch)
     with pytest.raises(RuntimeError, match="interrupted .* in the middle of a batch"):
         next(batches)
     assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
@@ -268,10 +274,8 @@ def test_an_interrupt_when_a_reader_has_taken_a_batch_ends_the_loop(
     loader = reader_of(root, device)
     batches = iter(loader)
     next(batches)
-    with monkeypatch.context() as patch:
-        patch.setattr(FileReaderLoader, "_as_torch", _raises(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            next(batches)
+    with interrupted_in(FileReaderLoader, "_as_torch", monkeypatch):
+        next(batches)
     with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
         next(batches)
     assert len(list(loader)) == IMAGES // 6
