@@ -58,7 +58,7 @@ class PlanServer(ProxyServer):
         try:
             self._pipe = build_pipeline(self._plan, settled)
         except (torch.OutOfMemoryError, MemoryError) as error:  # for two; the one that is there does the same, slower
-            log.warning("the pipeline stays as it is, and is slower than it could be: %s", error)
+            log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
         else:
             self._options = settled
 
