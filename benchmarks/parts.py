@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from nvidia.dali.backend import TensorCPU, TensorListCPU
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
@@ -43,7 +45,7 @@ from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
 PARTS = ("reading", "road", "crops")
-GPU_PARTS = ("decoders",)
+GPU_PARTS = ("decoders", "registered_memory")
 """Functions of this file."""
 
 
@@ -168,6 +170,55 @@ def decoders(root: str, device_id: int | None = 0, batches: int = 64) -> dict[st
         "GPU: random crops alone": lambda encoded, how: fn.decoders.image_random_crop(encoded, **how),
     }
     return {name: ms_per_batch(decoded) for name, decoded in ways.items()}
+
+
+def registered_memory(root: str, device_id: int | None = 0, batches: int = 96) -> dict[str, float]:
+    """What a GPU's decoder takes where the files lie in memory that is registered with CUDA, and where in other."""
+    files = [np.fromfile(path, np.uint8) for path, _ in ImageFolder(root).samples]
+    arena = Arena(2, sum(file.nbytes for file in files))
+    copies = []
+    for slot in range(2):
+        memory, end = arena.memory(slot, arena.slot_bytes), 0
+        for file in files:
+            memory[end : end + file.nbytes] = file
+            end += file.nbytes
+        copies.append(np.split(memory[:end], np.cumsum([file.nbytes for file in files])[:-1]))
+    costs = {}
+    start = time.perf_counter()
+    if device_id is not None:
+        torch.cuda.init()
+        registered = arena.memory(1, arena.slot_bytes)
+        start = time.perf_counter()
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(registered.ctypes.data, registered.nbytes, 0))
+    costs["GPU: register a batch's memory, once"] = round(1e3 * (time.perf_counter() - start), 2)
+
+    @pipeline_def(batch_size=len(files), num_threads=4, device_id=device_id, prefetch_queue_depth=2, exec_dynamic=True)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
+        engines = {} if device_id is None else {"device": "mixed", "hw_decoder_load": 1.0}
+        return fn.decoders.image(encoded, output_type=types.RGB, jpeg_fancy_upsampling=True, **engines)
+
+    pipeline = graph()
+    pipeline.build()
+    spent: dict[str, tuple[list[float], list[float]]] = {"other memory": ([], []), "registered memory": ([], [])}
+    for at in range(6):  # in turn; the first of each warms up
+        name = list(spent)[at % 2]
+        parts = copies[at % 2]
+        is_registered = device_id is not None and name == "registered memory"
+        images = TensorListCPU([TensorCPU(part, "", is_registered) for part in parts], "", False)
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        for run in range(batches + 2):
+            if run < batches:
+                pipeline.feed_input("images", images)
+                pipeline._run_once()
+            if run >= 2:
+                pipeline.outputs()
+        spent[name][0].append(1e3 * (time.process_time() - cpu_s) / batches)
+        spent[name][1].append(1e3 * (time.perf_counter() - wall_s) / batches)
+    for name, (cpu_ms, wall_ms) in spent.items():
+        costs[f"GPU: whole images, from {name}"] = round(statistics.median(wall_ms[1:]), 2)
+        costs[f"GPU: whole images, from {name}, CPU time"] = round(statistics.median(cpu_ms[1:]), 2)
+    return costs
 
 
 def main() -> None:
