@@ -4,9 +4,7 @@ NOTE [ Copied once ]
 What DALI decoded is copied into torch's own memory, so that what torch's users know about streams, ``record_stream``
 and memory statistics holds. Where all that is left to do is arithmetic on each value, DALI gives whole levels, uint8,
 and the copy does the rest: floats, normalized, in the dtype that was asked for, rounded once. So DALI keeps a quarter
-of the memory for its outputs, and no batch is read and written once more. But the copy is part of the training stream,
-where a plain one is over sooner; so float16, which needs half of that memory and which DALI can make, is made by DALI,
-beside the model.
+of the memory for its outputs, and no batch is read and written once more.
 """
 
 from __future__ import annotations

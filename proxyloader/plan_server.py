@@ -33,11 +33,11 @@ class PlanServer(ProxyServer):
         self._format, self._rest = format, plan.rest
         wanted = format if plan.rest is None else BatchFormat()  # what is left wants what torchvision would give it
         self._channels_last = wanted.channels_last
-        float16 = wanted.dtype == torch.float16  # DALI has no bfloat16
+        float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
         self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
         self._plan, self._last_steps = plan, None
         if options.device_id is not None:
-            steps, last = (plan.steps, ()) if float16 else split(plan.steps)
+            steps, last = split(plan.steps)
             device = torch.device("cuda", options.device_id)
             self._plan, self._last_steps = plan_of(steps), LastSteps(last, plan.output.channels, wanted.dtype, device)
         super().__init__(build_pipeline(self._plan, self._options))
