@@ -37,7 +37,9 @@ def device(request: pytest.FixtureRequest) -> str:
 def loaded_decoder(photos: Path) -> object:
     """DALI loads its decoders with the first pipeline that has one, which takes most of its start on a GPU, and lets
     them go with the last. So one stays, which has decoded."""
-    server = ProxyServer(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1)))
+    server = ProxyServer(
+        build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1, hw_decoder_load=0.0))
+    )
     server.collect(server.submit([[np.fromfile(next(photos.rglob("*.jpg")), np.uint8)]]))
     return server
 
