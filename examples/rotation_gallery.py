@@ -105,6 +105,8 @@ def main() -> None:
     with ProxyServer(pipeline) as server:
         folder = ImageFolder(str(root), transform=server.proxy, loader=read_bytes)
         # Each photograph as often as it is to be turned: so a batch is a row. They are taken from all over the folder.
+        if args.rows > len(folder):
+            print(f"{root} holds {len(folder)} pictures, so there are as many rows")
         chosen = torch.linspace(0, len(folder) - 1, min(args.rows, len(folder))).long()
         dataset = Subset(folder, chosen.repeat_interleave(args.columns).tolist())
         loader = DataLoader(dataset, args.columns, server=server)

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import Subset, get_worker_info
 
 from .errors import ImageError, InputError, ProxyLoaderError
+from .sample import NOT_YET, EncodedImage
 from .sampling import Request
 from .scans import Scan, opening
 from .seeding import kept_generators, seed_generators
@@ -145,10 +146,26 @@ class Fetcher:
             ) from error
         except InputError as error:
             raise InputError(f"dataset[{index}]: {error}") from error
+        except TypeError as error:
+            if EncodedImage.__name__ not in str(error) or NOT_YET in str(error):
+                raise
+            raise InputError(
+                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}"
+            ) from error
         except ImageError as error:
-            named = ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
+            path = error.path or _path_of(self.dataset, index)
+            where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
+            named = ImageError(f"{where}: {error}", index=index, path=path, reason=error.reason)
             named.errno = error.errno
             raise named from error.__cause__
+
+
+def _path_of(dataset: Any, index: Any) -> str:
+    """Of a dataset that hands out bytes and knows their file, as timm's does; "" elsewhere."""
+    try:
+        return str(dataset.filename(index, absolute=True))
+    except Exception:  # whatever another class means by that name
+        return ""
 
 
 def own_worker_info(dataset: Any) -> Any:

@@ -273,7 +273,7 @@ class DataLoader(TorchDataLoader[T]):
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
                 "call state_dict between epochs, or use in_order=True"
             )
-        return progress.state_dict(self.seed, self._dataset_length, self._order)
+        return progress.state_dict(self.seed, self._dataset_length, self._order, self._stream_workers)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
@@ -281,14 +281,16 @@ class DataLoader(TorchDataLoader[T]):
         The order and the samples are those that were left in any case. Their random numbers are, too, where both
         loaders have the same ``seed``; the number of workers may then be another, and with a ``DistributedSampler``
         the number of processes (with ``num_shards`` between epochs alone). A custom batch sampler is asked for the
-        batches before and they are thrown away; so are those of an IterableDataset, which must then have as many
-        workers as before.
+        batches before and they are thrown away; so are those of an IterableDataset, which needs as many workers as
+        before.
 
         Raises:
             ValueError: it is no such state, or that of a loader with another seed or another number of samples; or it
-                is of mid-epoch, and of other shards, or in another order (``shuffle``).
+                is of mid-epoch, and of other shards, or in another order (``shuffle``), or of an IterableDataset with
+                another number of workers.
         """
-        saved = Progress.from_state_dict(state_dict, self.seed, self._dataset_length, self._order)
+        here = self.seed, self._dataset_length, self._order, self._stream_workers
+        saved = Progress.from_state_dict(state_dict, *here)
         self._begin(saved.taken_up_by(self._sharded))
         self._progress = None
 
@@ -297,6 +299,10 @@ class DataLoader(TorchDataLoader[T]):
         """Of torch's own samplers, "shuffled" or "unshuffled"; "" where the order is another one's matter."""
         sampler = self.batch_sampler.sampler if type(self.batch_sampler) is BatchSampler else self.sampler
         return {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}.get(type(sampler), "")
+
+    @property
+    def _stream_workers(self) -> int | None:
+        return self.num_workers if isinstance(self.dataset, IterableDataset) else None
 
     @property
     def _sharded(self) -> ShardedSampler | None:
@@ -367,6 +373,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
         if not plans:
+            cuda_ordinal(self.device)  # which says so where it does not exist
             return {} if self.server is None else {self.server.key: self.server}
         from .pipeline import PipelineOptions
         from .plan_server import PlanServer

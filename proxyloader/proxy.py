@@ -198,6 +198,13 @@ class Proxy:
         return samples[0] if self.num_outputs == 1 else samples
 
 
+@dataclass(frozen=True)
+class ServerInWorker:
+    """What a ProxyServer is in a worker that was not forked, where a dataset holds one."""
+
+    proxy: Proxy
+
+
 def _as_array(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)

@@ -159,7 +159,6 @@ class _Workers(TorchDataLoader[Any]):
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             return super()._get_iterator()
-        self.check_worker_number_rationality()
         return _WorkersIterator(self)
 
 

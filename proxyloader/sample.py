@@ -20,6 +20,13 @@ SMALLEST_SIDE_PX = 8
 MOST_PIXEL_BYTES = 2**31 - 1
 """Of an image that travels uncompressed: DALI counts them in an int."""
 
+NOT_YET = (
+    "Give it to the transform as it is. For a second transform of the same image there is "
+    "proxyloader.compile_transforms(transform), and image.decoded() is a PIL image; or use torch.utils.data.DataLoader "
+    "for this dataset"
+)
+"""What to do about an image that is used as if it were decoded."""
+
 PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
 MOST_PASSES = 20
 """Over the largest picture that is taken: each scan of a JPEG costs its decoder one, even a scan that holds nothing."""
@@ -58,8 +65,7 @@ class EncodedImage:
         """
         if mode != "RGB":
             raise InputError(
-                f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}. "
-                "Give it to the transform as it is, or use torch.utils.data.DataLoader for this dataset"
+                f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}. {NOT_YET}"
             )
         return self
 
@@ -78,13 +84,10 @@ class EncodedImage:
             raise _bad(self.path, f"Pillow cannot decode it: {error}") from error
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. "
-            "Give it to the transform as it is, or use torch.utils.data.DataLoader for this dataset"
-        )
+        raise AttributeError(f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. {NOT_YET}")
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("an EncodedImage is not decoded yet, and cannot be an array")
+        raise TypeError(f"an EncodedImage is not decoded yet, and cannot be an array. {NOT_YET}")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], max_pixels: int | None = None) -> EncodedImage:
@@ -163,7 +166,7 @@ class EncodedImage:
         if image.mode != "RGB":
             raise InputError(
                 f"{path or 'an image'}: the mode is {image.mode!r}, and images travel as 'RGB'. "
-                "Convert it in the dataset: image.convert('RGB')"
+                "Convert it in the dataset, image.convert('RGB'), or use torch.utils.data.DataLoader for this dataset"
             )
         if 3 * image.height * image.width > MOST_PIXEL_BYTES:
             raise _bad(

@@ -48,9 +48,11 @@ class Progress:
     generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     sampler_state: Any = field(default=None, repr=False)
 
-    def state_dict(self, seed: int | None, dataset_length: int | None, order: str = "") -> dict[str, Any]:
+    def state_dict(
+        self, seed: int | None, dataset_length: int | None, order: str = "", stream_workers: int | None = None
+    ) -> dict[str, Any]:
         """All of it, to be loaded by a loader with the same seed, over as many samples (None: nobody knows), in
-        the same order ("": nobody knows).
+        the same order ("": nobody knows), and, of an IterableDataset, with as many workers.
 
         An epoch that has ended is the next one's start.
         """
@@ -60,6 +62,7 @@ class Progress:
             "seed": seed,
             "dataset_length": dataset_length,
             "order": order,
+            "stream_workers": stream_workers,
             "epoch": here.epoch,
             "batches": here.batches,
             "samples": here.samples,
@@ -69,11 +72,18 @@ class Progress:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Any, seed: int | None, dataset_length: int | None, order: str = "") -> Progress:
+    def from_state_dict(
+        cls,
+        state: Any,
+        seed: int | None,
+        dataset_length: int | None,
+        order: str = "",
+        stream_workers: int | None = None,
+    ) -> Progress:
         """
         Raises:
             ValueError: it is no state of a loader, or of one with another seed or another number of samples; or of
-                mid-epoch, and in another order.
+                mid-epoch, and in another order, or of a stream dealt out to another number of workers.
         """
         fields = ("epoch", "batches", "samples", "random_states", "generator_states", "sampler_state")
         if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order", *fields} <= state.keys():
@@ -99,6 +109,13 @@ class Progress:
                 f"the state was saved in mid-epoch, which was {state['order']}, and this loader's is {order}; "
                 "some samples would come twice, and some never. Give the loader the same shuffle, or begin the epoch "
                 "anew: loader.set_epoch(state['epoch'])"
+            )
+        was = state.get("stream_workers")
+        if state["batches"] and None not in (was, stream_workers) and was != stream_workers:
+            raise ValueError(
+                f"the state was saved in mid-epoch of an IterableDataset with num_workers={was}, and this loader has "
+                f"{stream_workers}, which deal its samples out otherwise: some would come twice, and some never. Give "
+                "the loader as many workers, or begin the epoch anew: loader.set_epoch(state['epoch'])"
             )
         for name in ("epoch", "batches", "samples"):
             if not isinstance(state[name], int) or state[name] < 0:

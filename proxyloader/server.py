@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from .batch_format import Outputs as Outputs
 from .batch_format import stacked_or_listed
 from .errors import InputError, PipelineError
 from .packing import one_kind
-from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample
+from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample, ServerInWorker
 from .references import map_references
 from .server_inputs import check_declared, fed_sources
 
@@ -116,6 +117,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             )
         _dali.build(pipeline)
         self.key = f"server-{uuid.uuid4().hex}"
+        # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
+        self._proxy = Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
         self._runs: deque[Ticket] = deque()
         self._lock = threading.RLock()
         self._started = False
@@ -137,7 +140,17 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     @property
     def proxy(self) -> Proxy:
         """The callable that stands in for the pipeline in a dataset: give it one sample's inputs. Can be pickled."""
-        return Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
+        return self._proxy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a worker that is not forked the server is its proxy, which is all that a dataset needs of it.
+
+        Raises:
+            TypeError: it is pickled or copied for anything else.
+        """
+        if get_spawning_popen() is None:
+            raise TypeError("a ProxyServer cannot be pickled or copied; its proxy can: server.proxy")
+        return ServerInWorker, (self._proxy,)
 
     # --- upstream's way to start and stop ---------------------------------------------------------------------------
 

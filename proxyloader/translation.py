@@ -8,6 +8,8 @@ import importlib.util
 import logging
 from typing import Any, Literal
 
+from torch.utils.data import Dataset
+
 from .batch_format import BatchFormat
 from .dataset import plans_in, wrap
 from .errors import UnsupportedTransformError
@@ -83,10 +85,16 @@ def _say_that_nothing_is_to_do(dataset: Any) -> None:
         )
         return
     found = f"{kind}.transform holds" if hasattr(dataset, "transform") else f"{kind} keeps in .transform"
+    within = next((name for name, value in getattr(dataset, "__dict__", {}).items() if _has_transform(value)), None)
+    advice = f" (.{within} has one: let {kind} itself keep it, in .transform, and call it)" if within else ""
     _say_once(
-        f"{found} no torchvision transform, so there is nothing for DALI to do: "
+        f"{found} no torchvision transform{advice}, so there is nothing for DALI to do: "
         "proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
     )
+
+
+def _has_transform(value: Any) -> bool:
+    return isinstance(value, Dataset) and callable(getattr(value, "transform", None))
 
 
 @functools.cache

@@ -195,6 +195,18 @@ class TestOfTimm:
         assert sample.call.inputs[0].tobytes() == Path(dataset.reader.samples[5][0]).read_bytes()
         assert not dataset.load_bytes and isinstance(dataset[5][0], torch.Tensor)
 
+    def test_what_cannot_be_read_is_named_by_its_file(self, dataset: ImageDataset, tmp_path: Path) -> None:
+        broken = tmp_path / "broken.jpg"
+        broken.write_bytes(b"no image")
+        dataset.reader.samples[2] = (str(broken), 0)
+        loader = DataLoader(dataset, 4, on_error="skip", device="cpu")
+        next(iter(loader))
+        (unreadable,) = loader.errors
+        assert (unreadable.index, unreadable.path) == (2, str(broken))
+        with pytest.raises(ImageError, match=rf"dataset\[2\] \({broken}\): ") as caught:
+            next(iter(DataLoader(dataset, 4, device="cpu")))
+        assert caught.value.path == str(broken)
+
     def test_what_is_to_be_of_another_mode_is_decoded_in_the_worker(self, dataset: ImageDataset) -> None:
         dataset.input_img_mode = "L"
         wrapped = wrap(dataset)

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, InputError
 from proxyloader.proxy import Proxy
 from proxyloader.server import Ticket
 
@@ -256,20 +257,35 @@ class TouchesPixels(ImageFolder):
     [
         (lambda image, result: image.crop((0, 0, 1, 1)), "'crop': the image is not decoded yet"),
         (lambda image, result: np.asarray(image), "is not decoded yet, and cannot be an array"),
+        (
+            lambda image, result: TRANSFORM(image),
+            r"dataset\[0\]: an image is used that is not decoded yet: .*compile_tra",
+        ),
+        (lambda image, result: functional.to_tensor(image), r"pic should be PIL .* or ndarray.*image.decoded\(\) is a"),
         (lambda image, result: result.unsqueeze(0), "'unsqueeze': inside the dataset .* is no tensor yet"),
         (lambda image, result: np.asarray(result), "is no tensor yet"),
         (lambda image, result: 1 - result, "is no tensor yet"),
         (lambda image, result: result[0], "is no tensor yet"),
         (lambda image, result: torch.stack([result, result]), "stack: .* is no tensor yet"),
     ],
-    ids=["crop", "asarray of the image", "unsqueeze", "asarray of the result", "minus", "a channel", "stack"],
+    ids=[
+        "crop",
+        "asarray of the image",
+        "a transform",
+        "a function",
+        "unsqueeze",
+        "asarray of the result",
+        "minus",
+        "a channel",
+        "stack",
+    ],
 )
 def test_code_that_needs_pixels_inside_the_dataset_is_told_where_it_belongs(
     dataset: ImageFolder, touch: Any, message: str
 ) -> None:
     touching = TouchesPixels(dataset.root, TRANSFORM)
     TouchesPixels.touch = staticmethod(touch)
-    with pytest.raises((AttributeError, TypeError), match=message):
+    with pytest.raises((AttributeError, TypeError, InputError), match=message):
         next(iter(DataLoader(touching, 4, device="cpu")))
     TouchesPixels.touch = staticmethod(lambda image, result: result)
     images, _, sizes = next(iter(DataLoader(touching, 4, device="cpu")))
@@ -281,7 +297,24 @@ def test_a_dataset_with_nothing_to_translate_is_named_in_the_log(caplog: pytest.
         pass
 
     DataLoader(Nothing(torch.arange(3)))
-    assert "Nothing keeps in .transform no torchvision transform" in caplog.text
+    assert "Nothing keeps in .transform no torchvision transform, so there is nothing" in caplog.text
+
+
+def test_a_dataset_around_one_with_a_transform_is_told_where_it_belongs(
+    dataset: ImageFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Numbered(Dataset[Any]):
+        def __init__(self) -> None:
+            self.inner = dataset
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+        def __getitem__(self, index: int) -> Any:
+            return *self.inner[index], index
+
+    DataLoader(Numbered())
+    assert "(.inner has one: let Numbered itself keep it, in .transform, and call it)" in caplog.text
 
 
 def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -105,3 +105,7 @@ def test_what_gives_no_image_for_each_is_an_error(wrong: Any) -> None:
 def test_where_there_is_no_batch_it_is_refused_as_ever_and_says_why(transforms: list[Any], why: str) -> None:
     with pytest.raises(UnsupportedTransformError, match=f"doubled: .*does not help: {why}.*unsupported='cpu' does"):
         compile_transforms(v1.Compose(transforms), unsupported="batch")
+    with pytest.raises(
+        UnsupportedTransformError, match="cannot be said in DALI operators. \\(unsupported='batch' does"
+    ):
+        compile_transforms(v1.Compose([v1.Lambda(doubled), *transforms]), unsupported="batch")

@@ -32,7 +32,10 @@ REFUSED = {
     "ClampKeyPoints": BOXES,
     "ConvertBoundingBoxFormat": BOXES,
     "CutMix": MIXES,
-    "ElasticTransform": f"it fetches every pixel from a place of its own, which DALI does on GPUs only. {LEAVE_OUT}",
+    "ElasticTransform": (
+        "it fetches every pixel from a place of its own, which DALI does on GPUs only. Leave it out, or to torchvision "
+        "in the workers with unsupported='cpu'"
+    ),
     "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
     "LinearTransformation": (
         f"it multiplies the whole image by one matrix, for which DALI has no operator. {ON_BATCHES}"

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from ..errors import UnsupportedTransformError
 from .held import held_in
 from .plan import Branch, ImageState, Plan, Step, made_of, plan_of, state_after
-from .refusals import CALLS_BY_ITSELF, TAKES_ALL, TAKES_ONE, reason_against
+from .refusals import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, reason_against
 from .rest import Rest
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
@@ -143,6 +143,7 @@ def _refuse_on_batches(state: ImageState, message: str) -> None:
         why = "there are several images of one there"
     else:
         return
+    message = message.removesuffix(f". {ON_BATCHES}")  # which would not be true
     raise UnsupportedTransformError(f"{message}. (unsupported='batch' does not help: {why}; unsupported='cpu' does)")
 
 

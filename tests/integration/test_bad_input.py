@@ -226,3 +226,5 @@ def test_a_gpu_that_is_not_there_is_named(folder: ImageFolder) -> None:
     folder.transform = TRANSFORM
     with pytest.raises(ValueError, match="device='cuda:0'.*sees no CUDA device"):
         next(iter(DataLoader(folder, device="cuda:0")))
+    with pytest.raises(ValueError, match="device='cuda:0'.*sees no CUDA device"):
+        next(iter(DataLoader([torch.zeros(3)], device="cuda:0")))  # which DALI has nothing to do with

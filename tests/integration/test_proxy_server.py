@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 import time
@@ -119,6 +120,40 @@ def test_the_proxy_reaches_workers_that_are_not_forked(
         assert_right(torch.cat([images for images, _ in ours]), range(48), folder)
         stock = StockLoader(images_in(server), **arguments)
         assert_right(torch.cat([server.produce_data(images) for images, _ in stock]), range(48), folder)
+
+
+class HoldsServer(ImageFolder):
+    """Asks its server for the proxy at each sample."""
+
+    server: Any
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = self.samples[index]
+        return self.server.proxy(read_bytes(path)), target
+
+
+@pytest.mark.parametrize("method", [None, "fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
+def test_a_dataset_may_hold_the_server_itself(
+    folder: ImageFolder, method: str | None, stock: bool, device: str
+) -> None:
+    with ProxyServer(resized(device)) as server:
+        dataset = HoldsServer(folder.root)
+        dataset.server = server
+        arguments: dict[str, Any] = dict(
+            batch_size=BATCH, multiprocessing_context=method, num_workers=int(bool(method))
+        )
+        if stock:
+            found = [server.produce_data(images) for images, _ in StockLoader(dataset, **arguments)]
+        else:
+            found = [images for images, _ in DataLoader(dataset, server=server, **arguments)]
+        assert_right(torch.cat(found), range(48), folder)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_server_that_is_copied_points_to_its_proxy(copied: Any) -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied; its proxy can: server\.proxy"):
+        copied(ProxyServer(resized("cpu")))
 
 
 class Numbers(Dataset[Any]):

@@ -257,6 +257,19 @@ def test_a_stream_resumes_with_as_many_workers(noisy: Noisy, workers: int) -> No
     assert same(cpu(resumed), whole[3:])
 
 
+def test_a_streams_state_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
+    def loader(workers: int) -> Any:
+        return DataLoader(Stream(noisy), 5, num_workers=workers, seed=5, device="cpu")
+
+    begun, other = loader(2), loader(1)
+    next(iter(begun))
+    with pytest.raises(ValueError, match=r"num_workers=2, and this loader has 1, .* loader\.set_epoch\(state"):
+        other.load_state_dict(begun.state_dict())
+    list(begun)
+    other.load_state_dict(begun.state_dict())  # of whole epochs
+    assert len(list(other)) == len(list(loader(1)))
+
+
 def test_persistent_workers_resume_too(noisy: Noisy) -> None:
     def loader() -> Any:
         return DataLoader(noisy, 7, shuffle=True, num_workers=2, persistent_workers=True, seed=5, device="cpu")
