@@ -373,7 +373,8 @@ class DataLoader(TorchDataLoader[T]):
 
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
         if not plans:
-            cuda_ordinal(self.device)  # which says so where it does not exist
+            if self.device is not None:
+                cuda_ordinal(self.device)  # which says so where it does not exist
             return {} if self.server is None else {self.server.key: self.server}
         from .pipeline import PipelineOptions
         from .plan_server import PlanServer
