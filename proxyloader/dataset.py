@@ -53,7 +53,7 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     transform = getattr(dataset, "transform", None)
     if _is_of_timm(dataset, "AugMixDataset"):  # its transform is the first of three
         return dataset
-    if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not _is_for_images(dataset, transform):
+    if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_for_images(dataset, transform):
         return dataset
     compiled = compile(transform)
     if max_pixels is not None:
@@ -84,7 +84,12 @@ def plans_in(dataset: Any) -> dict[str, Plan]:
     return {each.plan.key: each.plan for value in attributes for each in compiled_in(value)}
 
 
-def _is_for_images(dataset: Any, transform: Any) -> bool:
+def path_of(dataset: Any, index: Any) -> str:
+    """The file of a sample that is handed out as bytes, of timm's dataset; "" elsewhere."""
+    return str(dataset.filename(index, absolute=True)) if _is_of_timm(dataset, "ImageDataset") else ""
+
+
+def is_for_images(dataset: Any, transform: Any) -> bool:
     """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
     known = ("torchvision.transforms", "timm.data", __package__)
     return (

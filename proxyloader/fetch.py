@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
 
+from .dataset import path_of
 from .errors import ImageError, InputError, ProxyLoaderError
 from .sample import NOT_YET, EncodedImage
 from .sampling import Request
@@ -153,19 +154,11 @@ class Fetcher:
                 f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}"
             ) from error
         except ImageError as error:
-            path = error.path or _path_of(self.dataset, index)
+            path = error.path or path_of(self.dataset, index)
             where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
             named = ImageError(f"{where}: {error}", index=index, path=path, reason=error.reason)
             named.errno = error.errno
             raise named from error.__cause__
-
-
-def _path_of(dataset: Any, index: Any) -> str:
-    """Of a dataset that hands out bytes and knows their file, as timm's does; "" elsewhere."""
-    try:
-        return str(dataset.filename(index, absolute=True))
-    except Exception:  # whatever another class means by that name
-        return ""
 
 
 def own_worker_info(dataset: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch.utils.data import Dataset
 
 from .batch_format import BatchFormat
-from .dataset import plans_in, wrap
+from .dataset import is_for_images, plans_in, wrap
 from .errors import UnsupportedTransformError
 from .proxy import Proxy
 from .transforms.compiled import compile_transforms, left_to_torchvision
@@ -94,7 +94,8 @@ def _say_that_nothing_is_to_do(dataset: Any) -> None:
 
 
 def _has_transform(value: Any) -> bool:
-    return isinstance(value, Dataset) and callable(getattr(value, "transform", None))
+    transform = getattr(value, "transform", None) if isinstance(value, Dataset) else None
+    return transform is not None and is_for_images(value, transform)
 
 
 @functools.cache
