@@ -177,7 +177,9 @@ def checkpoint(path: Path, arch: str, device: torch.device) -> dict[str, Any]:
         state = torch.load(path, map_location=device, weights_only=True)
         saved = state["arch"]
     except Exception as error:  # torch has many for what it cannot read
-        sys.exit(f"{path} is damaged, or no checkpoint of this script ({type(error).__name__}). Begin anew, without it")
+        sys.exit(
+            f"{path} is damaged, or no checkpoint of this script ({type(error).__name__}). Begin anew, without --resume"
+        )
     if saved != arch:
         sys.exit(f"{path} is of a {saved}: give --arch {saved}, or another --out")
     return state
