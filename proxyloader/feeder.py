@@ -34,7 +34,8 @@ from .sampling import Progress, Request
 from .unreadable import OnError, UnreadableSample, UnreadableSamples
 
 if TYPE_CHECKING:  # importing the server imports DALI
-    from .server import Outputs, ProxyServer, Ticket
+    from .server import Outputs, ProxyServer
+    from .ticket import Ticket
 
 
 POLLS = 20

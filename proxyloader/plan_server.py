@@ -13,7 +13,8 @@ from . import _dali
 from .batch_format import BatchFormat
 from .last_steps import LastSteps, split
 from .pipeline import PipelineOptions, build_pipeline
-from .server import Output, Outputs, ProxyServer, Ticket
+from .server import Output, Outputs, ProxyServer
+from .ticket import Ticket
 from .transforms.plan import Plan, plan_of
 from .tuning import is_to_be_tuned, tuned
 

@@ -21,7 +21,8 @@ from .parcel import PackedBatch
 from .road import Road
 
 if TYPE_CHECKING:  # importing the server imports DALI
-    from .server import ProxyServer, Ticket
+    from .server import ProxyServer
+    from .ticket import Ticket
 
 
 @dataclass(eq=False)

@@ -32,11 +32,9 @@ from .packing import one_kind
 from .proxy import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample, ServerInWorker
 from .references import map_references
 from .server_inputs import check_declared, fed_sources
+from .ticket import Kinds, Ticket
 
 log = logging.getLogger("proxyloader")
-
-Kinds = tuple[tuple[str, int], ...]
-"""(dtype, number of dimensions) of each input of a pipeline."""
 
 WAITED_S = 0.001
 """Who waited longer for a run saw it end."""
@@ -46,41 +44,6 @@ LOST_WORKER = "DataLoader worker"
 
 SURELY = 0.8
 """Of the shortest time that a run took: in so much it will not end."""
-
-
-class Ticket:
-    """One run of the pipeline, from submit to collect."""
-
-    def __init__(self, size: int, kinds: Kinds = ()) -> None:
-        self.size, self.kinds = size, kinds
-        self.outputs: Outputs | None = None
-        self.error: Exception | None = None
-        self.finished: torch.cuda.Event | None = None
-        self.stream: torch.cuda.Stream | None = None
-        self.inputs: list[Any] | None = None  # as DALI has them; it should not be the last to hold them
-        self.abandoned = False
-        self.ended = False
-        self.was_alone = False  # none was under way when it was started
-        self.started_s = time.monotonic()
-        self.busy_until_s = 0.0  # of time.monotonic: before that it will hardly have ended
-        forks.keep_from_children(self)
-
-    def __repr__(self) -> str:
-        state = "failed" if self.error else "ended" if self.ended else "running"
-        return f"Ticket({self.size} samples, {state}{', abandoned' if self.abandoned else ''})"
-
-    def abandon(self) -> None:
-        """Nobody will collect it."""
-        self.abandoned, self.inputs = True, None
-
-    def was_read(self) -> bool:
-        """DALI has finished with the memory of the run's inputs."""
-        return self.ended and (self.finished is None or bool(self.finished.query()))  # type: ignore[no-untyped-call]
-
-    def wait_until_read(self) -> None:
-        """Wait for the GPU to finish with it; returns at once for a run that was not collected."""
-        if self.finished is not None:
-            self.finished.synchronize()
 
 
 class ProxyServer(_dali.DALIServer):  # type: ignore[misc]

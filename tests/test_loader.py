@@ -21,7 +21,7 @@ from torchvision.transforms import functional
 
 from proxyloader import DataLoader, InputError
 from proxyloader.proxy import Proxy
-from proxyloader.server import Ticket
+from proxyloader.ticket import Ticket
 
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
 
