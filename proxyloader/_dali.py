@@ -170,6 +170,13 @@ def _is_decoder(operator: Any) -> bool:
     return schema_name.startswith(("decoders__", "ImageDecoder", "experimental__decoders__"))
 
 
+def uses_engines(pipeline: Any) -> bool:
+    """It has a decoder that gives JPEGs to a GPU's engines."""
+    decoders = [operator.spec for operator in pipeline._ops if _is_decoder(operator)]
+    # The text of a spec is all that there is to read.
+    return any("device: mixed" in str(spec) and "hw_decoder_load: 0.000000" not in str(spec) for spec in decoders)
+
+
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
     """A DALI batch that refers to numpy memory, without a copy. The memory must stay until the run has finished.
 
@@ -216,14 +223,14 @@ LITTLE_BYTES = 256 << 20
 """Of a GPU's memory, with which a pipeline may find too little."""
 
 
-def build(pipeline: Any) -> None:
-    """Build a pipeline, if it is not built yet.
+def build(pipeline: Any) -> bool:
+    """Build a pipeline, if it is not built yet. Says whether it was not.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
     """
     if pipeline._built:
-        return
+        return False
     device_id = pipeline.device_id
     if device_id is not None:
         _make_room(device_id)
@@ -234,6 +241,7 @@ def build(pipeline: Any) -> None:
         if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
             raise out_of_memory(error, device_id, "a pipeline") from error
         raise
+    return True
 
 
 def _make_room(device_id: int) -> None:

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from . import engines
 from ._dali import OperatorConcurrency, Pipeline, build, fn, operators_between, pipeline_def, run, tensor_list, types
 from ._dali import __version__ as dali_version
 from .last_steps import split
@@ -50,6 +51,9 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
 
     pipeline = proxyloader_plan()
     build(pipeline)
+    if engines.fail_for(pipeline):
+        pipeline = proxyloader_plan()
+        build(pipeline)
     return pipeline
 
 

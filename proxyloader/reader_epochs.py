@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import _dali
+from . import _dali, engines
 from .errors import PipelineError
 from .reader_arguments import names_of, what_failed, what_is_missing
 from .sharding import LastBatchPolicy
@@ -65,6 +65,9 @@ class Epochs:
         pipeline = self._built(self._epoch, checkpoint)
         try:
             _dali.build(pipeline)
+            if engines.fail_for(pipeline) and not self.is_given:
+                pipeline = self._built(self._epoch, checkpoint)
+                _dali.build(pipeline)
         except RuntimeError as error:
             missing = what_is_missing(error)
             if missing is None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _dali, forks
+from . import _dali, engines, forks
 from .batch_format import Output as Output
 from .batch_format import Outputs as Outputs
 from .batch_format import stacked_or_listed
@@ -78,7 +78,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
-        _dali.build(pipeline)
+        if _dali.build(pipeline):
+            engines.fail_for(pipeline)
         self.key = f"server-{uuid.uuid4().hex}"
         # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
         self._proxy = Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
