@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torchvision import transforms
 
 from proxyloader import DataLoader
-from proxyloader.spelled import numbers_in, spell_dataset
+from proxyloader.spelled import numbers_in, spell_dataset, spelled_picture
 from tests.faults import Spelled
 
 pytestmark = pytest.mark.gpu
@@ -75,6 +76,34 @@ def test_without_memory_the_error_is_torchs_and_with_memory_the_loop_goes_on(
     assert seen + left + BATCH * errors == IMAGES
     assert errors or leave_bytes
     assert sum(map(right, loader)) == IMAGES
+
+
+@pytest.mark.parametrize("leave_mb", [0, 32, 96, 200, 400])
+def test_where_pictures_grow_and_memory_is_short_they_are_right_or_the_error_is_torchs(
+    leave_mb: int, tmp_path: Path
+) -> None:
+    """A decoder needs more memory then, and one that finds none gives pictures away (``engines.py``)."""
+    for number in range(256):
+        path = tmp_path / f"{number // 64}" / f"{number:05d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        spelled_picture(number, side_px=64 + 16 * (number // 4)).save(path, quality=90)
+    loader = DataLoader(Spelled(str(tmp_path), transform=LARGE), BATCH, num_workers=2)
+    batches, seen, errors = iter(loader), 0, 0
+    seen += right(next(batches))
+    hogs = take_all_memory(leave_mb << 20)
+    try:
+        while True:
+            try:
+                seen += right(next(batches))
+            except torch.OutOfMemoryError:
+                errors += 1
+            except StopIteration:
+                break
+    finally:
+        hogs.clear()
+    torch.cuda.empty_cache()
+    assert seen + BATCH * errors == 256
+    assert sum(map(right, loader)) == 256
 
 
 def test_without_memory_for_a_pipeline_the_error_is_torchs_and_the_next_loop_is_right(dataset: Spelled) -> None:
