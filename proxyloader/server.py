@@ -262,8 +262,12 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
         self._in_step = False  # if there is no memory for it, the next run begins with it
-        _dali.rebuild(self._pipe)
+        self._build_anew()
         self._failed, self._in_step = None, True
+
+    def _build_anew(self) -> None:
+        _dali.rebuild(self._pipe)
+        engines.fail_for(self._pipe)
 
     def settle(self) -> bool:
         """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""
