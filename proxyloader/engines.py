@@ -1,12 +1,17 @@
-"""Whether a GPU's JPEG engines do the decoding. Main process.
+"""Whether a GPU's JPEG engines do the decoding, where other processes may have taken them. Main process.
 
 NOTE [ Engines that fail ]
-A GPU gives its JPEG engines to so many decoders at a time, of all processes together. A decoder that comes too late
-says so on stderr alone, and CUDA decodes in their place; but what comes behind that decoder does not wait for CUDA then
-(nvImageCodec 0.9), so now and then a picture is what lay in that memory before. A decoder that is told to leave the
-engines alone is waited for. So when a pipeline was built, a decoder of its own is given a picture, to see who decodes
-it: that of the engines is Pillow's, and CUDA rounds otherwise. Where it was CUDA, the pipeline is built once more, and
-the process leaves the engines alone from then on.
+A GPU has room for so many users of its JPEG engines, of all processes together. A decoder that finds none says so on
+stderr alone, and CUDA decodes in their place; but what comes behind that decoder does not wait for CUDA then, and a
+picture may be what lay in that memory before (nvImageCodec 0.9; so it was where 14 processes shared a GPU). A decoder
+that is told to leave the engines alone is waited for.
+
+A decoder takes its room in two steps. What it needs for pictures alike it takes when it is built. What it needs for a
+single one, or for several kinds of JPEGs, is shared by all decoders of a process that are given the same padding; the
+first that needs it takes it. So behind a pipeline that was built on a crowded GPU a decoder like its own is built, and
+given a single picture and then two: that takes both kinds of room, and the pipeline keeps what is shared. Pictures of
+the engines are Pillow's, while CUDA rounds otherwise. Where CUDA shows, or something else, the pipeline is built once
+more, and the process leaves the engines alone from then on.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -30,6 +36,14 @@ SIDE_PX = 256
 
 MOST_LEVELS = 0.005
 """In the mean, that a picture from the engines differs from Pillow's; CUDA's differs by some hundredths."""
+
+CROWDED_BYTES = 4 << 30
+"""Of a GPU's memory that are not torch's in this process. Another process with a decoder holds half a gigabyte or more,
+and it takes ten and more of them to use up the engines of an H200; with 8 queues each (see ``__init__.py``), more than
+14."""
+
+LITTLE_BYTES = 1 << 30
+"""Of a GPU's memory, with which its engines may find too little."""
 
 _failing: set[int] = set()
 """GPUs whose engines this process leaves alone."""
@@ -46,55 +60,67 @@ def share(asked_for: float, device_id: int | None) -> float:
 
 
 def fail_for(pipeline: Pipeline) -> bool:
-    """See whether a pipeline that was just built counts on engines that do not decode. Takes a fifth of a second.
+    """See whether a pipeline that was just built counts on engines that do not decode. Half a second, on a crowded GPU.
 
     If so, those that are defined from now on leave the engines alone, where they ask ``share``.
     """
     device_id = pipeline.device_id
     if device_id is None or not _dali.uses_engines(pipeline):
         return False
-    if device_id not in _failing and _levels_off(device_id) < MOST_LEVELS:
+    if device_id in _failing:
+        return True
+    if not _is_crowded(*torch.cuda.mem_get_info(device_id), torch.cuda.memory_reserved(device_id)):
         return False
-    if device_id not in _failing:
-        _failing.add(device_id)
-        log.warning(
-            "CUDA decodes, which is slower: GPU %d has no JPEG engines, or too many decoders use them. If it has some, "
-            "close loaders and processes that are not needed, and start this one again; until then the decoders of "
-            "pipelines of your own need hw_decoder_load=0, or pictures may be wrong",
-            device_id,
-        )
+    if _levels_off(device_id) < MOST_LEVELS:
+        return False
+    _failing.add(device_id)
+    log.warning(
+        "CUDA decodes, which is slower: GPU %d has no JPEG engines, or other processes use them up. If it has some, "
+        "end what is not needed, or give each process CUDA_DEVICE_MAX_CONNECTIONS=8 in its environment, and start this "
+        "one again; until then the decoders in pipelines of your own need hw_decoder_load=0, or pictures may be wrong",
+        device_id,
+    )
     return True
 
 
+def _is_crowded(free_bytes: int, total_bytes: int, own_bytes: int) -> bool:
+    return free_bytes < LITTLE_BYTES or total_bytes - free_bytes - own_bytes > CROWDED_BYTES
+
+
 def _levels_off(device_id: int | None, engine_share: float = 1.0) -> float:
-    """Decode a picture, and compare it with Pillow's. Infinite where it cannot be decoded, for want of memory, say."""
+    """Decode a picture, alone and beside itself, and compare with Pillow's: the most that one differs in the mean.
+
+    Infinite where they cannot be decoded, for want of memory, say.
+    """
     encoded, wanted = _picture()
     pipeline = _decoder(device_id, engine_share)
+    off = []
     try:
         pipeline.build()  # also where there is little memory: what is not found then, the next decoder will not find
-        pipeline.feed_input("picture", _dali.tensor_list([encoded]))
-        _dali.run(pipeline)
-        (decoded,) = pipeline.outputs()
+        for images in ([encoded], [encoded, encoded]):
+            pipeline.feed_input("images", _dali.tensor_list(images))
+            _dali.run(pipeline)
+            (decoded,) = pipeline.outputs()
+            on_cpu = decoded if device_id is None else decoded.as_cpu()
+            off += [float(np.abs(np.asarray(found).astype(int) - wanted).mean()) for found in on_cpu]
     except (RuntimeError, MemoryError) as error:
         log.info("a picture could not be decoded on GPU %s: %s", device_id, str(error))
         return math.inf
-    found = np.asarray((decoded if device_id is None else decoded.as_cpu())[0])
-    return float(np.abs(found.astype(int) - wanted).mean())
+    return max(off)
 
 
 def _decoder(device_id: int | None, engine_share: float) -> Pipeline:
     how: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright("decoders__Image")}
     if device_id is not None:
-        padding = {"device_memory_padding": 0, "host_memory_padding": 0}
-        how |= {"device": "mixed", "hw_decoder_load": engine_share, **padding}
+        how |= {"device": "mixed", "hw_decoder_load": engine_share}
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
-        batch_size=1, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
+        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
     )
-    def one_picture() -> Any:
-        return fn.decoders.image(fn.external_source(name="picture", no_copy=True, ndim=1, dtype=types.UINT8), **how)
+    def pictures() -> Any:
+        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
 
-    return one_picture()
+    return pictures()
 
 
 def _picture() -> tuple[NDArray[np.uint8], NDArray[Any]]:

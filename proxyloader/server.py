@@ -72,14 +72,14 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         """Build the pipeline. Arguments and errors stand at the class."""
         self._thread_stop_event = None  # before anything that can raise: upstream's __del__ looks at it
         sources = fed_sources(pipeline)
-        super().__init__(pipeline, deterministic)
         if _dali.shares_decoder_stream(pipeline):
             raise ValueError(
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
-        if _dali.build(pipeline):
+        if _dali.build(pipeline):  # before upstream does, which knows of no memory that is short
             engines.fail_for(pipeline)
+        super().__init__(pipeline, deterministic)
         self.key = f"server-{uuid.uuid4().hex}"
         # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
         self._proxy = Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
