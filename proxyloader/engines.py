@@ -39,8 +39,8 @@ MOST_LEVELS = 0.005
 
 CROWDED_BYTES = 4 << 30
 """Of a GPU's memory that are not torch's in this process. Another process with a decoder holds half a gigabyte or more,
-and it takes ten and more of them to use up the engines of an H200; with 8 queues each (see ``__init__.py``), more than
-14."""
+and it takes ten and more of them to use up the engines of an H200; more than 14 with 8 queues each. (See NOTE
+[ Queues ] in ``device.py``.)"""
 
 LITTLE_BYTES = 1 << 30
 """Of a GPU's memory, with which its engines may find too little."""
