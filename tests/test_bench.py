@@ -244,6 +244,13 @@ def test_ctrl_c_leaves_the_rounds_until_then(photos: Path, monkeypatch: pytest.M
         run(setting(photos), ["iterator"], 1000, 0.1)
 
 
+def test_ctrl_c_while_a_process_is_started_is_not_lost(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = rounds._Child("iterator", setting(photos))
+    monkeypatch.setattr(child._process, "start", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        child.start()
+
+
 def test_ctrl_c_in_a_first_loop_ends_it_with_all_its_processes(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "proxyloader", "bench", "--data", str(photos), *SMALL, *ON_CPU]
     command += ["--rounds", "1000", "--out", str(tmp_path / "b.jsonl")]

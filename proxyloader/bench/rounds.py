@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -83,12 +85,14 @@ class _Child:
 
     def start(self) -> None:
         """The first loop."""
-        # Ctrl-C comes to all of a terminal's processes; this one will end the others.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C comes to all of a terminal's processes; this one will end the others, for which it is blocked for good.
+        # It is not ignored here meanwhile, or one that comes now would be lost.
+        resource_tracker.ensure_running()  # with the first process, and would unblock it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._theirs.close()
         answer = self._answer(START_LIMIT_S)
         if isinstance(answer, Start):
@@ -120,9 +124,9 @@ class _Child:
 
 
 def _kill(pid: int | None) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
+        process.suspend()  # or it might start another meanwhile, which would be left
         for each in [*process.children(recursive=True), process]:
-            each.kill()
-    except psutil.NoSuchProcess:
-        pass
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
