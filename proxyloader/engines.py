@@ -42,7 +42,7 @@ CROWDED_BYTES = 4 << 30
 and it takes ten and more of them to use up the engines of an H200; more than 14 with 8 queues each. (See NOTE
 [ Queues ] in ``device.py``.)"""
 
-LITTLE_BYTES = 1 << 30
+SHORT_BYTES = 1 << 30
 """Of a GPU's memory, with which its engines may find too little."""
 
 _failing: set[int] = set()
@@ -84,7 +84,7 @@ def fail_for(pipeline: Pipeline) -> bool:
 
 
 def _is_crowded(free_bytes: int, total_bytes: int, own_bytes: int) -> bool:
-    return free_bytes < LITTLE_BYTES or total_bytes - free_bytes - own_bytes > CROWDED_BYTES
+    return free_bytes < SHORT_BYTES or total_bytes - free_bytes - own_bytes > CROWDED_BYTES
 
 
 def _levels_off(device_id: int | None, engine_share: float = 1.0) -> float:
