@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
+from tqdm import tqdm
 
 from proxyloader import compile_transforms, wrap
 from proxyloader._dali import fn, pipeline_def, types
@@ -234,9 +235,10 @@ def main() -> None:
         print(json.dumps(globals()[args.part](root)))
         return
     costs: dict[str, float] = {}
-    for part in PARTS + GPU_PARTS * torch.cuda.is_available():  # a process each: how malloc is set stays for good
+    for part in tqdm(PARTS + GPU_PARTS * torch.cuda.is_available(), unit="part", disable=None):
         command = [sys.executable, __file__, "--part", part, "--images", str(args.images)]
-        costs |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        # A process each: how malloc is set stays for good.
+        costs |= json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     record = {
         "date": datetime.date.today().isoformat(),
         "benchmark": "parts",
