@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import random
+import signal
 import threading
 from pathlib import Path
 
@@ -19,6 +20,12 @@ from proxyloader import ProxyServer
 from proxyloader.make_dataset import make_dataset
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
+
+
+def pytest_configure() -> None:
+    """Ctrl-C counts also where the tests were started with a shell's ``&``, which has them ignore it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
