@@ -81,6 +81,7 @@ def plans_in(dataset: Any) -> dict[str, Plan]:
     if isinstance(dataset, ConcatDataset):
         return {key: plan for part in dataset.datasets for key, plan in plans_in(part).items()}
     attributes = [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
+    attributes.append(getattr(dataset, "transform", None))  # where there are __slots__
     return {each.plan.key: each.plan for value in attributes for each in compiled_in(value)}
 
 
@@ -110,5 +111,12 @@ def _with(dataset: D, /, **changed: Any) -> D:
         return dataset
     wrapped = copy.copy(dataset)
     for name, value in changed.items():
-        setattr(wrapped, name, value)
+        try:
+            setattr(wrapped, name, value)
+        except AttributeError as error:  # a property, or a dataclass that is frozen
+            kind = type(dataset).__name__
+            raise TypeError(
+                f"{kind}.{name} cannot be set ({error}), and the loader puts a transform of its own there, in a copy "
+                f"of the dataset. Let {kind} keep it in an ordinary attribute, or use torch.utils.data.DataLoader"
+            ) from error
     return wrapped

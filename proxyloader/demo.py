@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from rich.console import Console
 from rich.text import Text
 from torch.nn.functional import cross_entropy
@@ -255,10 +256,15 @@ def _compare(stock: _Runner, ours: _Runner) -> tuple[Comparison, torch.Tensor, t
         How the batches differ, and the first images of both in levels of 255.
     """
     kept: list[Batch] = []
-    for images, labels in stock.epoch(SEED):
-        if sum(len(labels) for _, labels in kept) < COMPARED_IMAGES:
-            # The stock loader's images come from 8 bits, so that this loses nothing.
-            kept.append((_levels(images).round().to(torch.uint8), labels))
+    try:
+        for images, labels in stock.epoch(SEED):
+            if sum(len(labels) for _, labels in kept) < COMPARED_IMAGES:
+                # The stock loader's images come from 8 bits, so that this loses nothing.
+                kept.append((_levels(images).round().to(torch.uint8), labels))
+    except (OSError, Image.DecompressionBombError):
+        for _ in ours.epoch(SEED):  # whose error names the file
+            pass
+        raise
     compared = []
     for number, (images, labels) in enumerate(ours.epoch(SEED)):
         if number == 0:

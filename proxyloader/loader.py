@@ -30,6 +30,9 @@ log = logging.getLogger("proxyloader")
 
 T = TypeVar("T")
 
+MOST_THREADS = 1024
+"""Of DALI's; more than a system gives ends the process in C++."""
+
 
 class DataLoader(TorchDataLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
@@ -79,8 +82,8 @@ class DataLoader(TorchDataLoader[T]):
             one batch more than others.
         prefetch: most decoded batches that wait for the training loop. (``prefetch_factor`` counts, as torch's, those
             of each worker that are still to be decoded.)
-        num_threads: DALI's CPU threads. "auto": one more than this process has cores; where a GPU decodes, at most 4,
-            or what a measurement finds clearly faster.
+        num_threads: DALI's CPU threads, 1024 at most. "auto": one more than this process has cores; where a GPU
+            decodes, at most 4, or what a measurement finds clearly faster.
         hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some. "auto": all, or what
             is found clearly faster, with the first batch of 32 images or more. The answer is kept for later runs, in
             ``~/.cache/proxyloader/decoding.json``.
@@ -170,9 +173,16 @@ class DataLoader(TorchDataLoader[T]):
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {on_error!r}")
         if on_error == "replace" and isinstance(dataset, IterableDataset):
-            raise ValueError("on_error='replace' needs a dataset with indices; with an IterableDataset use 'skip'")
+            raise ValueError(
+                "on_error='replace' needs a dataset with indices. With an IterableDataset 'skip' leaves out what "
+                "cannot be decoded; what your __iter__ cannot open, leave out there"
+            )
         if num_threads != "auto":
             at_least("num_threads", num_threads, 1, ", or 'auto'")
+            if num_threads > MOST_THREADS:
+                raise ValueError(f"num_threads is at most {MOST_THREADS}, or 'auto'; got {num_threads}")
+        if not isinstance(check_scans, bool):
+            raise ValueError(f"check_scans is True or False; got {check_scans!r}")
         if hw_decoder_load != "auto" and not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {hw_decoder_load!r}")
         if unsupported not in UNSUPPORTED:

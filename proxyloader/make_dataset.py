@@ -10,11 +10,13 @@ import logging
 import math
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,9 +208,11 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
                 bar.update()
             return
         # Not fork: the calling process may run threads (CUDA, DALI, a DataLoader's), which a fork breaks.
-        with ProcessPoolExecutor(processes, get_context("spawn"), _leave_ctrl_c_to_the_parent) as pool:
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             try:
-                for _ in pool.map(write, pictures, chunksize=8):
+                with ctrl_c_held_back():  # for good in the processes, which this one ends
+                    written = pool.map(write, pictures, chunksize=8)
+                for _ in written:
                     bar.update()
             except BrokenProcessPool as error:
                 raise ChildProcessError(
@@ -219,8 +223,19 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
                 pool.shutdown(cancel_futures=True)  # else an interrupt waits for all that is still to be written
 
 
-def _leave_ctrl_c_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def ctrl_c_held_back() -> Iterator[None]:
+    """Ctrl-C, which comes to all of a terminal's processes, comes to this one afterwards, and never to those that it
+    starts meanwhile."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which starts with the first of them, and would let it through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _write_picture(root: Path, recipe: _Recipe, picture: _Picture) -> None:

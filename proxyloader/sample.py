@@ -146,7 +146,7 @@ class EncodedImage:
         except (ImageError, MemoryError):
             raise
         except Image.DecompressionBombError as error:
-            reason = f"it could be a decompression bomb: {error}"
+            reason = f"it could be a decompression bomb: {str(error).rstrip('.')}"
             raise ImageError(
                 f"{path or 'an image'}: {reason}. Give the loader max_pixels if it is meant", path=path, reason=reason
             ) from error

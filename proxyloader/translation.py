@@ -49,7 +49,7 @@ def translated(
     except UnsupportedTransformError as error:
         if unsupported != "cpu":
             raise
-        what = ": ".join(str(error).split(": ")[:2])  # position and class
+        what = ": ".join(str(error).split(" (")[0].split(": ")[:2])  # position and class
         _say_once(f"{what} is not translated: as unsupported='cpu' says, torchvision does all in the workers")
         return _left_to_torchvision(dataset, max_pixels)
     plans = plans_in(wrapped)

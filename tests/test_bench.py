@@ -139,7 +139,7 @@ def test_what_is_not_there_is_said_in_one_line(
         (["--seconds", "nan"], "--seconds is a number of seconds, 0 or more; got nan"),
         (["--hw-decoder-load", "7"], "--hw-decoder-load is a share from 0 to 1; got 7.0"),
         (["--model", "foo"], "--model is none, or a classifier of torchvision such as resnet50; got 'foo'"),
-        (["--batch-size", "49"], "has 48 images, fewer than --batch-size 49"),
+        (["--batch-size", "49"], "has 48 images, and --batch-size 49: not one batch"),
         (["--images", "5"], "--images says how many to make, and --data gives a folder that has them"),
         (["--out", "results.md"], "--out results.md is where records go, as JSON lines"),
         (["--only", "replay"], "there is no case 'replay' here (depends on --model); there is 'torch',"),

@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,39 @@ class Photographs(Dataset[Any]):
 def test_a_dataset_of_ones_own_may_open_images_without_decoding_them(folder: ImageFolder, transform: Any) -> None:
     wrapped = wrap(Photographs([path for path, _ in folder.samples], transform))
     assert isinstance(wrapped[1][0], ProxySample) and isinstance(wrapped.transform, CompiledTransform)
+
+
+class Calculates(Photographs):
+    """Its transform is a property without a setter."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    @property
+    def transform(self) -> Any:  # type: ignore[override]
+        return TRANSFORM
+
+
+@dataclass(frozen=True)
+class Frozen(Photographs):
+    paths: list[str]
+    transform: Any
+
+
+class Slotted(Photographs):
+    __slots__ = ("paths", "transform")
+
+
+def test_a_transform_that_cannot_be_set_is_refused_with_what_to_do(folder: ImageFolder) -> None:
+    paths = [path for path, _ in folder.samples]
+    for dataset in (Calculates(paths), Frozen(paths, TRANSFORM)):
+        with pytest.raises(TypeError, match=f"{type(dataset).__name__}.transform cannot be set .* ordinary attribute"):
+            wrap(dataset)
+
+
+def test_a_transform_in_a_slot_is_found(folder: ImageFolder) -> None:
+    dataset = Slotted([path for path, _ in folder.samples], TRANSFORM)
+    assert len(plans_in(wrap(dataset))) == 1
 
 
 class Sounds(Dataset[Any]):

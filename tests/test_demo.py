@@ -211,13 +211,14 @@ class TestRefusals:
         assert capsys.readouterr() == ("", f"proxyloader: error: {message}\n")
         assert not list(cache.glob("demo-*"))
 
+    @pytest.mark.parametrize("content", [slice(0, 8), slice(0, 2000)], ids=["no image", "cut off"])
     def test_a_file_that_is_no_image_is_named_in_one_line(
-        self, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, content: slice, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "data" / "a").mkdir(parents=True)
         shutil.copy(next(photos.rglob("*.jpg")), tmp_path / "data" / "a" / "good.jpg")
-        (tmp_path / "data" / "a" / "bad.jpg").write_text("no image")
+        good = (tmp_path / "data" / "a" / "good.jpg").read_bytes()
+        (tmp_path / "data" / "a" / "bad.jpg").write_bytes(good[content])
         assert main(["demo", "--data", str(tmp_path / "data"), *SMALL]) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("proxyloader: error: cannot identify image file")
-        assert "bad.jpg" in line
+        assert line.startswith("proxyloader: error: dataset[0]: ") and "bad.jpg" in line

@@ -90,7 +90,8 @@ def serve(name: str, setting: Setting, connection: Connection, start_method: str
     try:
         _serve(name, setting, connection)
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = str(error).replace("Current pipeline object is no longer valid.", "")  # as DALI's errors end
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"
         with suppress(OSError):  # nobody asks any more
             connection.send(Failure(reason, isinstance(error, ImportError)))

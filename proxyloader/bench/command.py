@@ -129,8 +129,8 @@ def setting_of(args: argparse.Namespace) -> Setting:
     images = len(ImageFolder(str(args.data))) if args.data else args.images or (8192 if on_gpu else 1024)
     root = args.data or Path(tempfile.gettempdir()) / f"photos-{images}"  # which are made later
     if images < args.batch_size:
-        found = f"{root} has {images} images" if args.data else f"--images {images} are"
-        raise ValueError(f"{found}, fewer than --batch-size {args.batch_size}; lower that")
+        found = f"{root} has {images} images" if args.data else f"--images is {images}"
+        raise ValueError(f"{found}, and --batch-size {args.batch_size}: not one batch. Give a smaller --batch-size")
     return Setting(
         root=str(root),
         images=images,

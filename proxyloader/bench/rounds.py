@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import psutil
 
-from ..make_dataset import ProgressBar
+from ..make_dataset import ProgressBar, ctrl_c_held_back
 from .child import Failure, Round, Start, serve
 from .setting import Setting
 
@@ -85,14 +83,8 @@ class _Child:
 
     def start(self) -> None:
         """The first loop."""
-        # Ctrl-C comes to all of a terminal's processes; this one will end the others, for which it is blocked for good.
-        # It is not ignored here meanwhile, or one that comes now would be lost.
-        resource_tracker.ensure_running()  # with the first process, and would unblock it
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with ctrl_c_held_back():  # for good in that process, which this one will end
             self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._theirs.close()
         answer = self._answer(START_LIMIT_S)
         if isinstance(answer, Start):
