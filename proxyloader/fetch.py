@@ -85,7 +85,6 @@ class Fetcher:
                     fetched.damaged.append(index)
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
-                    _say_which(index, error)
                     raise
                 fetched.unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "skip":
@@ -180,12 +179,6 @@ def nothing_replaces(index: Any, last: UnreadableSample, tries: int) -> ImageErr
         path=last.path,
         reason=last.reason,
     )
-
-
-def _say_which(index: Any, error: Exception) -> None:
-    """To an error of the dataset's own, which knows nothing of indices. (Before Python 3.11 nothing can be added.)"""
-    if not isinstance(error, ProxyLoaderError) and hasattr(error, "add_note"):
-        error.add_note(f"(It came from index {index!r} of the dataset.)")
 
 
 def _plain(index: Any) -> Any:
