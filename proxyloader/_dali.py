@@ -171,7 +171,9 @@ def _is_decoder(operator: Any) -> bool:
 
 
 def uses_engines(pipeline: Any) -> bool:
-    """It has a decoder that gives JPEGs to a GPU's engines. It is built already."""
+    """It has a decoder that gives JPEGs to a GPU's engines, or, being deserialized, does not know. It was built before."""
+    if pipeline._ops is None:
+        return True
     decoders = [operator.spec for operator in pipeline._ops if _is_decoder(operator)]
     # The text of a spec is all that there is to read.
     return any("device: mixed" in str(spec) and "hw_decoder_load: 0.000000" not in str(spec) for spec in decoders)

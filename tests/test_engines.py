@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import Pipeline, fn, pipeline_def, types
 from torchvision.transforms import PILToTensor
 
 from proxyloader import _dali, engines
@@ -42,6 +42,12 @@ def test_what_is_asked_for_is_given_where_they_work_and_nothing_where_not(left_a
 )
 def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(free: int, own: int, crowded: bool) -> None:
     assert engines._is_crowded(free << 30, 140 << 30, own << 30) == crowded
+
+
+def test_a_pipeline_that_was_deserialized_may_use_them() -> None:
+    pipeline = Pipeline.deserialize(build_pipeline(DECODED, PipelineOptions(1)).serialize())
+    pipeline.build()
+    assert _dali.uses_engines(pipeline)
 
 
 @pytest.mark.parametrize(
