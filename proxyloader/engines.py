@@ -3,8 +3,8 @@
 NOTE [ Engines that fail ]
 A GPU has room for so many users of its JPEG engines, of all processes together. A decoder that finds none says so on
 stderr alone, and CUDA decodes in their place; but what comes behind that decoder does not wait for CUDA then, and a
-picture may be what lay in that memory before (nvImageCodec 0.9; so it was where 14 processes shared a GPU). A decoder
-that is told to leave the engines alone is waited for.
+picture may be what lay in that memory before (nvImageCodec 0.9). A decoder that is told to leave the engines alone is
+waited for.
 
 A decoder takes its room in two steps. What it needs for pictures alike it takes when it is built. What it needs for a
 single one, or for several kinds of JPEGs, is shared by all decoders of a process that are given the same padding; the
@@ -38,9 +38,8 @@ MOST_LEVELS = 0.005
 """In the mean, that a picture from the engines differs from Pillow's; CUDA's differs by some hundredths."""
 
 CROWDED_BYTES = 4 << 30
-"""Of a GPU's memory that are not torch's in this process. Another process with a decoder holds half a gigabyte or more,
-and it takes ten and more of them to use up the engines of an H200; more than 14 with 8 queues each. (See NOTE
-[ Queues ] in ``device.py``.)"""
+"""Of a GPU's memory that are not torch's in this process. Each process with a decoder holds a good part of one of these
+gigabytes, and many such processes have room on the engines of an H200. (See NOTE [ Queues ] in ``device.py``.)"""
 
 SHORT_BYTES = 1 << 30
 """Of a GPU's memory, with which its engines may find too little."""
@@ -60,7 +59,7 @@ def share(asked_for: float, device_id: int | None) -> float:
 
 
 def fail_for(pipeline: Pipeline) -> bool:
-    """See whether a pipeline that was just built counts on engines that do not decode. Half a second, on a crowded GPU.
+    """See whether a pipeline that was just built counts on engines that do not decode. Takes time on a crowded GPU alone.
 
     If so, those that are defined from now on leave the engines alone, where they ask ``share``.
     """
