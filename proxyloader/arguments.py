@@ -1,9 +1,12 @@
-"""A check that several rooms make of the numbers they are given."""
+"""Checks that several rooms make of the numbers they are given."""
 
 from __future__ import annotations
 
 import numbers
 from typing import Any
+
+MOST_THREADS = 1024
+"""Of DALI's, for it asks for all at once, and where the system refuses one, the process ends."""
 
 
 def at_least(name: str, value: Any, least: int, other: str = "") -> None:
@@ -19,3 +22,14 @@ def at_least(name: str, value: Any, least: int, other: str = "") -> None:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")
+
+
+def check_num_threads(num_threads: Any, other: str) -> None:
+    """How many threads DALI is to have on the CPU.
+
+    Raises:
+        ValueError: it is no whole number, less than 1, or more than ``MOST_THREADS``.
+    """
+    at_least("num_threads", num_threads, 1, other)
+    if num_threads > MOST_THREADS:
+        raise ValueError(f"num_threads is at most {MOST_THREADS}{other}; got {num_threads}")

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from .arguments import at_least
+from .arguments import at_least, check_num_threads
 from .batch_format import BatchFormat
 from .device import check_device, cuda_ordinal, keep_near
 from .feeder import Feeder
@@ -29,9 +29,6 @@ from .world import Auto
 log = logging.getLogger("proxyloader")
 
 T = TypeVar("T")
-
-MOST_THREADS = 1024
-"""Of DALI's; more than a system gives ends the process in C++."""
 
 
 class DataLoader(TorchDataLoader[T]):
@@ -178,9 +175,7 @@ class DataLoader(TorchDataLoader[T]):
                 "cannot be decoded; what your __iter__ cannot open, leave out there"
             )
         if num_threads != "auto":
-            at_least("num_threads", num_threads, 1, ", or 'auto'")
-            if num_threads > MOST_THREADS:
-                raise ValueError(f"num_threads is at most {MOST_THREADS}, or 'auto'; got {num_threads}")
+            check_num_threads(num_threads, ", or 'auto'")
         if not isinstance(check_scans, bool):
             raise ValueError(f"check_scans is True or False; got {check_scans!r}")
         if hw_decoder_load != "auto" and not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from . import _dali, forks
-from .arguments import at_least
+from .arguments import at_least, check_num_threads
 from .device import check_device, cuda_ordinal
 from .pipeline import PipelineOptions
 from .reader_arguments import (
@@ -107,9 +107,10 @@ class FileReaderLoader:
         check_device(device)
         at_least("batch_size", batch_size, 1)
         at_least("prefetch", prefetch, 1)
-        for name, value, least in (("seed", seed, 0), ("num_threads", num_threads, 1)):
-            if value is not None:
-                at_least(name, value, least, ", or None")
+        if seed is not None:
+            at_least("seed", seed, 0, ", or None")
+        if num_threads is not None:
+            check_num_threads(num_threads, ", or None")
         options = dict(reader_options or {})
         check_reader_options(options)
         moves = not options.pop("stick_to_shard", False)

@@ -497,6 +497,7 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
         (dict(seed=-1), ValueError, "seed is a whole number, 0 or more, or None; got -1"),
         (dict(batch_size=2.5), ValueError, "batch_size is a whole number, 1 or more; got 2.5"),
         (dict(num_threads=0), ValueError, "num_threads is a whole number, 1 or more, or None; got 0"),
+        (dict(num_threads=5000), ValueError, "num_threads is at most 1024, or None; got 5000"),
         (dict(prefetch=0), ValueError, "prefetch is a whole number, 1 or more; got 0"),
         (dict(root=None), ValueError, "root is None, and reader_options say nothing .* either: file_list or files"),
         (dict(root=3), TypeError, "root is a path or several, got 3"),
