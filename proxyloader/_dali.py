@@ -171,7 +171,7 @@ def _is_decoder(operator: Any) -> bool:
 
 
 def uses_engines(pipeline: Any) -> bool:
-    """It has a decoder that gives JPEGs to a GPU's engines, or, being deserialized, does not know. It was built before."""
+    """It was built, and has a decoder that gives JPEGs to a GPU's engines, or, being deserialized, may have one."""
     if pipeline._ops is None:
         return True
     decoders = [operator.spec for operator in pipeline._ops if _is_decoder(operator)]

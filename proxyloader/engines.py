@@ -59,7 +59,7 @@ def share(asked_for: float, device_id: int | None) -> float:
 
 
 def fail_for(pipeline: Pipeline) -> bool:
-    """See whether a pipeline that was just built counts on engines that do not decode. Takes time on a crowded GPU alone.
+    """See whether a pipeline that was just built counts on engines that do not decode. It takes time on a crowded GPU.
 
     If so, those that are defined from now on leave the engines alone, where they ask ``share``.
     """
