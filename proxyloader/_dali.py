@@ -172,11 +172,60 @@ def _is_decoder(operator: Any) -> bool:
 
 def uses_engines(pipeline: Any) -> bool:
     """It was built, and has a decoder that gives JPEGs to a GPU's engines, or, being deserialized, may have one."""
-    if pipeline._ops is None:
-        return True
-    decoders = [operator.spec for operator in pipeline._ops if _is_decoder(operator)]
+    return pipeline._ops is None or bool(_on_engines(pipeline))
+
+
+def _on_engines(pipeline: Any) -> list[Any]:
+    """The decoders that give JPEGs to a GPU's engines."""
+    decoders = [operator for operator in pipeline._ops if operator._op.schema.HasArgument("hw_decoder_load")]
     # The text of a spec is all that there is to read.
-    return any("device: mixed" in str(spec) and "hw_decoder_load: 0.000000" not in str(spec) for spec in decoders)
+    texts = [str(operator.spec) for operator in decoders]
+    return [
+        operator
+        for operator, text in zip(decoders, texts)
+        if "device: mixed" in text and "hw_decoder_load: 0.000000" not in text
+    ]
+
+
+def leave_engines_alone(pipeline: Any) -> bool:
+    """Tell the decoders of a pipeline to give nothing to a GPU's engines. Where it was built, it is to be built anew.
+
+    Returns:
+        False: that cannot be told to them; the pipeline was deserialized, say.
+    """
+    if not pipeline._py_graph_built:
+        if pipeline._backend_prepared:  # without a graph
+            return False
+        pipeline._build_graph()
+    found = _on_engines(pipeline)
+    specs = [_off_engines(operator) for operator in found]
+    if None in specs:
+        return False
+    for operator, spec in zip(found, specs):
+        operator._spec = spec
+    if found:
+        take_apart(pipeline)
+    return True
+
+
+def _off_engines(operator: Any) -> Any:
+    """A decoder's spec, with another ``hw_decoder_load``; None where not all the rest would be the same."""
+    spec = operator.spec.copy()
+    try:
+        spec.AddArg("hw_decoder_load", 0.0)
+    except RuntimeError:  # it is given, and cannot be changed
+        how = {**operator._op._init_args, "name": operator.name, "hw_decoder_load": 0.0}
+        again = type(operator._op)(device=operator._op.device, **how)(*operator.inputs[: spec.NumRegularInput()])
+        spec = again.source.spec
+        if _rest_of(spec) != _rest_of(operator.spec):
+            return None
+    return spec
+
+
+def _rest_of(spec: Any) -> list[str]:
+    """All that is told to an operator but how many JPEGs the engines get, and what has no part in its work."""
+    without = ("hw_decoder_load: ", "preserve_name: ", "_origin_stack_")
+    return [line for line in str(spec).splitlines() if not line.strip().startswith(without)]
 
 
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
@@ -207,8 +256,8 @@ def keeps_checkpoints(pipeline: Any) -> bool:
     return bool(pipeline._enable_checkpointing)
 
 
-def rebuild(pipeline: Any, seed: int | None = None) -> None:
-    """Make a pipeline's executor anew, with nothing under way and nothing learnt. On a GPU it takes a second or two.
+def take_apart(pipeline: Any, seed: int | None = None) -> None:
+    """Take a pipeline's executor away, with all that is under way and was learnt. It is to be built anew.
 
     Args:
         seed: another one for what is random in it; None: the one it has.
@@ -218,21 +267,20 @@ def rebuild(pipeline: Any, seed: int | None = None) -> None:
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
     pipeline._first_iter = True
     pipeline._batches_to_consume = 0
-    build(pipeline)
 
 
 LITTLE_BYTES = 256 << 20
 """Of a GPU's memory, with which a pipeline may find too little."""
 
 
-def build(pipeline: Any) -> bool:
-    """Build a pipeline, if it is not built yet. Says whether it was not.
+def build(pipeline: Any) -> None:
+    """Build a pipeline, if it is not built yet. On a GPU it takes a second or two.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
     """
     if pipeline._built:
-        return False
+        return
     device_id = pipeline.device_id
     if device_id is not None:
         _make_room(device_id)
@@ -243,7 +291,6 @@ def build(pipeline: Any) -> bool:
         if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
             raise out_of_memory(error, device_id, "a pipeline") from error
         raise
-    return True
 
 
 def _make_room(device_id: int) -> None:

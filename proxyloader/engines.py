@@ -1,4 +1,4 @@
-"""Whether a GPU's JPEG engines do the decoding, where other processes may have taken them. Main process.
+"""Builds pipelines, on a crowded GPU such that they leave its JPEG engines alone if these do not decode. Main process.
 
 NOTE [ Engines that fail ]
 A GPU has room for so many users of its JPEG engines, of all processes together. A decoder that finds none says so on
@@ -10,8 +10,8 @@ A decoder takes its room in two steps. What it needs for pictures alike it takes
 single one, or for several kinds of JPEGs, is shared by all decoders of a process that are given the same padding; the
 first that needs it takes it. So behind a pipeline that was built on a crowded GPU a decoder like its own is built, and
 given a single picture and then two: that takes both kinds of room, and the pipeline keeps what is shared. Pictures of
-the engines are Pillow's, while CUDA rounds otherwise. Where CUDA shows, or something else, the pipeline is built once
-more, and the process leaves the engines alone from then on.
+the engines are Pillow's, while CUDA rounds otherwise. Where CUDA shows, or something else, the pipeline's decoders are
+told to leave the engines alone, it is built once more, and so is every other of the process from then on.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from PIL import Image
 
 from . import _dali
 from ._dali import Pipeline, fn, pipeline_def, types, upright
+from .errors import PipelineError
 
 log = logging.getLogger("proxyloader")
 
@@ -48,26 +49,34 @@ _failing: set[int] = set()
 """GPUs whose engines this process leaves alone."""
 
 
-def share(asked_for: float, device_id: int | None) -> float:
-    """How many of the JPEGs, 0 to 1, the engines are to be given.
+def build(pipeline: Pipeline) -> None:
+    """Build a pipeline, if it is not built yet, such that it does not count on engines that do not decode.
 
-    Args:
-        asked_for: by the user.
-        device_id: CUDA ordinal; None: the CPU.
+    Raises:
+        torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
+        PipelineError: engines do not decode, and its decoders cannot be told; the pipeline was deserialized, say.
     """
-    return 0.0 if device_id in _failing else asked_for
+    if pipeline.device_id in _failing:
+        _avoid(pipeline)
+    _dali.build(pipeline)
+    if _fail_for(pipeline):
+        _avoid(pipeline)
+        _dali.build(pipeline)
 
 
-def fail_for(pipeline: Pipeline) -> bool:
-    """See whether a pipeline that was just built counts on engines that do not decode. It takes time on a crowded GPU.
+def _avoid(pipeline: Pipeline) -> None:
+    if not _dali.leave_engines_alone(pipeline):
+        raise PipelineError(
+            f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
+            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0"
+        )
 
-    If so, those that are defined from now on leave the engines alone, where they ask ``share``.
-    """
+
+def _fail_for(pipeline: Pipeline) -> bool:
+    """See whether a pipeline that was just built counts on engines that do not decode. Takes time on a crowded GPU."""
     device_id = pipeline.device_id
     if device_id is None or not _dali.uses_engines(pipeline):
         return False
-    if device_id in _failing:
-        return True
     if not _is_crowded(*torch.cuda.mem_get_info(device_id), torch.cuda.memory_reserved(device_id)):
         return False
     if _levels_off(device_id) < MOST_LEVELS:
@@ -76,7 +85,7 @@ def fail_for(pipeline: Pipeline) -> bool:
     log.warning(
         "CUDA decodes, which is slower: GPU %d has no JPEG engines, or other processes use them up. If it has some, "
         "end what is not needed, or give each process CUDA_DEVICE_MAX_CONNECTIONS=8 in its environment, and start this "
-        "one again; until then the decoders in pipelines of your own need hw_decoder_load=0, or pictures may be wrong",
+        "one again",
         device_id,
     )
     return True

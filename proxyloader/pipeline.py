@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import engines
-from ._dali import OperatorConcurrency, Pipeline, build, fn, operators_between, pipeline_def, run, tensor_list, types
+from ._dali import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, run, tensor_list, types
 from ._dali import __version__ as dali_version
 from .last_steps import split
 from .operators import Graph
@@ -50,10 +50,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         return tuple(Graph(options, images, draws, plan.columns).outputs_of(plan.steps))
 
     pipeline = proxyloader_plan()
-    build(pipeline)
-    if engines.fail_for(pipeline):
-        pipeline = proxyloader_plan()
-        build(pipeline)
+    engines.build(pipeline)
     return pipeline
 
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from . import engines
 from ._dali import Pipeline, automatic_augmentation, do_not_convert, fn, pipeline_def, types, upright
 from .arguments import at_least
 from .sources import Reader
@@ -250,8 +249,7 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
     chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
     if not _on_gpu(device):
         return chosen | {"device": "cpu"}
-    share = engines.share(hw_decoder_load, Pipeline.current().device_id)
-    return chosen | {"device": "mixed", "hw_decoder_load": share}
+    return chosen | {"device": "mixed", "hw_decoder_load": hw_decoder_load}
 
 
 def _cropped(

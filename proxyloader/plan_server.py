@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import _dali, engines
+from . import _dali
 from .batch_format import BatchFormat
 from .last_steps import LastSteps, split
 from .pipeline import PipelineOptions, build_pipeline
@@ -62,11 +62,6 @@ class PlanServer(ProxyServer):
             log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
         else:
             self._options = settled
-
-    def _build_anew(self) -> None:
-        _dali.rebuild(self._pipe)
-        if engines.fail_for(self._pipe):
-            self._pipe = build_pipeline(self._plan, self._options)
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:

@@ -75,6 +75,7 @@ class FileReaderLoader:
         FileNotFoundError: ``root`` is not there, or nothing in it can be read.
         UnsupportedTransformError: ``pipeline`` is a transform that draws random numbers, or is not translated.
         TypeError, ValueError: what an argument should be, and is not.
+        PipelineError: as ``ProxyServer``.
 
     Source: ``nvidia.dali.plugin.pytorch.DALIClassificationIterator``, ``DALIGenericIterator``.
     """
@@ -176,7 +177,7 @@ class FileReaderLoader:
         def built(epoch: int, _: None) -> _dali.Pipeline:
             if epoch:
                 seed = None if pipeline.seed is None else seed_for(pipeline.seed, "pipeline", epoch)
-                _dali.rebuild(pipeline, seed)
+                _dali.take_apart(pipeline, seed)
             return pipeline
 
         loader = cls.__new__(cls)

@@ -64,10 +64,7 @@ class Epochs:
         self._pipeline: _dali.Pipeline | None = None  # or two would be in memory
         pipeline = self._built(self._epoch, checkpoint)
         try:
-            _dali.build(pipeline)
-            if engines.fail_for(pipeline) and not self.is_given:
-                pipeline = self._built(self._epoch, checkpoint)
-                _dali.build(pipeline)
+            engines.build(pipeline)
         except RuntimeError as error:
             missing = what_is_missing(error)
             if missing is None:

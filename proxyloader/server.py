@@ -64,6 +64,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         ValueError: its ``stream_policy`` lets other operators work in the stream of a GPU's decoder; or an external
             source has ``source=`` or ``repeat_last=True``.
         RuntimeError: it has no external source.
+        PipelineError: other processes use up the GPU's JPEG engines, which its decoders are to use, and that they leave
+            them alone cannot be told to them any more. (To most it can, and is.)
 
     Source: ``nvidia.dali.plugin.pytorch.experimental.proxy.DALIServer``.
     """
@@ -77,8 +79,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
-        if _dali.build(pipeline):  # before upstream does, which knows of no memory that is short
-            engines.fail_for(pipeline)
+        engines.build(pipeline)  # before upstream does, which knows neither of engines nor of memory that is short
         super().__init__(pipeline, deterministic)
         self.key = f"server-{uuid.uuid4().hex}"
         # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
@@ -262,12 +263,9 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
         self._in_step = False  # if there is no memory for it, the next run begins with it
-        self._build_anew()
+        _dali.take_apart(self._pipe)
+        engines.build(self._pipe)
         self._failed, self._in_step = None, True
-
-    def _build_anew(self) -> None:
-        _dali.rebuild(self._pipe)
-        engines.fail_for(self._pipe)
 
     def settle(self) -> bool:
         """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""

@@ -96,7 +96,7 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
             pipeline.feed_input(name, [np.zeros(2, np.float32 if name == "b" else dtype)] * 2)
         _dali.run(pipeline)
         assert pipeline.outputs()[1].dtype == (types.FLOAT if dtype is np.float32 else types.INT16)
-        _dali.rebuild(pipeline)
+        _dali.take_apart(pipeline)
 
 
 def test_a_pipeline_built_anew_draws_by_its_seed_or_by_another() -> None:
@@ -107,7 +107,7 @@ def test_a_pipeline_built_anew_draws_by_its_seed_or_by_another() -> None:
     assert _dali.is_pipeline_function(graph) and not _dali.is_pipeline_function(len)
     pipeline, found = graph(), []
     for seed in (None, None, 2, 1):
-        _dali.rebuild(pipeline, seed)
+        _dali.take_apart(pipeline, seed)
         found.append(np.array(pipeline.run()[0].as_tensor()))
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[3])
     assert not np.array_equal(found[0], found[2])

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from .. import engines
 from .._dali import fn, split, types, upright
 from ..transforms.convert import Normalize
 from ..transforms.plan import Branch, Row, Step
@@ -172,10 +171,9 @@ class Graph:
     def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
         """The arguments of a decoder, chosen for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
         chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
-        device_id = self.options.device_id
-        if device_id is None:
+        if self.options.device_id is None:
             return chosen | {"device": "cpu"}
-        return chosen | {"device": "mixed", "hw_decoder_load": engines.share(self.options.engine_share, device_id)}
+        return chosen | {"device": "mixed", "hw_decoder_load": self.options.engine_share}
 
     def decoded(self) -> Any:
         if self.node is None:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torchvision.transforms import PILToTensor
+from nvidia.dali import Pipeline, fn, pipeline_def, types
 
-from proxyloader import _dali, engines, pipelines
-from proxyloader.pipeline import PipelineOptions, build_pipeline
-from proxyloader.server import ProxyServer
-from proxyloader.spelled import spell_dataset
-from proxyloader.transforms.registry import plan_for
+from proxyloader import DataLoader, FileReaderLoader, ProxyServer, _dali, engines, pipelines
+from proxyloader.spelled import SIDE_PX, numbers_in, spell_dataset
+
+from ..faults import WITH_THE_PROJECT, Spelled
+from ..integration.roads import read_bytes
 
 EXHAUSTED = """
 import logging, sys
 from nvidia.dali import fn, pipeline_def, types
 from torchvision import transforms
-from proxyloader import DataLoader, _dali, engines
+from proxyloader import DataLoader, ProxyServer, _dali, engines
 from proxyloader.spelled import numbers_in
 from tests.faults import Spelled
+from tests.gpu.test_engines_gpu import by_hand, is_right
 
 def decoder(number):
     @pipeline_def(batch_size=1, num_threads=1, device_id=0, prefetch_queue_depth=1, exec_dynamic=True)
@@ -49,6 +53,8 @@ print(len(held))
 for _ in range(2):
     for images, indices in DataLoader(dataset, 8, device="cuda"):
         assert numbers_in(images, white=255) == indices.tolist()
+for given in ({}, {"hw_decoder_load": 1.0}):
+    assert is_right(ProxyServer(by_hand(**given)), sys.argv[1]), given
 print("right")
 """
 
@@ -58,28 +64,82 @@ def test_who_decoded_is_seen_on_a_gpu_with_engines() -> None:
     assert engines._levels_off(0, 0.0) > engines.MOST_LEVELS * 2
 
 
-def test_ready_graphs_leave_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_failing", {0})
-    pipeline = pipelines.validation("proxy", batch_size=1, num_threads=1, device_id=0)
-    pipeline.build()
-    assert not _dali.uses_engines(pipeline)
-    assert not _dali.uses_engines(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0)))
-
-
-def test_a_pipeline_by_hand_that_counts_on_them_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where other processes use them up."""
     monkeypatch.setattr(engines, "_failing", set())
     monkeypatch.setattr(engines, "CROWDED_BYTES", 0)
     monkeypatch.setattr(engines, "_levels_off", lambda device_id: 1.0)
-    with caplog.at_level(logging.WARNING, "proxyloader"):
-        ProxyServer(pipelines.validation("proxy", batch_size=1, num_threads=1, device_id=0))
-    assert "GPU 0 has no JPEG engines, or other processes use them up" in caplog.text
+
+
+def by_hand(**given: Any) -> Pipeline:
+    @pipeline_def(batch_size=8, num_threads=1, device_id=0, exec_dynamic=True)
+    def graph() -> Any:
+        encoded = fn.external_source(name="images", no_copy=True)
+        return fn.decoders.image(encoded, device="mixed", output_type=types.RGB, **given)
+
+    return graph()
+
+
+READY = {"size": SIDE_PX, "resize": SIDE_PX, "mean": (0, 0, 0), "std": (1, 1, 1), "layout": "HWC"}
+
+
+def is_right(server: ProxyServer, root: str | Path) -> bool:
+    dataset = Spelled(root, transform=server.proxy, loader=read_bytes)
+    for images, indices in DataLoader(dataset, 8, server=server):
+        if numbers_in(images.movedim(-1, 1), white=255) != indices.tolist():
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        by_hand,
+        functools.partial(by_hand, hw_decoder_load=0.5),
+        functools.partial(pipelines.validation, "proxy", **READY, batch_size=8, num_threads=1, device_id=0),
+    ],
+    ids=["by default", "told", "ready"],
+)
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_users_pipeline_is_made_to_leave_them_alone(
+    make: Callable[[], Pipeline], is_built: bool, failing: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    root = spell_dataset(tmp_path / "set", 24)
+    for time in range(2):
+        pipeline = make()
+        if is_built:
+            pipeline.build()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "proxyloader"):
+            server = ProxyServer(pipeline)
+        assert ("GPU 0 has no JPEG engines, or other processes use them up" in caplog.text) == (time == 0)
+        assert server.pipeline is pipeline and not _dali.uses_engines(pipeline)
+        assert is_right(server, root)
+
+
+def test_ready_graphs_of_a_reader_leave_them_alone(failing: None, tmp_path: Path) -> None:
+    root = spell_dataset(tmp_path / "set", 24)
+    loader = FileReaderLoader(root, pipelines.validation, 8, **READY)
+    given = FileReaderLoader.from_pipeline(read_by_hand(root))
+    for each in (loader, given):
+        for _ in range(2):
+            assert sum(len(labels) for _, labels in each) == 24
+        assert not _dali.uses_engines(each._epochs.pipeline)
+
+
+def read_by_hand(root: Path) -> Pipeline:
+    @pipeline_def(batch_size=8, num_threads=1, device_id=0)
+    def graph() -> Any:
+        encoded, labels = fn.readers.file(file_root=str(root), name="Reader", pad_last_batch=True)
+        return fn.decoders.image(encoded, device="mixed", output_type=types.RGB), labels
+
+    return graph()
 
 
 @pytest.mark.timeout(240)
 def test_where_others_use_them_up_the_pictures_are_right(tmp_path: Path) -> None:
     command = [sys.executable, "-c", EXHAUSTED, str(spell_dataset(tmp_path / "set", 64))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=WITH_THE_PROJECT)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "right", done.stderr[-2000:]
     assert "CUDA decodes" in done.stderr
