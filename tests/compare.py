@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import transforms as v1
 
-from proxyloader import EncodedImage, compile_transforms
+from proxyloader import EncodedImage, compile_transforms, engines
 from proxyloader.batch_format import BatchFormat
 from proxyloader.make_dataset import ODD_FORMATS, photograph
 from proxyloader.operators import PipelineOptions
@@ -121,11 +121,21 @@ class Bound:
     gpu_mean: float | None = None
 
     def on(self, device: str) -> Bound:
-        """The GPU's JPEG engine is up to 1 level off Pillow; its CUDA decoder, for what the engine cannot decode, 3."""
+        """The GPU's JPEG engine is up to 1 level off Pillow; its CUDA decoder, for what no engine decodes, 3."""
         if device == "cpu":
             return replace(self, gpu_mean=None)
         mean = self.mean if self.gpu_mean is None else self.gpu_mean
-        return Bound(mean + 0.1, self.p999 + 1, self.max + 3)
+        return Bound(mean + 0.1, self.p999 + (1 if engines_decode() else 2), self.max + 3)
+
+
+def engines_decode() -> bool:
+    """A GPU's do, what they can; else CUDA does, which rounds otherwise: there are none, or others use them up."""
+    return 0 not in engines._failing and _engines_work()
+
+
+@functools.lru_cache
+def _engines_work() -> bool:
+    return engines._levels_off(0) < engines.MOST_LEVELS
 
 
 EXACT = Bound(0, 0, 0)

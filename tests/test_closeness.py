@@ -41,7 +41,7 @@ from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.views import Views
 from proxyloader.transforms.warp import Affine, BicubicAffine, Perspective
 
-from .compare import FLOAT_ROUNDING, Bound, images, run
+from .compare import FLOAT_ROUNDING, Bound, engines_decode, images, lossless, run
 
 NEAREST, BILINEAR, BICUBIC, LANCZOS = (
     InterpolationMode(name) for name in ("nearest", "bilinear", "bicubic", "lanczos")
@@ -121,7 +121,9 @@ def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device:
     (says,) = {each.closeness for each in made_of(plan_for(transform).steps) if type(each) is step}
     assert says is not None
     allowed = Bound(says.mean, says.p999, says.max).on(device)
-    outputs = run(transform, device, images("landscape", "portrait", "small", "grey", "PNG"))
+    # Where CUDA decodes, more pixels are off by more before the step, and some steps cut at a level.
+    decoded_alike = images if device == "cpu" or engines_decode() else lossless
+    outputs = run(transform, device, decoded_alike("landscape", "portrait", "small", "grey", "PNG"))
     found = np.concatenate([difference.ravel() for difference in outputs.differences()])
     measured = Bound(float(found.mean()), float(np.quantile(found, 0.999)), float(found.max()))
     for name in ("mean", "p999", "max"):

@@ -15,8 +15,6 @@ from proxyloader import DataLoader, ProxyServer
 from proxyloader.spelled import numbers_in, spell_dataset
 from tests.faults import Spelled
 
-pytestmark = pytest.mark.gpu
-
 IMAGES, BATCH = 512, 32
 
 

@@ -16,7 +16,7 @@ from proxyloader import DataLoader
 from proxyloader.device import cores_near, cuda_ordinal, pci_address
 from proxyloader.make_dataset import make_dataset
 
-pytestmark = pytest.mark.gpu
+from ..compare import engines_decode
 
 TRAIN = transforms.Compose(
     [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -47,14 +47,14 @@ def test_full_size_batches_are_those_of_the_stock_loader(large_photos: Path, tra
         assert torch.equal(labels, stock_labels)
         difference = 255 * (ours - theirs).abs()
         assert difference.mean() <= 0.5
-        assert difference.flatten().kthvalue(int(0.999 * difference.numel())).values <= 2
+        assert difference.flatten().kthvalue(int(0.999 * difference.numel())).values <= (2 if engines_decode() else 3)
 
 
-def test_the_jpeg_engine_is_within_one_level_of_pillow(large_photos: Path) -> None:
+def test_the_jpeg_engine_is_within_one_level_of_pillow_and_cuda_within_three(large_photos: Path) -> None:
     dataset = ImageFolder(str(large_photos), DECODE)
     loaders = StockLoader(dataset, 128, num_workers=4), DataLoader(dataset, 128, num_workers=4)
     for (theirs, _), (ours, _) in zip(*loaders):
-        assert (ours.cpu().int() - theirs.int()).abs().max() <= 1
+        assert (ours.cpu().int() - theirs.int()).abs().max() <= (1 if engines_decode() else 3)
 
 
 def test_a_loop_that_lags_far_behind_sees_every_picture_once_and_whole(large_photos: Path) -> None:

@@ -16,8 +16,6 @@ from proxyloader import DataLoader
 from proxyloader.spelled import numbers_in, spell_dataset, spelled_picture
 from tests.faults import Spelled
 
-pytestmark = pytest.mark.gpu
-
 IMAGES, BATCH = 512, 32
 LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()])
 

@@ -12,8 +12,6 @@ import torch
 from proxyloader.make_dataset import make_dataset
 from tests.test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,8 +10,6 @@ import torch
 
 from proxyloader import FileReaderLoader, pipelines
 
-pytestmark = pytest.mark.gpu
-
 CYCLES = 20_000_000
 """About 10 ms, in which DALI makes some batches."""
 

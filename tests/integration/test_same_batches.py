@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 
 import proxyloader
 from proxyloader.make_dataset import make_dataset
+from tests.compare import engines_decode
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN = transforms.Compose(
@@ -59,7 +60,13 @@ def levels(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same(ours: list[Any], theirs: list[Any], mean: float = 0.5, most: float = 2.0) -> None:
+    """
+    Args:
+        most: at the 99.9th percentile; where CUDA decodes in place of a GPU's engines, a level more.
+    """
     assert len(ours) == len(theirs)
+    if torch.cuda.is_available() and not engines_decode():
+        most += 1
     for (images, labels), (stock_images, stock_labels) in zip(ours, theirs):
         assert torch.equal(labels, stock_labels)
         difference = levels(images, stock_images)
@@ -90,14 +97,14 @@ def test_persistent_workers_go_on_as_the_stock_loaders_do(
     assert_same(batches(proxyloader.DataLoader, folder, 3, device=device, **arguments), theirs)
 
 
-def test_decoding_alone_is_exact_on_the_cpu_and_within_one_level_on_the_jpeg_engine(
+def test_decoding_alone_is_exact_on_the_cpu_and_within_one_level_on_the_jpeg_engine_or_three_by_cuda(
     folder: ImageFolder, device: str
 ) -> None:
     folder.transform = DECODE
     theirs = batches(StockLoader, folder, 1, batch_size=12)
     ours = batches(proxyloader.DataLoader, folder, 1, batch_size=12, device=device)
     most = max(levels(a, b).max().item() for (a, _), (b, _) in zip(ours, theirs))
-    assert most <= (0 if device == "cpu" else 1)
+    assert most <= (0 if device == "cpu" else 1 if engines_decode() else 3)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
