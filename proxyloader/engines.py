@@ -8,10 +8,11 @@ waited for.
 
 A decoder takes its room in two steps. What it needs for pictures alike it takes when it is built. What it needs for a
 single one, or for several kinds of JPEGs, is shared by all decoders of a process that are given the same padding; the
-first that needs it takes it. So behind a pipeline that was built on a crowded GPU a decoder like its own is built, and
-given a single picture and then two: that takes both kinds of room, and the pipeline keeps what is shared. Pictures of
-the engines are Pillow's, while CUDA rounds otherwise. Where CUDA shows, or something else, the pipeline's decoders are
-told to leave the engines alone, it is built once more, and so is every other of the process from then on.
+first that needs it takes it. So behind a pipeline a decoder like its own is built, and given a single picture and then
+two: that takes both kinds of room, and the pipeline keeps what is shared. So it is behind a process's first pipeline,
+which may need what is shared when others have come, and behind each that is built on a crowded GPU. Pictures of the
+engines are Pillow's, while CUDA rounds otherwise. Where CUDA shows on a crowded GPU, or something else, the pipeline's
+decoders are told to leave the engines alone, it is built once more, and so is every other of the process from then on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from . import _dali
+from . import _executor
 from ._dali import Pipeline, fn, pipeline_def, types, upright
+from ._executor import Padding
 from .errors import PipelineError
 
 log = logging.getLogger("proxyloader")
@@ -48,24 +51,37 @@ SHORT_BYTES = 1 << 30
 _failing: set[int] = set()
 """GPUs whose engines this process leaves alone."""
 
+_holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDictionary()
+"""Pipelines with decoders that hold what they share with others of their padding."""
+
+
+def are_left_alone(device_id: int | None) -> bool:
+    """By this process, since they did not decode."""
+    return device_id in _failing
+
 
 def build(pipeline: Pipeline) -> None:
     """Build a pipeline, if it is not built yet, such that it does not count on engines that do not decode.
 
+    It takes longer where it is the first in a process, and on a crowded GPU.
+
     Raises:
         torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
-        PipelineError: engines do not decode, and its decoders cannot be told; the pipeline was deserialized, say.
+        PipelineError: engines do not decode, and its decoders cannot be told; the pipeline has run, say.
     """
-    if pipeline.device_id in _failing:
+    if pipeline in _holding and _executor.is_built(pipeline):
+        return
+    _holding.pop(pipeline, None)
+    if are_left_alone(pipeline.device_id):
         _avoid(pipeline)
-    _dali.build(pipeline)
+    _executor.build(pipeline)
     if _fail_for(pipeline):
         _avoid(pipeline)
-        _dali.build(pipeline)
+        _executor.build(pipeline)
 
 
 def _avoid(pipeline: Pipeline) -> None:
-    if not _dali.leave_engines_alone(pipeline):
+    if not _executor.leave_engines_alone(pipeline):
         raise PipelineError(
             f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
             "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0"
@@ -73,13 +89,20 @@ def _avoid(pipeline: Pipeline) -> None:
 
 
 def _fail_for(pipeline: Pipeline) -> bool:
-    """See whether a pipeline that was just built counts on engines that do not decode. Takes time on a crowded GPU."""
+    """See whether a pipeline that is built counts on engines that do not decode."""
     device_id = pipeline.device_id
-    if device_id is None or not _dali.uses_engines(pipeline):
+    if device_id is None or not _executor.uses_engines(pipeline):
         return False
-    if not _is_crowded(*torch.cuda.mem_get_info(device_id), torch.cuda.memory_reserved(device_id)):
+    if are_left_alone(device_id):
+        return True
+    paddings = _executor.paddings_on_engines(pipeline)
+    held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
+    if not _is_crowded(device_id) and paddings <= set().union(*held):
+        _holding[pipeline] = paddings
         return False
-    if _levels_off(device_id) < MOST_LEVELS:
+    off = max(_levels_off(device_id, padding) for padding in paddings)
+    if off < MOST_LEVELS or not _is_crowded(device_id):  # where it is not crowded, it has none, and DALI knows
+        _holding[pipeline] = paddings
         return False
     _failing.add(device_id)
     log.warning(
@@ -91,23 +114,27 @@ def _fail_for(pipeline: Pipeline) -> bool:
     return True
 
 
-def _is_crowded(free_bytes: int, total_bytes: int, own_bytes: int) -> bool:
-    return free_bytes < SHORT_BYTES or total_bytes - free_bytes - own_bytes > CROWDED_BYTES
+def _is_crowded(device_id: int) -> bool:
+    try:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device_id)
+    except (RuntimeError, AssertionError):  # CUDA itself has failed, or torch was built without it
+        return False
+    return free_bytes < SHORT_BYTES or total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
 
 
-def _levels_off(device_id: int | None, engine_share: float = 1.0) -> float:
+def _levels_off(device_id: int | None, padding: Padding = (), engine_share: float = 1.0) -> float:
     """Decode a picture, alone and beside itself, and compare with Pillow's: the most that one differs in the mean.
 
     Infinite where they cannot be decoded, for want of memory, say.
     """
     encoded, wanted = _picture()
-    pipeline = _decoder(device_id, engine_share)
+    pipeline = _decoder(device_id, padding, engine_share)
     off = []
     try:
         pipeline.build()  # also where there is little memory: what is not found then, the next decoder will not find
         for images in ([encoded], [encoded, encoded]):
-            pipeline.feed_input("images", _dali.tensor_list(images))
-            _dali.run(pipeline)
+            pipeline.feed_input("images", _executor.tensor_list(images))
+            _executor.run(pipeline)
             (decoded,) = pipeline.outputs()
             on_cpu = decoded if device_id is None else decoded.as_cpu()
             off += [float(np.abs(np.asarray(found).astype(int) - wanted).mean()) for found in on_cpu]
@@ -117,10 +144,10 @@ def _levels_off(device_id: int | None, engine_share: float = 1.0) -> float:
     return max(off)
 
 
-def _decoder(device_id: int | None, engine_share: float) -> Pipeline:
+def _decoder(device_id: int | None, padding: Padding, engine_share: float) -> Pipeline:
     how: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright("decoders__Image")}
     if device_id is not None:
-        how |= {"device": "mixed", "hw_decoder_load": engine_share}
+        how |= {"device": "mixed", "hw_decoder_load": engine_share, **dict(padding)}
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
         batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True

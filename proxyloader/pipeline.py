@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from . import engines
-from ._dali import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, run, tensor_list, types
+from ._dali import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, types
 from ._dali import __version__ as dali_version
+from ._executor import run, tensor_list
 from .last_steps import split
 from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions

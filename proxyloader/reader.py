@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from . import _dali, forks
+from . import _dali, _executor, forks
 from .arguments import at_least, check_num_threads
 from .device import check_device, cuda_ordinal
 from .pipeline import PipelineOptions
@@ -177,7 +177,7 @@ class FileReaderLoader:
         def built(epoch: int, _: None) -> _dali.Pipeline:
             if epoch:
                 seed = None if pipeline.seed is None else seed_for(pipeline.seed, "pipeline", epoch)
-                _dali.take_apart(pipeline, seed)
+                _executor.take_apart(pipeline, seed)
             return pipeline
 
         loader = cls.__new__(cls)
@@ -346,7 +346,7 @@ class FileReaderLoader:
 
     def forget_in_child(self) -> None:
         if self._epochs.is_open:
-            _dali.forget_in_child(self.pipeline)
+            _executor.forget_in_child(self.pipeline)
             self.close()
 
 

@@ -5,7 +5,8 @@ DALI's iterators keep epochs apart only if the reader pads its last batch, so ou
 The iterator then cuts the padding off (PARTIAL) or leaves it (FILL). With DROP it loses count of padded batches where
 shards differ by one sample, and begins the next epoch with one of them (DALI 2.4); so DROP is done here, as FILL of
 which the last batch is not handed out. And DALI cannot leave an epoch half way: what its threads have read ahead would
-be in the next one. So after a ``break`` the pipeline is built anew, on the shard that is next and with another seed.
+be in the next one. So after a ``break`` the pipeline is built anew, on the shard that is next and with another seed;
+or where one that was given cannot begin anew, the rest of its epoch is read and thrown away.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import _dali, engines
+from . import _dali, _executor, engines
 from .errors import PipelineError
 from .reader_arguments import names_of, what_failed, what_is_missing
 from .sharding import LastBatchPolicy
@@ -186,23 +187,33 @@ class Epochs:
 
     def _leave(self) -> None:
         """Come to the start of the next epoch from the middle of one. See NOTE [ Epochs of a reader ]."""
-        moves = int(self._meta["number_of_shards"]) > 1 and not self._meta["stick_to_shard"]
-        if not (self.is_given and moves):
+        why_not = self._why_not_anew()
+        if not why_not:
             self.go_to(self._epoch + 1)
         elif self._is_broken:
             raise RuntimeError(
-                "an epoch failed, and a pipeline that was given cannot go to its next shard by itself: build it anew, "
-                "give its reader stick_to_shard=True, or let FileReaderLoader(root, function) build it"
+                f"an epoch failed, and the pipeline that was given {why_not}: build it anew, or let "
+                "FileReaderLoader(root, function) build it"
             )
         else:
             log.warning(
-                "the loop was left early, and the reader of a pipeline that was given comes to its next shard at an "
-                "epoch's end alone: what is left is read and thrown away. stick_to_shard=True avoids that"
+                "the loop was left early, and the pipeline that was given %s: what is left is read and thrown away",
+                why_not,
             )
             with contextlib.suppress(StopIteration):
                 while True:
                     next(self._batches)
             self._epoch += 1
+
+    def _why_not_anew(self) -> str:
+        """Why the pipeline cannot be brought to the next epoch's start by building it anew; "" where it can."""
+        if not self.is_given:
+            return ""
+        if int(self._meta["number_of_shards"]) > 1 and not self._meta["stick_to_shard"]:
+            return "comes to its next shard at an epoch's end alone (stick_to_shard=True avoids that)"
+        if not _executor.begins_anew(self.pipeline):
+            return "goes on from a checkpoint, calls functions for data, or was deserialized, and cannot begin anew"
+        return ""
 
     @property
     def next_epoch(self) -> int:
@@ -217,7 +228,7 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """What ``STATE`` names: where the epoch stands, and DALI's checkpoint."""
-        if not _dali.keeps_checkpoints(self.pipeline):
+        if not _executor.keeps_checkpoints(self.pipeline):
             raise ValueError("the pipeline keeps no checkpoints; build it with enable_checkpointing=True")
         (checkpoint,) = self._batches.checkpoints()
         batches = 0 if self._is_over else self._handed_out

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _dali, engines, forks
+from . import _dali, _executor, engines, forks
 from .batch_format import Output as Output
 from .batch_format import Outputs as Outputs
 from .batch_format import stacked_or_listed
@@ -74,7 +74,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         """Build the pipeline. Arguments and errors stand at the class."""
         self._thread_stop_event = None  # before anything that can raise: upstream's __del__ looks at it
         sources = fed_sources(pipeline)
-        if _dali.shares_decoder_stream(pipeline):
+        if _executor.shares_decoder_stream(pipeline):
             raise ValueError(
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
@@ -88,7 +88,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._lock = threading.RLock()
         self._started = False
         self._in_step = True  # there is a ticket for each run that DALI has, and no other
-        self._declared = [_dali.declared_kind(pipeline, source) for source in sources]
+        self._declared = [_executor.declared_kind(pipeline, source) for source in sources]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
         self._lone_run_s = math.inf  # the shortest time that a run took, none being before it
@@ -156,12 +156,12 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 self.settle()  # they have failed, too
                 self._rebuild()
             ticket = Ticket(len(inputs[0]), self._kinds_of(inputs))
-            batches = [_dali.tensor_list(samples) for samples in inputs]
+            batches = [_executor.tensor_list(samples) for samples in inputs]
             self._in_step = False
             for name, batch in zip(self._dali_input_names, batches):
                 self._pipe.feed_input(name, batch)
             ticket.inputs = batches
-            _dali.run(self._pipe)
+            _executor.run(self._pipe)
             ticket.was_alone = not self._runs
             if ticket.was_alone and self._lone_run_s < math.inf:
                 ticket.busy_until_s = ticket.started_s + SURELY * self._lone_run_s
@@ -228,11 +228,11 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
         except (RuntimeError, MemoryError) as error:
-            if str(error).startswith(LOST_WORKER) or not _dali.is_of_a_run(error):
+            if str(error).startswith(LOST_WORKER) or not _executor.is_of_a_run(error):
                 raise  # DALI may have the run still, and so all are begun anew
             ticket.error = error.with_traceback(None)
-            if _dali.is_out_of_memory(error):
-                ticket.error = _dali.out_of_memory(error, self._pipe.device_id, f"a batch of {ticket.size}")
+            if _executor.is_out_of_memory(error):
+                ticket.error = _executor.out_of_memory(error, self._pipe.device_id, f"a batch of {ticket.size}")
             self._failed = ticket.kinds
         self._runs.popleft()
         ticket.ended = self._in_step = True
@@ -258,12 +258,12 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         """Those of the oldest run, in torch's memory."""
-        return _dali.take_outputs(self._pipe, stream)
+        return _executor.take_outputs(self._pipe, stream)
 
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
         self._in_step = False  # if there is no memory for it, the next run begins with it
-        _dali.take_apart(self._pipe)
+        _executor.take_apart(self._pipe)
         engines.build(self._pipe)
         self._failed, self._in_step = None, True
 
@@ -291,7 +291,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
 
     def forget_in_child(self) -> None:
         """In a forked child: the pipeline and its runs are the parent's."""
-        _dali.forget_in_child(self._pipe)
+        _executor.forget_in_child(self._pipe)
         self._runs.clear()
         self._lock = threading.RLock()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _dali
+from . import _dali, _executor
 from .errors import InputError
 
 
@@ -19,19 +19,19 @@ def fed_sources(pipeline: Any) -> list[Any]:
     if not isinstance(pipeline, _dali.Pipeline):
         step = "; call it: what @pipeline_def made gives one" if _dali.is_pipeline_function(pipeline) else ""
         raise TypeError(f"ProxyServer takes a DALI pipeline, got {type(pipeline).__name__}{step}")
-    sources = _dali.external_sources(pipeline)
+    sources = _executor.external_sources(pipeline)
     if not sources:
         raise RuntimeError(
             "the pipeline has no inputs, so a dataset can give it nothing. Begin its graph with "
             'fn.external_source(name="images") instead of a reader; ready ones: pipelines.training(source="proxy")'
         )
     for source in sources:
-        if _dali.has_source(source):
+        if _executor.has_source(source):
             raise ValueError(
                 f"input {source.name!r} of the pipeline has a source of its own, and the proxy is to be its source. "
                 'Leave out source=... and give it a name: fn.external_source(name="images")'
             )
-        if _dali.repeats_last(source):
+        if _executor.repeats_last(source):
             raise ValueError(
                 f"input {source.name!r} of the pipeline has repeat_last=True, and the proxy feeds every batch; "
                 "leave it out"
@@ -44,7 +44,7 @@ def check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None,
     Args:
         name: of an input.
         kind: (dtype, number of dimensions) of its arrays.
-        declared: the same, as ``_dali.declared_kind`` gives it.
+        declared: the same, as ``_executor.declared_kind`` gives it.
 
     Raises:
         InputError: the pipeline declares another kind, or decodes them.

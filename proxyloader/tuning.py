@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from . import engines
 from .operators import PipelineOptions
 from .pipeline import DALI_VERSION, decoding_s
 
@@ -61,8 +62,9 @@ def tuned(options: PipelineOptions, images: list[Any]) -> PipelineOptions:
             settled = measured(options, lambda candidate: decoding_s(candidate, images))
         except (RuntimeError, MemoryError):  # a bad image, or no memory: the run itself will tell
             return replace(options, hw_decoder_load=options.engine_share, num_threads=options.threads)
-        known[key] = {"hw_decoder_load": settled.hw_decoder_load, "num_threads": settled.num_threads}
-        _write(path, known)
+        if not engines.are_left_alone(options.device_id):  # else it is no answer for this GPU, but for now
+            known[key] = {"hw_decoder_load": settled.hw_decoder_load, "num_threads": settled.num_threads}
+            _write(path, known)
     return settled
 
 

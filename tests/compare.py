@@ -130,7 +130,7 @@ class Bound:
 
 def engines_decode() -> bool:
     """A GPU's do, what they can; else CUDA does, which rounds otherwise: there are none, or others use them up."""
-    return 0 not in engines._failing and _engines_work()
+    return not engines.are_left_alone(0) and _engines_work()
 
 
 @functools.lru_cache

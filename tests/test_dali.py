@@ -16,7 +16,7 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from proxyloader import _dali
+from proxyloader import _dali, _executor
 from proxyloader.proxy import ProxySample
 
 
@@ -60,8 +60,8 @@ def test_a_graph_says_which_inputs_nobody_can_feed() -> None:
         repeated = fn.external_source(name="repeated", repeat_last=True)
         return fn.external_source(name="fed"), repeated, fn.external_source(lambda: [np.zeros(1)], name="own")
 
-    sources = _dali.external_sources(graph())
-    found = {source.name: (_dali.has_source(source), _dali.repeats_last(source)) for source in sources}
+    sources = _executor.external_sources(graph())
+    found = {source.name: (_executor.has_source(source), _executor.repeats_last(source)) for source in sources}
     assert found == {"fed": (False, False), "repeated": (False, True), "own": (True, False)}
 
 
@@ -87,16 +87,18 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
 
     pipeline = graph()
     pipeline.build()
-    declared = {source.name: _dali.declared_kind(pipeline, source) for source in _dali.external_sources(pipeline)}
+    declared = {
+        source.name: _executor.declared_kind(pipeline, source) for source in _executor.external_sources(pipeline)
+    }
     assert declared == {"b": ("<f4", 1), "a": (None, None)}
     for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume", "_seed"):
         assert name in vars(pipeline), name
     for dtype in (np.float32, np.int16):  # DALI would hold on to the first
         for name in "ab":
             pipeline.feed_input(name, [np.zeros(2, np.float32 if name == "b" else dtype)] * 2)
-        _dali.run(pipeline)
+        _executor.run(pipeline)
         assert pipeline.outputs()[1].dtype == (types.FLOAT if dtype is np.float32 else types.INT16)
-        _dali.take_apart(pipeline)
+        _executor.take_apart(pipeline)
 
 
 def test_a_pipeline_built_anew_draws_by_its_seed_or_by_another() -> None:
@@ -107,7 +109,7 @@ def test_a_pipeline_built_anew_draws_by_its_seed_or_by_another() -> None:
     assert _dali.is_pipeline_function(graph) and not _dali.is_pipeline_function(len)
     pipeline, found = graph(), []
     for seed in (None, None, 2, 1):
-        _dali.take_apart(pipeline, seed)
+        _executor.take_apart(pipeline, seed)
         found.append(np.array(pipeline.run()[0].as_tensor()))
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[3])
     assert not np.array_equal(found[0], found[2])
@@ -208,5 +210,7 @@ def test_what_a_decoder_takes_is_bytes_whatever_the_source_says() -> None:
 
     pipeline = graph()
     pipeline.build()
-    declared = {source.name: _dali.declared_kind(pipeline, source) for source in _dali.external_sources(pipeline)}
+    declared = {
+        source.name: _executor.declared_kind(pipeline, source) for source in _executor.external_sources(pipeline)
+    }
     assert declared == {"images": ("|u1", 1), "others": (None, None)}

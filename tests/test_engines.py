@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 from torchvision.transforms import PILToTensor
 
-from proxyloader import PipelineError, _dali, engines
+from proxyloader import PipelineError, _executor, engines
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
 
@@ -30,8 +32,17 @@ def test_a_pipeline_on_a_cpu_has_none() -> None:
     ("free", "own", "crowded"),
     [(130, 8, False), (130, 0, True), (20, 119, False), (20, 60, True), (0, 140, True)],
 )
-def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(free: int, own: int, crowded: bool) -> None:
-    assert engines._is_crowded(free << 30, 140 << 30, own << 30) == crowded
+def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
+    free: int, own: int, crowded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
+    assert engines._is_crowded(0) == crowded
+
+
+def test_without_cuda_nothing_is_crowded() -> None:
+    if not torch.cuda.is_available():
+        assert not engines._is_crowded(0)
 
 
 def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) -> Pipeline:
@@ -51,13 +62,13 @@ def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) ->
     ("given", "uses"), [({}, True), ({"hw_decoder_load": 0.5}, True), ({"hw_decoder_load": 0}, False)]
 )
 def test_a_pipeline_tells_whether_it_uses_them(given: dict[str, Any], uses: bool) -> None:
-    assert _dali.uses_engines(decoder_of(given)) == uses
+    assert _executor.uses_engines(decoder_of(given)) == uses
 
 
 def words_of(pipeline: Pipeline) -> list[str]:
     """All that is said to its operators, but from which lines of code."""
     lines = [line.strip() for operator in pipeline._ops for line in str(operator.spec).splitlines()]
-    return [line for line in lines if not line.startswith(("_origin_stack", "preserve_name")) and line]
+    return [line for line in lines if line and not line.startswith("_origin_stack")]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +77,7 @@ def words_of(pipeline: Pipeline) -> list[str]:
         ({}, "image", {}),
         ({"hw_decoder_load": 0.5}, "image", {}),
         ({"hw_decoder_load": 1.0, "random_area": [0.1, 0.9], "seed": 7}, "image_random_crop", {}),
+        ({"hw_decoder_load": 0.5, "preserve": True, "name": "mine"}, "image", {}),
         ({"crop": [20, 20]}, "image_crop", {"crop_pos_x": 1}),
     ],
     ids=str,
@@ -75,7 +87,7 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
 ) -> None:
     pipeline = decoder_of(given, operator, **inputs)
     before = words_of(pipeline)
-    assert _dali.leave_engines_alone(pipeline) and not _dali.uses_engines(pipeline)
+    assert _executor.leave_engines_alone(pipeline) and not _executor.uses_engines(pipeline)
     after = words_of(pipeline)
     assert [line for line in after if line not in before] == ["hw_decoder_load: 0.000000"]
     assert [line for line in after if "hw_" not in line] == [line for line in before if "hw_" not in line]
@@ -86,17 +98,143 @@ def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPat
     pipeline = decoder_of({"crop": [20, 20], "hw_decoder_load": 0.5}, "image_crop", crop_pos_x=1)
     with pytest.raises(PipelineError, match=r"engines of GPU 0, .*pictures might be wrong. Give its decoders hw_dec"):
         engines.build(pipeline)
-    assert _dali.uses_engines(pipeline)
+    assert _executor.uses_engines(pipeline)
 
 
-def test_a_pipeline_that_was_deserialized_may_use_them_and_cannot_be_told() -> None:
+def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
+    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    def graph() -> Any:
+        return fn.decoders.image(fn.external_source(name="images"), device="mixed")  # not hw_decoder_load: 0.000000
+
+    pipeline = graph()
+    pipeline._build_graph()
+    assert _executor.uses_engines(pipeline)
+
+
+def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
+    """A checkpoint holds one for both, and must fit."""
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    def graph() -> Any:
+        encoded = fn.external_source(name="images")
+        return tuple(fn.decoders.image(encoded, device="mixed", hw_decoder_load=0.5) for _ in range(2))
+
+    pipeline = graph()
+    assert _executor.leave_engines_alone(pipeline)
+    told = [words_of(pipeline).count(line) for line in ("preserve_name: False", "hw_decoder_load: 0.000000")]
+    assert told == [2, 2]
+
+
+def test_a_pipeline_that_was_deserialized_on_a_cpu_uses_none() -> None:
     pipeline = Pipeline.deserialize(build_pipeline(DECODED, PipelineOptions(1)).serialize())
-    assert not _dali.leave_engines_alone(pipeline)
-    pipeline.build()
-    assert _dali.uses_engines(pipeline) and not _dali.leave_engines_alone(pipeline)
+    assert not _executor.uses_engines(pipeline) and _executor.leave_engines_alone(pipeline)
 
 
 def test_a_pipeline_without_them_stays_as_it_is() -> None:
     pipeline = build_pipeline(DECODED, PipelineOptions(1))
     executor = pipeline._pipe
-    assert _dali.leave_engines_alone(pipeline) and pipeline._pipe is executor is not None
+    assert _executor.leave_engines_alone(pipeline) and pipeline._pipe is executor is not None
+
+
+class Executor:
+    """As much of one as a pipeline needs to be let go."""
+
+    def Shutdown(self) -> None: ...
+
+
+class Gpu:
+    """In place of a GPU, which is not here: whether it is crowded, and has engines for those who try. What needs a real
+    one is in ``tests/gpu/test_engines_gpu.py``."""
+
+    def __init__(self) -> None:
+        self.is_crowded, self.has_engines = False, True
+        self.tried: list[Any] = []
+        self.built: list[bool] = []  # whether on engines
+
+    def build(self, pipeline: Pipeline) -> None:
+        if pipeline._built:
+            return
+        if not pipeline._py_graph_built:
+            pipeline._build_graph()
+        pipeline._pipe, pipeline._built, pipeline._device_id = Executor(), True, 0
+        self.built.append(_executor.uses_engines(pipeline))
+
+    def levels_off(self, device_id: int, padding: Any) -> float:
+        self.tried.append(padding)
+        return 0 if self.has_engines else 1
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setattr(engines, "_failing", set())
+    monkeypatch.setattr(engines, "_holding", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(engines, "_is_crowded", lambda device_id: gpu.is_crowded)
+    monkeypatch.setattr(engines, "_levels_off", gpu.levels_off)
+    monkeypatch.setattr(_executor, "build", gpu.build)
+    return gpu
+
+
+def test_they_are_tried_behind_the_first_pipeline_and_again_when_none_is_left(gpu: Gpu) -> None:
+    for _ in range(2):
+        first, second = decoder_of({}), decoder_of({"hw_decoder_load": 0.5})
+        engines.build(first)
+        engines.build(second)
+        del first
+        engines.build(decoder_of({}))
+        del second
+    assert gpu.tried == [(), ()] and gpu.built == [True] * 6
+
+
+def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
+    gpu.is_crowded = True
+    pipelines = [decoder_of({}) for _ in range(3)]
+    for pipeline in pipelines * 2:
+        engines.build(pipeline)
+    assert gpu.tried == [()] * 3
+    _executor.take_apart(pipelines[0])
+    engines.build(pipelines[0])
+    assert gpu.tried == [()] * 4 and gpu.built == [True] * 4
+
+
+def test_they_are_tried_as_a_pipelines_decoders_would_use_them(gpu: Gpu) -> None:
+    engines.build(decoder_of({"device_memory_padding": 1 << 20, "host_memory_padding": 0}))
+    assert gpu.tried == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
+
+
+def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = decoder_of({})
+    engines.build(before)
+    gpu.is_crowded, gpu.has_engines = True, False
+    built_by_its_user = decoder_of({})
+    gpu.build(built_by_its_user)
+    executor = built_by_its_user._pipe
+    gpu.built.clear()
+    engines.build(built_by_its_user)
+    assert built_by_its_user._pipe is not executor and gpu.built == [False]
+    engines.build(decoder_of({"hw_decoder_load": 1.0}))
+    anywhere = decoder_of({})
+    anywhere._device_id = None  # DALI takes the current one, when it is built
+    engines.build(anywhere)
+    assert gpu.built == [False, False, True, False] and gpu.tried == [()] * 2
+    assert caplog.text.count("CUDA decodes, which is slower") == 1
+    engines.build(before)  # it has its own
+    assert _executor.uses_engines(before)
+
+
+def test_what_has_run_is_not_built_again_behind_its_users_back(gpu: Gpu) -> None:
+    pipeline = decoder_of({})
+    gpu.build(pipeline)
+    pipeline._first_iter, gpu.is_crowded, gpu.has_engines = False, True, False
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="use them up"):
+            engines.build(pipeline)
+
+
+def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gpu: Gpu) -> None:
+    gpu.has_engines = False
+    pipeline = decoder_of({})
+    engines.build(pipeline)
+    assert gpu.built == [True] and _executor.uses_engines(pipeline) and not engines.are_left_alone(0)

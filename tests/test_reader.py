@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import Pipeline, fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from PIL import ExifTags, Image
 from torch.utils.data import DataLoader as StockLoader
@@ -795,6 +795,52 @@ def test_a_given_pipeline_that_moves_from_shard_to_shard_does_so_after_a_break(
     for leaves in (True, False, True, False):
         assert not epoch(first, leaves) & epoch(second, False)
     assert "what is left is read and thrown away" in caplog.text
+
+
+def with_places(root: Path) -> Any:
+    """A pipeline whose labels are the places of its samples in the padded epoch, from a function."""
+
+    @pipeline_def(batch_size=4, num_threads=1)
+    def graph() -> Any:
+        content, _ = fn.readers.file(file_root=str(root), name="Reader", pad_last_batch=True)
+        places = fn.external_source(lambda info: np.int32([info.idx_in_epoch % 24]), batch=False, dtype=types.INT32)
+        return content, places
+
+    return graph()
+
+
+def checkpointed(root: Path) -> Any:
+    first = FileReaderLoader.from_pipeline(numbers_with_checkpoints(root))
+    for _ in range(2):
+        next(iter(first))
+    (checkpoint,) = first._epochs._batches.checkpoints()
+    return numbers_with_checkpoints(root, checkpoint)
+
+
+def numbers_with_checkpoints(root: Path, checkpoint: bytes | None = None) -> Any:
+    source = Reader(str(root), pad_last_batch=True)
+    return numbers(source=source, batch_size=4, num_threads=1, enable_checkpointing=True, checkpoint=checkpoint)
+
+
+def deserialized(root: Path) -> Any:
+    source = Reader(str(root), pad_last_batch=True)
+    return Pipeline.deserialize(numbers(source=source, batch_size=4, num_threads=1, device_id=None).serialize())
+
+
+@pytest.mark.parametrize("make", [with_places, checkpointed, deserialized])
+def test_a_given_pipeline_that_cannot_begin_anew_is_read_to_its_end_after_a_break(
+    make: Callable[[Path], Any], numbered: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = FileReaderLoader.from_pipeline(make(numbered))
+    list(loader)  # what is left of an epoch that goes on
+    whole = [[tensor.flatten().tolist() for tensor in batch] for batch in loader]
+    for leave in (0, 2):
+        for k, _ in enumerate(loader):
+            if k == leave:
+                break
+        assert [[tensor.flatten().tolist() for tensor in batch] for batch in loader] == whole
+    assert caplog.text.count("cannot begin anew: what is left is read and thrown away") == 2
+    assert make is not with_places or flat((places, _) for _, places in whole) == list(range(23))
 
 
 def test_set_epoch_says_which_shard_and_order_come(photos: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 
-from proxyloader import DataLoader, FileReaderLoader, ProxyServer, _dali, engines, pipelines
+from proxyloader import DataLoader, FileReaderLoader, ProxyServer, _executor, engines, pipelines
 from proxyloader.spelled import SIDE_PX, numbers_in, spell_dataset
 
 from ..faults import WITH_THE_PROJECT, Spelled
@@ -23,7 +23,7 @@ EXHAUSTED = """
 import logging, sys
 from nvidia.dali import fn, pipeline_def, types
 from torchvision import transforms
-from proxyloader import DataLoader, ProxyServer, _dali, engines
+from proxyloader import DataLoader, ProxyServer, _executor, engines
 from proxyloader.spelled import numbers_in
 from tests.faults import Spelled
 from tests.gpu.test_engines_gpu import by_hand, is_right
@@ -46,22 +46,27 @@ while len(held) % 8 or engines._levels_off(0) < engines.MOST_LEVELS:
     assert len(held) < 100
     held.append(decoder(len(held)))
     held[-1].build()
-    held[-1].feed_input("images", _dali.tensor_list([encoded]))
-    _dali.run(held[-1])
+    held[-1].feed_input("images", _executor.tensor_list([encoded]))
+    _executor.run(held[-1])
     held[-1].outputs()
 print(len(held))
 for _ in range(2):
     for images, indices in DataLoader(dataset, 8, device="cuda"):
         assert numbers_in(images, white=255) == indices.tolist()
-for given in ({}, {"hw_decoder_load": 1.0}):
-    assert is_right(ProxyServer(by_hand(**given)), sys.argv[1]), given
+for given in ({}, {"hw_decoder_load": 1.0}, {"device_memory_padding": 12345}):
+    for is_built in (False, True):
+        engines._failing.clear()  # as in a process of its own
+        pipeline = by_hand(**given)
+        if is_built:
+            pipeline.build()
+        assert is_right(ProxyServer(pipeline), sys.argv[1]), (given, is_built)
 print("right")
 """
 
 
 def test_who_decoded_is_seen_on_a_gpu_with_engines() -> None:
-    assert engines._levels_off(0, 1.0) < engines.MOST_LEVELS / 2
-    assert engines._levels_off(0, 0.0) > engines.MOST_LEVELS * 2
+    assert engines._levels_off(0) < engines.MOST_LEVELS / 2
+    assert engines._levels_off(0, engine_share=0.0) > engines.MOST_LEVELS * 2
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where other processes use them up."""
     monkeypatch.setattr(engines, "_failing", set())
     monkeypatch.setattr(engines, "CROWDED_BYTES", 0)
-    monkeypatch.setattr(engines, "_levels_off", lambda device_id: 1.0)
+    monkeypatch.setattr(engines, "_levels_off", lambda device_id, padding: 1.0)
 
 
 def by_hand(**given: Any) -> Pipeline:
@@ -110,11 +115,13 @@ def test_a_users_pipeline_is_made_to_leave_them_alone(
         pipeline = make()
         if is_built:
             pipeline.build()
+        executor = pipeline._pipe
         caplog.clear()
         with caplog.at_level(logging.WARNING, "proxyloader"):
             server = ProxyServer(pipeline)
         assert ("GPU 0 has no JPEG engines, or other processes use them up" in caplog.text) == (time == 0)
-        assert server.pipeline is pipeline and not _dali.uses_engines(pipeline)
+        assert server.pipeline is pipeline and pipeline._pipe is not executor
+        assert not _executor.uses_engines(pipeline)
         assert is_right(server, root)
 
 
@@ -124,8 +131,9 @@ def test_ready_graphs_of_a_reader_leave_them_alone(failing: None, tmp_path: Path
     given = FileReaderLoader.from_pipeline(read_by_hand(root))
     for each in (loader, given):
         for _ in range(2):
-            assert sum(len(labels) for _, labels in each) == 24
-        assert not _dali.uses_engines(each._epochs.pipeline)
+            numbers = [number for images, _ in each for number in numbers_in(images.movedim(-1, 1), white=255)]
+            assert numbers == list(range(24))
+        assert not _executor.uses_engines(each._epochs.pipeline)
 
 
 def read_by_hand(root: Path) -> Pipeline:
