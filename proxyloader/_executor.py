@@ -67,9 +67,11 @@ def _is_decoder(operator: Any) -> bool:
 NO_LOAD = b"hw_decoder_load\x12\x05float\x1d" + bytes(4)
 """So a serialized graph says that a decoder gives nothing to the engines."""
 
+PADDINGS = ("device_memory_padding", "host_memory_padding")
+"""How much memory a decoder is to take ahead."""
+
 Padding = tuple[tuple[str, int], ...]
-"""What is said to a decoder of the memory that it is to take ahead. Those of a process that are told the same share
-what they need of the engines for single pictures and for several kinds of JPEGs."""
+"""What a decoder is told of that. See NOTE [ Engines that fail ] in ``engines.py``."""
 
 
 def is_built(pipeline: Any) -> bool:
@@ -92,9 +94,6 @@ def paddings_on_engines(pipeline: Any) -> set[Padding]:
         return {()}
     told = [_told(operator.spec) for operator in _on_engines(pipeline)]
     return {tuple((name, int(each[name])) for name in PADDINGS if name in each) for each in told}
-
-
-PADDINGS = ("device_memory_padding", "host_memory_padding")
 
 
 def _has_graph(pipeline: Any) -> bool:
