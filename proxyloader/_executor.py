@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,18 @@ from ._dali import Pipeline, StreamPolicy, _external_source_node_names, backend,
 
 
 def external_sources(pipeline: Any) -> list[Any]:
-    """The nodes of a pipeline that data is fed to, in its order.
+    """The nodes of a pipeline that bring data into it by ``fn.external_source``, in its order.
 
     Raises:
         RuntimeError: the pipeline was deserialized, and knows them no more.
     """
     names = _external_source_node_names(pipeline)
     return [node for node in pipeline._ops if node.name in names]
+
+
+def fed_by_hand(pipeline: Any) -> list[str]:
+    """The names of those that call no function, where the pipeline knows."""
+    return [node.name for node in external_sources(pipeline) if not has_source(node)] if _has_graph(pipeline) else []
 
 
 def has_source(node: Any) -> bool:
@@ -130,17 +136,13 @@ def leave_engines_alone(pipeline: Any) -> bool:
         pipeline._build_graph()
     found = _on_engines(pipeline)
     specs = [_off_engines(operator) for operator in found]
-    if None in specs or (found and _has_run(pipeline)):
+    if None in specs or (found and is_under_way(pipeline)):
         return False
     if found:
         take_apart(pipeline)
     for operator, spec in zip(found, specs):
         operator._spec = spec
     return True
-
-
-def _has_run(pipeline: Any) -> bool:
-    return pipeline._pipe is not None and (not pipeline._first_iter or pipeline._batches_to_consume > 0)
 
 
 def _off_engines(operator: Any) -> Any:
@@ -190,11 +192,36 @@ def keeps_checkpoints(pipeline: Any) -> bool:
     return bool(pipeline._enable_checkpointing)
 
 
+_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def take_over(pipeline: Any, owner: Any) -> None:
+    """From now on ``owner`` alone runs a pipeline. Who did so before is told, by its ``lose_pipeline``."""
+    before = _owners.get(pipeline, lambda: None)()
+    if before is not None and before is not owner:
+        before.lose_pipeline()
+    _owners[pipeline] = weakref.ref(owner)
+
+
+def is_under_way(pipeline: Any) -> bool:
+    """It has run, and is not at its start, or at the end of an epoch: what it gives next belongs to what was before."""
+    return pipeline._pipe is not None and (not pipeline._first_iter or pipeline._batches_to_consume > 0)
+
+
+def calls_functions(pipeline: Any) -> bool:
+    """Of the user's, for data."""
+    return _has_graph(pipeline) and any(map(has_source, pipeline._ops))
+
+
 def begins_anew(pipeline: Any) -> bool:
     """Taken apart and built, it is at its start again. Not so one that was deserialized, that goes on from a
     checkpoint, or that calls functions of the user's for data."""
-    has_source_of_its_own = _has_graph(pipeline) and any(map(has_source, pipeline._ops))
-    return _has_graph(pipeline) and not has_source_of_its_own and pipeline._checkpoint is None
+    return _has_graph(pipeline) and not calls_functions(pipeline) and pipeline._checkpoint is None
+
+
+def batches_before(pipeline: Any) -> int:
+    """That its epoch had before the checkpoint from which it goes on."""
+    return int(pipeline._consumer_iter) if pipeline.is_restored_from_checkpoint else 0
 
 
 def take_apart(pipeline: Any, seed: int | None = None) -> None:
@@ -203,7 +230,7 @@ def take_apart(pipeline: Any, seed: int | None = None) -> None:
     Args:
         seed: another one for what is random in it; None: the one it has.
     """
-    pipeline._pipe = None
+    pipeline._pipe = pipeline._api_type = None
     pipeline._seed = pipeline._seed if seed is None else seed
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
     pipeline._first_iter = True

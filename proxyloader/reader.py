@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -163,10 +164,12 @@ class FileReaderLoader:
     ) -> FileReaderLoader:
         """A loader over a pipeline of your own, which has a reader of that name: ``fn.readers.file(name="Reader")``.
 
-        Give the reader ``pad_last_batch=True``: DALI's iterators keep epochs apart only then.
+        Give the reader ``pad_last_batch=True``: DALI's iterators keep epochs apart only then. A pipeline has one loader; a
+        later one takes it over, and begins it anew where it was left in the middle of an epoch.
 
         Raises:
-            TypeError, ValueError: it is no pipeline, or has no such reader; and as the class.
+            TypeError, ValueError: it is no pipeline, has no such reader, is to be fed by hand, or was left in the middle
+                of an epoch and cannot begin anew; and as the class.
         """
         if not isinstance(pipeline, _dali.Pipeline):
             raise TypeError(
@@ -201,6 +204,7 @@ class FileReaderLoader:
         self._told = told  # what a state must agree with; nothing of a pipeline that was given
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)
+        self._loop: weakref.ref[_Loop] | None = None  # that was begun last
         self._epochs = Epochs(built, reader_name, policy, output_map, is_given=not told)
         forks.watch(self)
 
@@ -220,11 +224,14 @@ class FileReaderLoader:
 
     def __len__(self) -> int:
         """How many batches the epoch has that is under way, or comes next."""
-        return len(self._epochs)
+        was_left = self._own_turn is None and self._loop is not None and self._loop() is None
+        return self._epochs.batches_of(self._epochs.next_epoch) if was_left else len(self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. A loop that was under way ends: one pipeline cannot read two at once."""
-        return _Loop(self, self._begin())
+        loop = _Loop(self, self._begin())
+        self._loop = weakref.ref(loop)
+        return loop
 
     def __next__(self) -> Any:
         """The next batch of the epoch that ``next`` has begun, as with DALI's iterators."""

@@ -26,6 +26,8 @@ from .sharding import LastBatchPolicy
 
 log = logging.getLogger("proxyloader")
 
+NOT_ANEW = "goes on from a checkpoint, calls functions for data, or was deserialized, so it cannot begin anew"
+
 
 class Epochs:
     """The batches of a pipeline and of DALI's iterator over it, epoch by epoch.
@@ -57,6 +59,7 @@ class Epochs:
         self._handed_out, self._is_over = 0, False  # of the one under way
         self._goes_on = False  # what is to begin is the middle of an epoch
         self._is_broken = False
+        self._why_closed = "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
         self._open(output_map)
 
     def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
@@ -64,6 +67,12 @@ class Epochs:
         self._batches: Any = None
         self._pipeline: _dali.Pipeline | None = None  # or two would be in memory
         pipeline = self._built(self._epoch, checkpoint)
+        _executor.take_over(pipeline, self)
+        if _executor.is_under_way(pipeline):
+            if not _executor.begins_anew(pipeline):
+                raise ValueError(f"somebody else has begun an epoch of the pipeline, which {NOT_ANEW}: define it again")
+            log.warning("somebody else has begun an epoch of the pipeline, and left it; it begins anew")
+            _executor.take_apart(pipeline)
         try:
             engines.build(pipeline)
         except RuntimeError as error:
@@ -71,6 +80,12 @@ class Epochs:
             if missing is None:
                 raise
             raise missing from error
+        fed = _executor.fed_by_hand(pipeline)
+        if fed:
+            raise ValueError(
+                f"the pipeline is to be fed by hand: {', '.join(fed)}. FileReaderLoader feeds nothing: give "
+                "fn.external_source a source=, or the pipeline to a ProxyServer"
+            )
         readers = pipeline.reader_meta()
         if self._reader_name not in readers:
             raise ValueError(
@@ -82,6 +97,8 @@ class Epochs:
         self.output_map = names_of(output_map, pipeline.num_outputs)
         self._batches = self._iterator_over(pipeline)
         self._pipeline, self._at_start, self._is_broken = pipeline, True, False
+        self._handed_out = _executor.batches_before(pipeline)
+        self._goes_on = self._handed_out > 0
 
     def _iterator_over(self, pipeline: _dali.Pipeline) -> Any:
         padded = bool(self._meta["pad_last_batch"])
@@ -110,9 +127,7 @@ class Epochs:
     @property
     def pipeline(self) -> _dali.Pipeline:
         if self._pipeline is None:
-            raise RuntimeError(
-                "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
-            )
+            raise RuntimeError(self._why_closed)
         return self._pipeline
 
     @property
@@ -126,12 +141,16 @@ class Epochs:
 
     def __len__(self) -> int:
         """How many batches the epoch has that is under way, or comes next."""
+        return self.batches_of(self._epoch)
+
+    def batches_of(self, epoch: int) -> int:
+        """How many it has."""
         samples, shards = self.samples, int(self._meta["number_of_shards"])
         if self._policy is LastBatchPolicy.DROP:
             return samples // shards // self.batch_size
         if self._policy is LastBatchPolicy.FILL:
             return math.ceil(math.ceil(samples / shards) / self.batch_size)
-        moved = 0 if self._meta["stick_to_shard"] else self._epoch - self._first_epoch
+        moved = 0 if self._meta["stick_to_shard"] else epoch - self._first_epoch
         shard = (int(self._meta["shard_id"]) + moved) % shards
         in_shard = (shard + 1) * samples // shards - shard * samples // shards
         return math.ceil(in_shard / self.batch_size)
@@ -171,6 +190,13 @@ class Epochs:
                     outputs: dict[str, torch.Tensor] = batch
                     return outputs
         except StopIteration:
+            if self._handed_out < len(self) and _executor.calls_functions(self.pipeline):
+                log.warning(
+                    "the epoch ended after %d of %d batches: a function that the pipeline calls for data gives no "
+                    "more. Let it give as much as the reader, and give fn.external_source cycle='raise'",
+                    self._handed_out,
+                    len(self),
+                )
             self._epoch += 1
             self._at_start = self._is_over = True
             raise
@@ -212,7 +238,7 @@ class Epochs:
         if int(self._meta["number_of_shards"]) > 1 and not self._meta["stick_to_shard"]:
             return "comes to its next shard at an epoch's end alone (stick_to_shard=True avoids that)"
         if not _executor.begins_anew(self.pipeline):
-            return "goes on from a checkpoint, calls functions for data, or was deserialized, and cannot begin anew"
+            return NOT_ANEW
         return ""
 
     @property
@@ -245,6 +271,14 @@ class Epochs:
             ) from error
         self._epoch, self._handed_out = state["epoch"], state["batches"]
         self._is_over, self._goes_on = False, True
+
+    def lose_pipeline(self) -> None:
+        """Another loader, or a server, was made over it."""
+        self._why_closed = (
+            "another FileReaderLoader or ProxyServer was made over this loader's pipeline, which one alone can read: "
+            "build a pipeline for each"
+        )
+        self.close()
 
     def close(self) -> None:
         self._batches = self._pipeline = None

@@ -50,7 +50,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     """DALI's proxy server, made safe: upstream's constructor, methods and ``with``; one message, no thread.
 
     Use ``server.proxy`` as a transform, and let ``proxyloader.DataLoader(dataset, server=server)`` do the rest; or keep
-    a stock ``torch.utils.data.DataLoader`` and call ``server.produce_data(batch)`` on what it gives.
+    a stock ``torch.utils.data.DataLoader`` and call ``server.produce_data(batch)`` on what it gives. A pipeline has one
+    server, for any number of loaders; a later one takes it over, and the earlier one's use is a PipelineError then.
 
     Args:
         pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. (With ``exec_async=False`` it
@@ -79,6 +80,9 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
+        _executor.take_over(pipeline, self)
+        if _executor.is_under_way(pipeline):
+            _executor.take_apart(pipeline)
         engines.build(pipeline)  # before upstream does, which knows neither of engines nor of memory that is short
         super().__init__(pipeline, deterministic)
         self.key = f"server-{uuid.uuid4().hex}"
@@ -86,7 +90,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._proxy = Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
         self._runs: deque[Ticket] = deque()
         self._lock = threading.RLock()
-        self._started = False
+        self._started = self._is_lost = False
         self._in_step = True  # there is a ticket for each run that DALI has, and no other
         self._declared = [_executor.declared_kind(pipeline, source) for source in sources]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
@@ -149,6 +153,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 or N is too large.
         """
         with self._lock:
+            self._check_owned()
             self._get_in_step()
             if not self._pipe.exec_async:
                 self.settle()  # DALI's queue of outputs may be full: the run would wait for this very thread
@@ -200,6 +205,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             torch.OutOfMemoryError, MemoryError: there was no memory for it, on the GPU or on the CPU.
         """
         with self._lock:
+            self._check_owned()
             self._get_in_step()
             while not ticket.ended:
                 if ticket not in self._runs:
@@ -266,6 +272,19 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         _executor.take_apart(self._pipe)
         engines.build(self._pipe)
         self._failed, self._in_step = None, True
+
+    def lose_pipeline(self) -> None:
+        """Another server, or a loader, was made over the pipeline. What is under way is lost."""
+        with self._lock:
+            self._runs.clear()
+            self._is_lost = True
+
+    def _check_owned(self) -> None:
+        if self._is_lost:
+            raise PipelineError(
+                "another ProxyServer or FileReaderLoader was made over this server's pipeline, which cannot serve two: "
+                "give both loaders one server, or each a pipeline of its own"
+            )
 
     def settle(self) -> bool:
         """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""

@@ -19,7 +19,12 @@ def fed_sources(pipeline: Any) -> list[Any]:
     if not isinstance(pipeline, _dali.Pipeline):
         step = "; call it: what @pipeline_def made gives one" if _dali.is_pipeline_function(pipeline) else ""
         raise TypeError(f"ProxyServer takes a DALI pipeline, got {type(pipeline).__name__}{step}")
-    sources = _executor.external_sources(pipeline)
+    try:
+        sources = _executor.external_sources(pipeline)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the pipeline was deserialized, and knows its inputs no more; give the server the one that was serialized"
+        ) from error
     if not sources:
         raise RuntimeError(
             "the pipeline has no inputs, so a dataset can give it nothing. Begin its graph with "

@@ -19,6 +19,7 @@ import pytest
 import torch
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from PIL import ExifTags, Image
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
@@ -839,8 +840,97 @@ def test_a_given_pipeline_that_cannot_begin_anew_is_read_to_its_end_after_a_brea
             if k == leave:
                 break
         assert [[tensor.flatten().tolist() for tensor in batch] for batch in loader] == whole
-    assert caplog.text.count("cannot begin anew: what is left is read and thrown away") == 2
+    assert caplog.text.count("cannot begin anew: what is left is read") == 2
     assert make is not with_places or flat((places, _) for _, places in whole) == list(range(23))
+
+
+def read_by_dali(root: Path, **others: Any) -> Any:
+    return numbers(source=Reader(str(root), pad_last_batch=True), batch_size=4, num_threads=1, device_id=None, **others)
+
+
+@pytest.mark.parametrize("how", ["by a loader", "by DALI's iterator", "by hand"])
+def test_a_pipeline_that_somebody_else_left_in_mid_epoch_begins_anew(
+    how: str, numbered: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = read_by_dali(numbered)
+    if how == "by a loader":
+        next(iter(FileReaderLoader.from_pipeline(pipeline)))
+    elif how == "by hand":
+        pipeline.run()
+    else:
+        next(DALIClassificationIterator(pipeline, reader_name="Reader"))
+    loader = FileReaderLoader.from_pipeline(pipeline)
+    assert [flat(loader) for _ in range(2)] == [list(range(23))] * 2
+    assert "somebody else has begun an epoch of the pipeline, and left it; it begins anew" in caplog.text
+
+
+def test_a_pipeline_that_was_left_in_mid_epoch_and_cannot_begin_anew_is_refused(numbered: Path) -> None:
+    pipeline = with_places(numbered)
+    next(iter(FileReaderLoader.from_pipeline(pipeline)))
+    with pytest.raises(ValueError, match="calls functions for data, .* cannot begin anew: define it again"):
+        FileReaderLoader.from_pipeline(pipeline)
+
+
+def test_a_pipeline_has_one_loader(numbered: Path) -> None:
+    pipeline = read_by_dali(numbered)
+    first = FileReaderLoader.from_pipeline(pipeline)
+    loop = iter(first)
+    next(loop)
+    second = FileReaderLoader.from_pipeline(pipeline)
+    for use in (lambda: next(loop), lambda: iter(first)):
+        with pytest.raises(RuntimeError, match="another FileReaderLoader .* build a pipeline for each"):
+            use()
+    assert flat(second) == list(range(23))
+
+
+@pytest.mark.parametrize("policy", ["partial", "fill", "drop"])
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_pipeline_that_goes_on_from_a_checkpoint_ends_its_epoch_as_the_policy_says(
+    policy: str, before: int, numbered: Path
+) -> None:
+    def loader(checkpoint: bytes | None = None) -> FileReaderLoader:
+        pipeline = read_by_dali(numbered, enable_checkpointing=True, checkpoint=checkpoint)
+        return FileReaderLoader.from_pipeline(pipeline, last_batch_policy=policy)
+
+    first = loader()
+    loop = iter(first)
+    for _ in range(before):
+        next(loop)
+    second = loader(first.state_dict()["checkpoint"])
+    assert flat(second) == flat(loop) != []
+    assert flat(second) == flat(first)
+
+
+def test_len_after_a_break_is_that_of_the_epoch_that_comes(numbered: Path) -> None:
+    loader = numbers_in(numbered, 11, num_shards=2, shard_id=0, seed=0)  # 11 samples, and 12 in the other shard
+    for expected in (1, 2, 1):
+        assert len(loader) == expected
+        loop = iter(loader)
+        next(loop)
+        assert len(loader) == expected
+        del loop
+
+
+def test_a_function_that_gives_no_more_in_mid_epoch_is_told_of(
+    numbered: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @pipeline_def(batch_size=4, num_threads=1)
+    def graph() -> Any:
+        content, _ = fn.readers.file(file_root=str(numbered), name="Reader", pad_last_batch=True)
+        return content, fn.external_source([[np.zeros(1)] * 4] * 3)
+
+    assert len(list(FileReaderLoader.from_pipeline(graph()))) == 3
+    assert "ended after 3 of 6 batches: a function that the pipeline calls for data gives no more" in caplog.text
+
+
+def test_a_pipeline_to_be_fed_by_hand_is_refused(numbered: Path) -> None:
+    @pipeline_def(batch_size=4, num_threads=1)
+    def graph() -> Any:
+        content, _ = fn.readers.file(file_root=str(numbered), name="Reader")
+        return content, fn.external_source(name="others")
+
+    with pytest.raises(ValueError, match="is to be fed by hand: others. .*ProxyServer"):
+        FileReaderLoader.from_pipeline(graph())
 
 
 def test_set_epoch_says_which_shard_and_order_come(photos: Path) -> None:

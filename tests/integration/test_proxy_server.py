@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import Pipeline, fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, pipelines
+from tests.compare import jpeg_of
 
 BATCH = 8
 
@@ -611,3 +612,33 @@ def test_workers_that_read_paths_let_dali_read_the_files(folder: ImageFolder, ph
 
 def path_as_bytes(path: str) -> np.ndarray[Any, Any]:
     return np.frombuffer(path.encode(), np.int8)
+
+
+def test_a_pipeline_has_one_server(device: str) -> None:
+    pipeline = resized(device)
+    first = ProxyServer(pipeline)
+    data = [np.frombuffer(jpeg_of((40, 30), k), np.uint8) for k in range(2)]
+    lost = first.submit([[data[0]]])
+    second = ProxyServer(pipeline)
+    kept = second.submit([[data[1]]])
+    for use in (lambda: first.collect(lost), lambda: first.submit([[data[0]]])):
+        with pytest.raises(PipelineError, match="another ProxyServer .* made over this server's pipeline"):
+            use()
+    (images,) = second.collect(kept)
+    other = ProxyServer(resized(device))
+    assert torch.equal(images, other.collect(other.submit([[data[1]]]))[0])
+
+
+def test_a_server_over_a_pipeline_whose_server_is_gone_gets_nothing_of_its_runs(device: str) -> None:
+    pipeline = resized(device)
+    data = [np.frombuffer(jpeg_of((40, 30), k), np.uint8) for k in range(2)]
+    ProxyServer(pipeline).submit([[data[0]]])
+    server = ProxyServer(pipeline)
+    found = [server.collect(server.submit([[each]]))[0] for each in data]
+    other = ProxyServer(resized(device))
+    assert all(torch.equal(a, other.collect(other.submit([[each]]))[0]) for a, each in zip(found, data))
+
+
+def test_a_pipeline_that_was_deserialized_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="deserialized, and knows its inputs no more; give the server the one that"):
+        ProxyServer(Pipeline.deserialize(resized("cpu").serialize()))
