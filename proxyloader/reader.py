@@ -164,12 +164,12 @@ class FileReaderLoader:
     ) -> FileReaderLoader:
         """A loader over a pipeline of your own, which has a reader of that name: ``fn.readers.file(name="Reader")``.
 
-        Give the reader ``pad_last_batch=True``: DALI's iterators keep epochs apart only then. A pipeline has one loader; a
-        later one takes it over, and begins it anew where it was left in the middle of an epoch.
+        Give the reader ``pad_last_batch=True``: DALI's iterators keep epochs apart only then. A pipeline has one
+        loader; a later one takes it over, and begins it anew where it was left in the middle of an epoch.
 
         Raises:
-            TypeError, ValueError: it is no pipeline, has no such reader, is to be fed by hand, or was left in the middle
-                of an epoch and cannot begin anew; and as the class.
+            TypeError, ValueError: it is no pipeline, has no such reader, is to be fed by hand, or was left in the
+                middle of an epoch and cannot begin anew; and as the class.
         """
         if not isinstance(pipeline, _dali.Pipeline):
             raise TypeError(
