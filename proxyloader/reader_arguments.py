@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import _dali
+from .errors import PipelineError
 from .sources import class_number
 from .transformed import transformed
 
@@ -155,6 +157,12 @@ def what_is_missing(error: Exception) -> Exception | None:
         return ValueError(
             "a sample of the webdataset lacks one of the parts that reader_options={'ext': [...]} names (by default "
             "jpg, jpeg or png, and cls). 'missing_component_behavior': 'skip' leaves such samples out. "
+            f"DALI says: {error}"
+        )
+    reader = re.search(r"operator `nvidia\.dali\.(fn\.readers\.\w+)`", str(error))
+    if reader:
+        return PipelineError(
+            f"{reader[1]} cannot read what it is given; is the root of that kind, and what reader_options say? "
             f"DALI says: {error}"
         )
     return None

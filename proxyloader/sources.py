@@ -75,6 +75,9 @@ class Reader:
             )
         for path in self.paths:
             _check_path(self.kind, path)
+        listed = self.options.get("file_list")
+        if listed and not os.path.isfile(listed):
+            raise FileNotFoundError(f"reader_options has file_list={listed!r}, and there is no such file")
         if self.kind == "file" and self.root is not None:
             _check_class_folders(self.path)
 

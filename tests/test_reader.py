@@ -507,6 +507,16 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
         (dict(reader_options={"random_shuffle": True}), ValueError, r"use shuffle=\.\.\."),
         (dict(reader_options={"pad_last_batch": False}), ValueError, r"own matter; .*from_pipeline"),
         (dict(reader_options={"colour": 1}), TypeError, 'fn.readers.file does not take that: Argument "colour"'),
+        (
+            dict(root=None, reader_options={"file_list": "none.txt"}),
+            FileNotFoundError,
+            "file_list='none.txt', and there",
+        ),
+        (
+            dict(reader="caffe"),
+            PipelineError,
+            "fn.readers.caffe cannot read what it is given; is the root of that kind",
+        ),
         (dict(reader="webdataset"), IsADirectoryError, "is a folder; the webdataset reader reads files"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
