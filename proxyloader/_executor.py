@@ -13,6 +13,7 @@ PER_BACKEND, gives decoders a stream of their own; ``tests/gpu/test_behind.py`` 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import weakref
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 
 from . import forks
 from ._dali import Pipeline, StreamPolicy, _external_source_node_names, backend, feed_ndarray, to_torch_type, types
+
+log = logging.getLogger("proxyloader")
 
 
 def external_sources(pipeline: Any) -> list[Any]:
@@ -206,6 +209,20 @@ def take_over(pipeline: Any, owner: Any) -> None:
 def is_under_way(pipeline: Any) -> bool:
     """It has run, and is not at its start, or at the end of an epoch: what it gives next belongs to what was before."""
     return pipeline._pipe is not None and (not pipeline._first_iter or pipeline._batches_to_consume > 0)
+
+
+def drop_runs(pipeline: Any) -> None:
+    """Take the outputs of runs that nobody has collected; where that cannot be, take the pipeline apart."""
+    if not is_under_way(pipeline):
+        return
+    try:
+        while pipeline._first_iter and pipeline._batches_to_consume > 0:
+            pipeline.outputs()
+    except RuntimeError:
+        log.info("a run that nobody has collected failed; the pipeline is built anew")
+        take_apart(pipeline)
+    if is_under_way(pipeline):  # by DALI's own ways to run it, which cannot be mixed with ours
+        take_apart(pipeline)
 
 
 def calls_functions(pipeline: Any) -> bool:

@@ -81,8 +81,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
         _executor.take_over(pipeline, self)
-        if _executor.is_under_way(pipeline):
-            _executor.take_apart(pipeline)
+        _executor.drop_runs(pipeline)
         engines.build(pipeline)  # before upstream does, which knows neither of engines nor of memory that is short
         super().__init__(pipeline, deterministic)
         self.key = f"server-{uuid.uuid4().hex}"
@@ -276,6 +275,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     def lose_pipeline(self) -> None:
         """Another server, or a loader, was made over the pipeline. What is under way is lost."""
         with self._lock:
+            self.settle()  # so that the pipeline need not be built anew, with the random numbers it began with
             self._runs.clear()
             self._is_lost = True
 

@@ -639,6 +639,31 @@ def test_a_server_over_a_pipeline_whose_server_is_gone_gets_nothing_of_its_runs(
     assert all(torch.equal(a, other.collect(other.submit([[each]]))[0]) for a, each in zip(found, data))
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_next_server_of_a_pipeline_draws_on(is_kept: bool, device: str) -> None:
+    pipeline, one = spelled(device), [np.zeros(1, np.float32)]
+    shifts = []
+    for _ in range(3):
+        server = ProxyServer(pipeline)
+        server.submit([one, one])
+        first, _ = server.collect(server.submit([one, one]))
+        shifts.append(first.item())
+        server.submit([one, one])
+        if not is_kept:
+            del server
+    assert len(set(shifts)) == 3
+
+
+def test_a_pipeline_that_was_run_by_hand_may_be_served(device: str) -> None:
+    pipeline, one = spelled(device), [np.zeros(1, np.float32)]
+    for name in "ab":
+        pipeline.feed_input(name, one)
+    pipeline.run()
+    server = ProxyServer(pipeline)
+    first, second = server.collect(server.submit([one, one]))
+    assert torch.equal(first, second) and 100 <= first.item() <= 200
+
+
 def test_a_pipeline_that_was_deserialized_is_refused() -> None:
     with pytest.raises(RuntimeError, match="deserialized, and knows its inputs no more; give the server the one that"):
         ProxyServer(Pipeline.deserialize(resized("cpu").serialize()))
