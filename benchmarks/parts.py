@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from proxyloader import compile_transforms, wrap
 from proxyloader._dali import fn, pipeline_def, types
-from proxyloader._dali import run as run_pipeline
+from proxyloader._executor import run as run_pipeline
 from proxyloader.arena import Arena
 from proxyloader.bench.cases import AUGMENTATIONS, transform_with
 from proxyloader.bench.machine import machine
