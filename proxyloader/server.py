@@ -80,17 +80,17 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
-        _executor.take_over(pipeline, self)
+        self._runs: deque[Ticket] = deque()
+        self._lock = threading.RLock()
+        self._started = self._is_lost = False
+        self._in_step = True  # there is a ticket for each run that DALI has, and no other
+        _executor.take_over(pipeline, self)  # from here on another server may take it from this one
         _executor.drop_runs(pipeline)
         engines.build(pipeline)  # before upstream does, which knows neither of engines nor of memory that is short
         super().__init__(pipeline, deterministic)
         self.key = f"server-{uuid.uuid4().hex}"
         # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
         self._proxy = Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
-        self._runs: deque[Ticket] = deque()
-        self._lock = threading.RLock()
-        self._started = self._is_lost = False
-        self._in_step = True  # there is a ticket for each run that DALI has, and no other
         self._declared = [_executor.declared_kind(pipeline, source) for source in sources]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed

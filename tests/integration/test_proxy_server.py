@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, pipelines
+from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, engines, pipelines
 from tests.compare import jpeg_of
 
 BATCH = 8
@@ -652,6 +652,21 @@ def test_the_next_server_of_a_pipeline_draws_on(is_kept: bool, device: str) -> N
         if not is_kept:
             del server
     assert len(set(shifts)) == 3
+
+
+def test_a_server_that_could_not_be_made_is_in_the_way_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, one = spelled("cpu"), [np.zeros(1, np.float32)]
+
+    def fail(_: Any) -> None:
+        raise PipelineError("no engines")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engines, "build", fail)
+        with pytest.raises(PipelineError) as failed:  # whose traceback holds the server
+            ProxyServer(pipeline)
+    server = ProxyServer(pipeline)
+    assert len(server.collect(server.submit([one, one]))) == 2
+    assert "no engines" in str(failed.value)
 
 
 def test_a_pipeline_that_was_run_by_hand_may_be_served(device: str) -> None:
