@@ -91,8 +91,15 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
         source.name: _executor.declared_kind(pipeline, source) for source in _executor.external_sources(pipeline)
     }
     assert declared == {"b": ("<f4", 1), "a": (None, None)}
-    for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume", "_seed"):
+    for name in (
+        *("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume", "_seed"),
+        *("_ops", "_py_graph_built", "_api_type", "_checkpoint", "_consumer_iter"),
+    ):
         assert name in vars(pipeline), name
+    for operator in pipeline._ops:
+        assert operator._autoname in (True, False) and isinstance(operator._op.device, str)
+    for name in ("copy", "AddArg", "NumRegularInput", "NumOutput", "OutputName", "RenameOutput"):
+        assert hasattr(backend.OpSpec, name), name
     for dtype in (np.float32, np.int16):  # DALI would hold on to the first
         for name in "ab":
             pipeline.feed_input(name, [np.zeros(2, np.float32 if name == "b" else dtype)] * 2)

@@ -40,9 +40,13 @@ def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
     assert engines._is_crowded(0) == crowded
 
 
-def test_without_cuda_nothing_is_crowded() -> None:
-    if not torch.cuda.is_available():
-        assert not engines._is_crowded(0)
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_where_torch_has_no_cuda_nothing_is_crowded(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(device_id: int) -> Any:
+        raise error("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
+    assert not engines._is_crowded(0)
 
 
 def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) -> Pipeline:
