@@ -9,10 +9,15 @@ waited for.
 A decoder takes its room in two steps. What it needs for pictures alike it takes when it is built. What it needs for a
 single one, or for several kinds of JPEGs, is shared by all decoders of a process that are given the same padding; the
 first that needs it takes it. So behind a pipeline a decoder like its own is built, and given a single picture and then
-two: that takes both kinds of room, and the pipeline keeps what is shared. So it is behind a process's first pipeline,
-which may need what is shared when others have come, and behind each that is built on a crowded GPU. Pictures of the
-engines are Pillow's, while CUDA rounds otherwise. Where CUDA shows on a crowded GPU, or something else, the pipeline's
-decoders are told to leave the engines alone, it is built once more, and so is every other of the process from then on.
+two: that takes both kinds of room, and the pipeline keeps what is shared.
+
+On a crowded GPU that is done behind each pipeline, before it is used. Pictures of the engines are Pillow's, while CUDA
+rounds otherwise. Where CUDA shows, or something else, the pipeline's decoders are told to leave the engines alone, it
+is built once more, and so is every other of the process from then on.
+
+On one that is not crowded it is done behind a process's first pipeline, which may need what is shared when others have
+come, or when the model has taken the memory. Nobody waits for the answer there: a GPU that does not decode has no
+engines, and DALI knows. So a thread does it beside the first batch, since it takes most of a second.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import threading
 import weakref
 from typing import Any
 
@@ -28,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from . import _executor
+from . import _executor, forks
 from ._dali import Pipeline, fn, pipeline_def, types, upright
 from ._executor import Padding
 from .errors import PipelineError
@@ -63,7 +69,7 @@ def are_left_alone(device_id: int | None) -> bool:
 def build(pipeline: Pipeline) -> None:
     """Build a pipeline, if it is not built yet, such that it does not count on engines that do not decode.
 
-    It takes longer where it is the first in a process, and on a crowded GPU.
+    It takes longer on a crowded GPU.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
@@ -71,6 +77,8 @@ def build(pipeline: Pipeline) -> None:
     """
     if pipeline in _holding and _executor.is_built(pipeline):
         return
+    if _taking is not None:
+        _taking.join()  # or both would be slower, and tuning would measure that
     _holding.pop(pipeline, None)
     if are_left_alone(pipeline.device_id):
         _avoid(pipeline)
@@ -96,12 +104,12 @@ def _fail_for(pipeline: Pipeline) -> bool:
     if are_left_alone(device_id):
         return True
     paddings = _executor.paddings_on_engines(pipeline)
-    held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
-    if not _is_crowded(device_id) and paddings <= set().union(*held):
+    if not _is_crowded(device_id):
+        held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
+        _take_beside(device_id, paddings.difference(*held))
         _holding[pipeline] = paddings
         return False
-    off = max(_levels_off(device_id, padding) for padding in paddings)
-    if off < MOST_LEVELS or not _is_crowded(device_id):  # where it is not crowded, it has none, and DALI knows
+    if max(_levels_off(device_id, padding) for padding in paddings) < MOST_LEVELS:
         _holding[pipeline] = paddings
         return False
     _failing.add(device_id)
@@ -112,6 +120,40 @@ def _fail_for(pipeline: Pipeline) -> bool:
         device_id,
     )
     return True
+
+
+def _take_beside(device_id: int, paddings: set[Padding]) -> None:
+    """Take what decoders of these paddings share, beside what the calling thread does."""
+    global _taking
+    if paddings:
+        _taking = _Taking(device_id, paddings)
+        forks.watch(_taking)
+        _taking.start()
+
+
+class _Taking(threading.Thread):
+    """Tries the engines, which takes room. A fork waits for its end."""
+
+    def __init__(self, device_id: int, paddings: set[Padding]) -> None:
+        super().__init__(name="proxyloader-engines")
+        self._device_id, self._paddings = device_id, paddings
+
+    def run(self) -> None:
+        for padding in self._paddings:
+            _levels_off(self._device_id, padding)
+
+    def hold_still(self) -> bool:
+        was_under_way = self.is_alive()
+        self.join()
+        return was_under_way
+
+    def go_on(self) -> None: ...
+
+    def forget_in_child(self) -> None: ...
+
+
+_taking: _Taking | None = None
+"""The last one."""
 
 
 def _is_crowded(device_id: int) -> bool:

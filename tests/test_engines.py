@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from typing import Any
 
@@ -154,6 +156,8 @@ class Gpu:
         self.is_crowded, self.has_engines = False, True
         self.tried: list[Any] = []
         self.built: list[bool] = []  # whether on engines
+        self.goes_on = threading.Event()
+        self.goes_on.set()
 
     def build(self, pipeline: Pipeline) -> None:
         if pipeline._built:
@@ -164,13 +168,21 @@ class Gpu:
         self.built.append(_executor.uses_engines(pipeline))
 
     def levels_off(self, device_id: int, padding: Any) -> float:
+        self.goes_on.wait(10)
         self.tried.append(padding)
         return 0 if self.has_engines else 1
+
+    def tried_in_all(self) -> list[Any]:
+        """When nobody tries any more."""
+        if engines._taking is not None:
+            engines._taking.join()
+        return self.tried
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
+    monkeypatch.setattr(engines, "_taking", None)
     monkeypatch.setattr(engines, "_failing", set())
     monkeypatch.setattr(engines, "_holding", weakref.WeakKeyDictionary())
     monkeypatch.setattr(engines, "_is_crowded", lambda device_id: gpu.is_crowded)
@@ -187,7 +199,7 @@ def test_they_are_tried_behind_the_first_pipeline_and_again_when_none_is_left(gp
         del first
         engines.build(decoder_of({}))
         del second
-    assert gpu.tried == [(), ()] and gpu.built == [True] * 6
+    assert gpu.tried_in_all() == [(), ()] and gpu.built == [True] * 6
 
 
 def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
@@ -203,7 +215,7 @@ def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
 
 def test_they_are_tried_as_a_pipelines_decoders_would_use_them(gpu: Gpu) -> None:
     engines.build(decoder_of({"device_memory_padding": 1 << 20, "host_memory_padding": 0}))
-    assert gpu.tried == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
+    assert gpu.tried_in_all() == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
 
 
 def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
@@ -211,6 +223,7 @@ def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
 ) -> None:
     before = decoder_of({})
     engines.build(before)
+    assert gpu.tried_in_all() == [()]
     gpu.is_crowded, gpu.has_engines = True, False
     built_by_its_user = decoder_of({})
     gpu.build(built_by_its_user)
@@ -241,4 +254,26 @@ def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gp
     gpu.has_engines = False
     pipeline = decoder_of({})
     engines.build(pipeline)
-    assert gpu.built == [True] and _executor.uses_engines(pipeline) and not engines.are_left_alone(0)
+    assert gpu.tried_in_all() == [()] and gpu.built == [True]
+    assert _executor.uses_engines(pipeline) and not engines.are_left_alone(0)
+
+
+def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(gpu: Gpu) -> None:
+    gpu.goes_on.clear()
+    first, second = decoder_of({}), decoder_of({})
+    engines.build(first)
+    assert gpu.built == [True] and gpu.tried == []
+    threading.Timer(0.2, gpu.goes_on.set).start()
+    engines.build(second)
+    assert gpu.tried == [()] and gpu.built == [True, True]
+
+
+def test_a_fork_waits_for_the_trial(gpu: Gpu) -> None:
+    gpu.goes_on.clear()
+    pipeline = decoder_of({})
+    engines.build(pipeline)
+    threading.Timer(0.2, gpu.goes_on.set).start()
+    child = os.fork()
+    if not child:
+        os._exit(0 if gpu.tried == [()] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

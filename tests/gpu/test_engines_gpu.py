@@ -14,13 +14,16 @@ import pytest
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 
 from proxyloader import DataLoader, FileReaderLoader, ProxyServer, _executor, engines, pipelines
+from proxyloader.make_dataset import make_dataset
 from proxyloader.spelled import SIDE_PX, numbers_in, spell_dataset
 
 from ..faults import WITH_THE_PROJECT, Spelled
 from ..integration.roads import read_bytes
 
-EXHAUSTED = """
+EXHAUST = """
 import logging, sys
+import numpy as np
+from PIL import Image
 from nvidia.dali import fn, pipeline_def, types
 from torchvision import transforms
 from proxyloader import DataLoader, ProxyServer, _executor, engines
@@ -37,19 +40,26 @@ def decoder(number):
 
     return graph()
 
+def exhaust():
+    encoded, _ = engines._picture()
+    held = []
+    while len(held) % 8 or engines._levels_off(0, (("device_memory_padding", 1 << 19),)) < engines.MOST_LEVELS:
+        assert len(held) < 100
+        held.append(decoder(len(held)))
+        held[-1].build()
+        held[-1].feed_input("images", _executor.tensor_list([encoded]))
+        _executor.run(held[-1])
+        held[-1].outputs()
+    print(len(held))
+    return held
+
 logging.basicConfig()
-engines.CROWDED_BYTES = 0
 dataset = Spelled(sys.argv[1], transform=transforms.PILToTensor())
-encoded, _ = engines._picture()
-held = []
-while len(held) % 8 or engines._levels_off(0) < engines.MOST_LEVELS:
-    assert len(held) < 100
-    held.append(decoder(len(held)))
-    held[-1].build()
-    held[-1].feed_input("images", _executor.tensor_list([encoded]))
-    _executor.run(held[-1])
-    held[-1].outputs()
-print(len(held))
+"""
+
+LATE = """
+engines.CROWDED_BYTES = 0
+others = exhaust()
 for _ in range(2):
     for images, indices in DataLoader(dataset, 8, device="cuda"):
         assert numbers_in(images, white=255) == indices.tolist()
@@ -60,6 +70,20 @@ for given in ({}, {"hw_decoder_load": 1.0}, {"device_memory_padding": 12345}):
         if is_built:
             pipeline.build()
         assert is_right(ProxyServer(pipeline), sys.argv[1]), (given, is_built)
+print("right")
+"""
+
+EARLY = """
+loader = DataLoader(dataset, 8, device="cuda", collate_fn=list)
+next(iter(loader))
+others = exhaust()
+for batch in loader:
+    for image, index in batch:
+        image = image.permute(1, 2, 0).cpu().numpy()
+        theirs = np.asarray(Image.open(dataset.samples[index][0]).convert("RGB"))
+        off = np.abs(image.astype(int) - theirs).mean()
+        assert off < engines.MOST_LEVELS, off  # so it was the engines
+assert len(batch) == 1  # which takes room of its own
 print("right")
 """
 
@@ -145,9 +169,19 @@ def read_by_hand(root: Path) -> Pipeline:
     return graph()
 
 
-@pytest.mark.timeout(240)
-def test_where_others_use_them_up_the_pictures_are_right(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", EXHAUSTED, str(spell_dataset(tmp_path / "set", 64))]
+def after(script: str, root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", EXHAUST + script, str(root)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=WITH_THE_PROJECT)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "right", done.stderr[-2000:]
-    assert "CUDA decodes" in done.stderr
+    return done
+
+
+@pytest.mark.timeout(240)
+def test_where_others_use_them_up_the_pictures_are_right(tmp_path: Path) -> None:
+    assert "CUDA decodes" in after(LATE, spell_dataset(tmp_path / "set", 64)).stderr
+
+
+@pytest.mark.timeout(240)
+def test_who_was_there_before_keeps_what_it_needs_of_them(tmp_path: Path) -> None:
+    root = make_dataset(tmp_path / "set", images=8 * 8 + 1, size=(320, 240), processes=1, progress=False)
+    assert "CUDA decodes" not in after(EARLY, root).stderr
