@@ -19,6 +19,7 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader, EncodedImage, ImageError
 from proxyloader.odd_formats import ODD_FORMATS
 from proxyloader.photograph import photograph
+from proxyloader.scans import is_whole
 from proxyloader.spelled import numbers_in, spelled_picture
 from tests.hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
 from tests.outcomes import outcomes
@@ -235,6 +236,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "progressive": {"progressive": True},
     "restart markers": {"restart_marker_blocks": 3},
 }
+UNNOTICED = {("other bytes anywhere", 110)}
+"""Damage in a later scan of a progressive JPEG that libjpeg does not notice: noise to any decoder, and a GPU's noise is
+not Pillow's, as README.md says."""
 
 
 @pytest.mark.parametrize("part", ["whole", "crop"])
@@ -251,8 +255,17 @@ def test_a_jpeg_damaged_at_random_is_what_pillow_makes_of_it_or_an_error_that_na
         dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
         theirs = [pixels_by_pillow(data) for _, data in files]
     wrong, refused = compare_one_by_one(dataset, theirs, device)
+    noise = [f"{seed}: " for kind, seed in UNNOTICED if kind == damage and device == "cuda"]
+    wrong = [line for line in wrong if not (line.startswith(tuple(noise)) and "levels off" in line)]
     assert not wrong, f"{len(wrong)} of {SEEDS}: {wrong[:5]}"
     assert 0 < refused < SEEDS
+
+
+@pytest.mark.parametrize(("damage", "seed"), UNNOTICED)
+def test_libjpeg_does_not_notice_what_a_gpu_is_not_tested_for(damage: str, seed: int) -> None:
+    kinds = list(KINDS)
+    assert kinds[seed % len(kinds)] == "progressive"
+    assert is_whole(DAMAGES[damage](plain(progressive=True), seed))
 
 
 ANY_FORMAT = {name: functools.partial(encode, photograph(0, size=(40, 30))) for name, encode in ODD_FORMATS.items()} | {
