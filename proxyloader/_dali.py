@@ -117,6 +117,12 @@ def _name_in_fn(schema: str) -> str:
     return ".".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
 
 
+def without_conversion(error: Exception) -> Exception:
+    """What was raised in a graph with conditions, whose code DALI has converted; it raises another error around it."""
+    within = error.__context__ if hasattr(error, "ag_error_metadata") else None
+    return within if isinstance(within, Exception) else error
+
+
 def is_pipeline_function(thing: Any) -> bool:
     """It was made by ``@pipeline_def``: called, it gives a pipeline."""
     return bool(getattr(thing, "_is_pipeline_def", False))

@@ -260,7 +260,8 @@ class Feeder:
 
     def _finished(self, fed: Fed) -> Any:
         if fed.batch is not None:
-            self._errors.add(fed.batch.unreadable, self._on_error)
+            # Of a batch that has failed nothing is left out or replaced.
+            self._errors.add(fed.batch.unreadable, self._on_error if fed.batch.failure is None else "raise")
         if fed.error is not None:
             error, fed.error = fed.error, None
             try:
@@ -299,7 +300,11 @@ class Feeder:
             self._errors.add([UnreadableSample.of(error.index, error) for error in errors], self._on_error)
             first = errors[0]
             raise ImageError("; ".join(map(str, errors)), index=first.index, path=first.path, reason=first.reason)
-        samples, unreadable = self._rescue.samples(batch, saved)
+        try:
+            samples, unreadable = self._rescue.samples(batch, saved)
+        except ImageError as error:  # nothing replaces one of them
+            self._errors.add([UnreadableSample.of(error.index, error)], "raise")
+            raise
         self._errors.add(unreadable, self._on_error)
         if not samples:
             return _NOTHING

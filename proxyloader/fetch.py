@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +117,7 @@ class Fetcher:
                 if not is_about_the_file(error):
                     raise
                 unreadable.append(UnreadableSample.of(candidate, error))
-        raise nothing_replaces(index, unreadable[-1], min(MOST_TRIES, size - 1))
+        raise nothing_replaces(index, unreadable, min(MOST_TRIES, size - 1))
 
     def seed_batch(self, request: Request) -> None:
         """Let a collate_fn draw what depends on the seed, the epoch and the batch's indices alone."""
@@ -170,14 +170,16 @@ def own_worker_info(dataset: Any) -> Any:
     return info if info is not None and info.dataset is dataset else None
 
 
-def nothing_replaces(index: Any, last: UnreadableSample, tries: int) -> ImageError:
-    """The error of a sample with so many unreadable ones behind it, of which ``last`` is the last."""
+def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
+    """The error of a sample with so many unreadable ones behind it, all of which were noted."""
+    last = unreadable[-1]
+    itself = next((each for each in unreadable if each.index == index), last)
     return ImageError(
         f"dataset[{index}] cannot be read, nor any of the {tries} samples after it; the last of them is "
         f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",
         index=index,
-        path=last.path,
-        reason=last.reason,
+        path=itself.path,
+        reason=itself.reason,
     )
 
 

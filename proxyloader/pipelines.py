@@ -11,6 +11,7 @@ drawn by DALI: the same seed gives the same crops and flips again, but not those
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +20,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ._dali import Pipeline, automatic_augmentation, do_not_convert, fn, pipeline_def, types, upright
+from ._dali import (
+    Pipeline,
+    automatic_augmentation,
+    do_not_convert,
+    fn,
+    pipeline_def,
+    types,
+    upright,
+    without_conversion,
+)
 from .arguments import at_least
 from .sources import Reader
 from .sources import from_workers as from_workers
@@ -47,6 +57,23 @@ AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 """DALI's own, in ``nvidia.dali.auto_aug``, and what they are told beside what is their default."""
 
 
+def _with_plain_errors(pipeline_function: Any) -> Any:
+    """Those of a graph without conditions: the kinds that are documented, with their own message alone."""
+
+    @functools.wraps(pipeline_function)
+    def made(*arguments: Any, **named: Any) -> Any:
+        try:
+            return pipeline_function(*arguments, **named)
+        except Exception as error:
+            plain = without_conversion(error)
+            if plain is error:
+                raise
+        raise plain
+
+    return made
+
+
+@_with_plain_errors
 @pipeline_def(exec_dynamic=True, enable_conditionals=True)  # type: ignore[untyped-decorator,unused-ignore]
 def training(
     source: Source = "files",

@@ -41,7 +41,8 @@ class FileReaderLoader:
 
     Args:
         root: what is read; for the file reader a folder ``root/class/image.jpg``, for tfrecord and webdataset a file or
-            several, for caffe, caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``).
+            several, for caffe, caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``). What
+            lies in it is listed when the loader is made, and again after a loop that was left early: leave it as it is.
         pipeline: ``pipelines.training``, ``pipelines.validation``, or a function of your own made by
             ``@pipeline_def`` that takes ``source``: ``encoded, labels = source()`` adds the reader to its graph. Or a
             torchvision transform without chance, as for validation, whose pixels are then those of ``DataLoader``.
@@ -61,8 +62,9 @@ class FileReaderLoader:
             two all shards have as many batches. Also DALI's ``LastBatchPolicy``.
         auto_reset: for ``next(loader)``: whether the next epoch begins by itself, or with ``reset()``. A ``for`` loop
             always begins one.
-        style: "torch": what the pipeline gives, as a tuple; what is named "label" and is a whole number for each sample
-            as (N,) int64, on the device of the images. "dali": as DALI's iterators, ``[{"data": ..., "label": ...}]``.
+        style: "torch": what the pipeline gives, as a tuple, or alone where it is one output; what is named "label" and
+            is a whole number for each sample as (N,) int64, on the device of the images. "dali": as DALI's iterators,
+            ``[{"data": ..., "label": ...}]``.
         output_map: names of the pipeline's outputs; None: "data", "label".
         device: CUDA device, "cpu", or None: a GPU where there is one.
         num_threads: DALI's CPU threads.
@@ -113,8 +115,8 @@ class FileReaderLoader:
             at_least("seed", seed, 0, ", or None")
         if num_threads is not None:
             check_num_threads(num_threads, ", or None")
+        check_reader_options(reader_options)
         options = dict(reader_options or {})
-        check_reader_options(options)
         moves = not options.pop("stick_to_shard", False)
         world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
         if num_shards is not None:

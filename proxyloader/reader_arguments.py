@@ -104,11 +104,16 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
         )
 
 
-def check_reader_options(options: Mapping[str, Any]) -> None:
+def check_reader_options(options: Any) -> None:
     """
     Raises:
+        TypeError: they are no mapping.
         ValueError: one of them is for FileReaderLoader to say.
     """
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise TypeError(f"reader_options is a dict of arguments of the reader, or None; got {options!r:.60}")
     for name in BY_NAME.keys() & options.keys():
         raise ValueError(f"reader_options has {name}, which FileReaderLoader gives the reader: use {BY_NAME[name]}=...")
     for name in {"name", "pad_last_batch"} & options.keys():
@@ -155,9 +160,9 @@ def what_is_missing(error: Exception) -> Exception | None:
         )
     if "Underful sample" in str(error):
         return ValueError(
-            "a sample of the webdataset lacks one of the parts that reader_options={'ext': [...]} names (by default "
-            "jpg, jpeg or png, and cls). 'missing_component_behavior': 'skip' leaves such samples out. "
-            f"DALI says: {error}"
+            "the webdataset is empty, or a sample of it lacks one of the parts that reader_options={'ext': [...]} "
+            "names (by default jpg, jpeg or png, and cls). 'missing_component_behavior': 'skip' leaves such samples "
+            f"out. DALI says: {error}"
         )
     reader = re.search(r"operator `nvidia\.dali\.(fn\.readers\.\w+)`", str(error))
     if reader:

@@ -56,6 +56,7 @@ class Epochs:
     ) -> None:
         self._built, self._reader_name, self._policy, self.is_given = built, reader_name, policy, is_given
         self._epoch = 0  # the one that is under way, or comes next
+        self._meta: dict[str, Any] = {}  # what the reader says of itself
         self._handed_out, self._is_over = 0, False  # of the one under way
         self._goes_on = False  # what is to begin is the middle of an epoch
         self._is_broken = False
@@ -92,7 +93,14 @@ class Epochs:
                 f"the pipeline has no reader named {self._reader_name!r}; it has {', '.join(readers) or 'none'}. "
                 f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
             )
-        self._meta = readers[self._reader_name]
+        samples, self._meta = self._meta.get("epoch_size"), readers[self._reader_name]
+        if samples not in (None, self.samples):
+            log.warning(
+                "the reader lists %d samples now, and listed %d before: the data was changed. Shards that have listed "
+                "it at different times do not fit together",
+                self.samples,
+                samples,
+            )
         self._first_epoch = self._epoch  # of this pipeline, which is on the shard that it says
         self.output_map = names_of(output_map, pipeline.num_outputs)
         self._batches = self._iterator_over(pipeline)
@@ -127,7 +135,9 @@ class Epochs:
     @property
     def pipeline(self) -> _dali.Pipeline:
         if self._pipeline is None:
-            raise RuntimeError(self._why_closed)
+            raise RuntimeError(
+                self._why_closed if self._built is _closed else "the epoch could not begin; try again: iter(loader)"
+            )
         return self._pipeline
 
     @property
@@ -157,6 +167,8 @@ class Epochs:
 
     def begin(self) -> None:
         """The next epoch; also from the middle of one."""
+        if self._pipeline is None and self._built is not _closed:
+            self._open(self.output_map)  # which failed the last time: the folder was away, say
         self.pipeline  # noqa: B018  raises where there is none
         if not self._at_start and not self._goes_on:
             self._leave()

@@ -152,7 +152,7 @@ class Rescue:
             if not saved.lost:
                 return ContentUnpickler(alone.content, _Resolver(saved), kept=alone.kept).load()[0]
             unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
-        raise nothing_replaces(lost, unreadable[-1], tries)
+        raise nothing_replaces(lost, unreadable, tries)
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]

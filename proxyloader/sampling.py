@@ -101,8 +101,8 @@ class Progress:
         if state["dataset_length"] != dataset_length:
             raise ValueError(
                 f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
-                f"{dataset_length}: the samples that were left cannot be told. Give the loader the same dataset, or "
-                "begin the epoch anew: loader.set_epoch(state['epoch'])"
+                f"{dataset_length}: it is another one, or was changed. Give the loader the same dataset, or begin the "
+                "epoch anew: loader.set_epoch(state['epoch'])"
             )
         if state["batches"] and state["order"] and order and state["order"] != order:
             raise ValueError(

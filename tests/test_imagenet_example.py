@@ -224,6 +224,15 @@ def test_a_run_with_other_options_does_not_resume(
     assert f"last.pt was saved with {was}, and this run has {' '.join(options)}. Give the same, or begin anew" in said
 
 
+def test_a_run_of_another_number_of_processes_does_not_resume(
+    small: Path, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = torch.load(stopped / "last.pt", weights_only=True)
+    torch.save(state | {"ranks": 2 * state["ranks"]}, tmp_path / "last.pt")
+    said = ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
+    assert "last.pt was saved by 2 processes, each with a state of its own, and these are 1. Start as many, or" in said
+
+
 def test_what_the_loader_refuses_is_said_in_one_line(
     small: Path, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

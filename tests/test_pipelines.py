@@ -153,8 +153,15 @@ def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, dev
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
 def test_what_is_not_offered_is_refused_with_what_is(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         pipelines.training(**arguments, **how("cpu"))
+    assert "in user code" not in str(refused.value)
+
+
+def test_a_root_that_is_missing_is_an_error_of_the_kind_that_python_has_for_that() -> None:
+    for graph in (pipelines.training, pipelines.validation):
+        with pytest.raises(FileNotFoundError, match="^there is nothing at 'nowhere'"):
+            graph(file_root="nowhere", **how("cpu"))
 
 
 def test_a_crop_larger_than_the_image_is_resized_to_is_refused() -> None:

@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import os
+import shutil
 import tarfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -365,6 +366,9 @@ def test_other_parts_of_a_tar_than_class_numbers_come_as_they_are(tmp_path: Path
 
 def test_a_tar_without_labels_is_an_error_or_all_images(tmp_path: Path) -> None:
     tar = tar_of(tmp_path / "a.tar", {"jpg": b"xy"}, {"jpg": b"xy"})
+    tarfile.open(tmp_path / "empty.tar", "w").close()
+    with pytest.raises(ValueError, match="the webdataset is empty, or"):
+        FileReaderLoader(tmp_path / "empty.tar", pipelines.validation, 2, reader="webdataset", device="cpu", **SMALL)
     with pytest.raises(ValueError, match=r"lacks one of the parts .* \(by default jpg, jpeg or png, and cls\)"):
         labels_in(tar)
     how: dict[str, Any] = {"reader": "webdataset", "device": "cpu", "num_threads": 1}
@@ -506,6 +510,7 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
         (dict(reader_options={"shard_id": 1}), ValueError, r"reader_options has shard_id, .* use shard_id=\.\.\."),
         (dict(reader_options={"random_shuffle": True}), ValueError, r"use shuffle=\.\.\."),
         (dict(reader_options={"pad_last_batch": False}), ValueError, r"own matter; .*from_pipeline"),
+        (dict(reader_options=3), TypeError, "reader_options is a dict of arguments of the reader, or None; got 3"),
         (dict(reader_options={"colour": 1}), TypeError, 'fn.readers.file does not take that: Argument "colour"'),
         (
             dict(root=None, reader_options={"file_list": "none.txt"}),
@@ -919,6 +924,50 @@ def test_len_after_a_break_is_that_of_the_epoch_that_comes(numbered: Path) -> No
         next(loop)
         assert len(loader) == expected
         del loop
+
+
+def copied(root: Path, to: Path) -> Path:
+    return Path(shutil.copytree(root, to))
+
+
+@pytest.mark.parametrize("was_left", [True, False])
+def test_when_a_root_that_was_away_is_back_the_next_loop_reads_it(
+    numbered: Path, tmp_path: Path, was_left: bool
+) -> None:
+    root = copied(numbered, tmp_path / "set")
+    loader = numbers_in(root)
+    if was_left:
+        next(iter(loader))
+    else:
+        assert len(flat(loader)) == 23
+    root.rename(tmp_path / "away")
+    with pytest.raises((FileNotFoundError, PipelineError)):
+        list(loader)
+    if was_left:
+        with pytest.raises(RuntimeError, match=r"the epoch could not begin; try again: iter\(loader\)"):
+            len(loader)
+    with pytest.raises(FileNotFoundError):
+        list(loader)
+    (tmp_path / "away").rename(root)
+    for _ in range(2):
+        assert flat(loader) == list(range(23)) and len(loader) == 6
+    loader.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        list(loader)
+
+
+def test_a_reader_that_lists_other_files_than_before_says_so(
+    numbered: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = copied(numbered, tmp_path / "set")
+    loader = numbers_in(root)
+    next(iter(loader))
+    with caplog.at_level(logging.WARNING, "proxyloader"):
+        next(iter(loader))
+        assert not caplog.text
+        (root / "class2" / "23.jpg").write_bytes(bytes([23]))
+        assert len(flat(loader)) == 24 and len(loader) == 6
+    assert "lists 24 samples now, and listed 23 before" in caplog.text
 
 
 def test_a_function_that_gives_no_more_in_mid_epoch_is_told_of(

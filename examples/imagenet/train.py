@@ -478,8 +478,8 @@ class Trainer:
             )
         if len(ranks) != self.world.size:
             sys.exit(
-                f"{path} was saved by {len(ranks)} processes, and these are {self.world.size}, which cannot take up "
-                f"what was left of its epoch. Start as many, or {anew}"
+                f"{path} was saved by {len(ranks)} processes, each with a state of its own, and these are "
+                f"{self.world.size}. Start as many, or {anew}"
             )
         mine = ranks[self.world.rank]
         if hasattr(self.train_loader, "load_state_dict"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,22 @@ def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: 
 
 
 @pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
-def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(spelled: Numbered, how: Any) -> None:
-    damage(spelled, how, *range(SIZE))
+def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
+    spelled: Numbered, how: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = damage(spelled, how, *range(SIZE))
     loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
     with pytest.raises(ImageError, match=r"not one sample of this epoch.* 24 were left out, the first .*dataset\[0\]"):
         list(loader)
-    with pytest.raises(ImageError, match=r"dataset\[0\] cannot be read, nor any of the 23 samples.*Is the data where"):
-        list(DataLoader(spelled, BATCH, num_workers=1, on_error="replace", device="cpu"))
+    loader = DataLoader(spelled, BATCH, num_workers=1, on_error="replace", device="cpu")
+    nothing = (
+        r"dataset\[0\] cannot be read, nor any of the 23 samples.*; the last of them is dataset\[23\].*Is the data"
+    )
+    refused, *_ = outcomes(loader)
+    assert isinstance(refused, ImageError) and re.search(nothing, str(refused))
+    assert (refused.index, refused.path) == (0, paths[0])
+    assert (loader.errors[0].index, loader.errors[0].path) == (0, paths[0])
+    assert "is replaced by" not in caplog.text
 
 
 def test_each_sample_is_one_line_in_the_log_and_not_one_per_epoch(
