@@ -273,6 +273,8 @@ def _on_gpu(device: Device | None) -> bool:
 
 
 def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> dict[str, Any]:
+    if not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
+        raise ValueError(f"hw_decoder_load is a share from 0 to 1; got {hw_decoder_load!r}")
     chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
     if not _on_gpu(device):
         return chosen | {"device": "cpu"}

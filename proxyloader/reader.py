@@ -336,6 +336,12 @@ class FileReaderLoader:
         """Free the pipeline: its threads, its memory on a GPU. What was handed out stays."""
         self._epochs.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a FileReaderLoader cannot be pickled or copied, as DALI's pipeline cannot; make one in each process. "
+            "Where it stands can: loader.state_dict()"
+        )
+
     def __enter__(self) -> FileReaderLoader:
         return self
 

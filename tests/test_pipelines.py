@@ -142,6 +142,8 @@ def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, dev
             r"area is \(least, most\), both more than 0, and at most 1.0; got \(2, 3\)",
         ),
         (dict(source="proxy", aspect_ratio=(2, 1)), r"aspect_ratio is \(least, most\), both more than 0; got \(2, 1\)"),
+        (dict(source="proxy", hw_decoder_load=3), "hw_decoder_load is a share from 0 to 1; got 3"),
+        (dict(source="proxy", hw_decoder_load="auto"), "hw_decoder_load is a share from 0 to 1; got 'auto'"),
         (dict(source="proxy", area=0.5), r"area is \(least, most\), .*; got 0.5"),
         (dict(source="proxy", mean=(1, 2)), r"mean and std are a number for each of 3 channels.*; got \(1, 2\) and"),
         (dict(source="proxy", mean=1), "mean and std are a number for each .*; got 1 and"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import itertools
 import logging
 import math
 import os
+import pickle
 import shutil
 import tarfile
 import weakref
@@ -954,6 +956,14 @@ def test_when_a_root_that_was_away_is_back_the_next_loop_reads_it(
     loader.close()
     with pytest.raises(RuntimeError, match="was closed"):
         list(loader)
+
+
+@pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_cannot_be_pickled_or_copied(numbered: Path, copy_of: Callable[[Any], Any]) -> None:
+    loader = numbers_in(numbered)
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
+        copy_of(loader)
+    assert flat(loader) == list(range(23))
 
 
 def test_a_reader_that_lists_other_files_than_before_says_so(
