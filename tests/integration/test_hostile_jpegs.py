@@ -19,7 +19,6 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader, EncodedImage, ImageError
 from proxyloader.odd_formats import ODD_FORMATS
 from proxyloader.photograph import photograph
-from proxyloader.scans import is_whole
 from proxyloader.spelled import numbers_in, spelled_picture
 from tests.hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
 from tests.outcomes import outcomes
@@ -236,9 +235,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "progressive": {"progressive": True},
     "restart markers": {"restart_marker_blocks": 3},
 }
-UNNOTICED = {("other bytes anywhere", 110)}
-"""Damage in a later scan of a progressive JPEG that libjpeg does not notice: noise to any decoder, and a GPU's noise is
-not Pillow's, as README.md says."""
 
 
 @pytest.mark.parametrize("part", ["whole", "crop"])
@@ -255,17 +251,8 @@ def test_a_jpeg_damaged_at_random_is_what_pillow_makes_of_it_or_an_error_that_na
         dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
         theirs = [pixels_by_pillow(data) for _, data in files]
     wrong, refused = compare_one_by_one(dataset, theirs, device)
-    noise = [f"{seed}: " for kind, seed in UNNOTICED if kind == damage and device == "cuda"]
-    wrong = [line for line in wrong if not (line.startswith(tuple(noise)) and "levels off" in line)]
     assert not wrong, f"{len(wrong)} of {SEEDS}: {wrong[:5]}"
     assert 0 < refused < SEEDS
-
-
-@pytest.mark.parametrize(("damage", "seed"), UNNOTICED)
-def test_libjpeg_does_not_notice_what_a_gpu_is_not_tested_for(damage: str, seed: int) -> None:
-    kinds = list(KINDS)
-    assert kinds[seed % len(kinds)] == "progressive"
-    assert is_whole(DAMAGES[damage](plain(progressive=True), seed))
 
 
 ANY_FORMAT = {name: functools.partial(encode, photograph(0, size=(40, 30))) for name, encode in ODD_FORMATS.items()} | {
@@ -320,17 +307,11 @@ BOMBS = {
 def test_a_small_file_of_endless_scans_is_refused_in_bounded_time(
     tmp_path: Path, bomb: str, workers: int, device: str
 ) -> None:
-    def loop(name: str, files: list[tuple[str, bytes]]) -> tuple[float, Any, list[Any]]:
-        dataset = folder_of(tmp_path / name, files, transforms.PILToTensor())
-        started = time.monotonic()
-        found = outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
-        return time.monotonic() - started, dataset, found
-
-    files = [(".jpg", spelled(number)) for number in range(3 * BATCH)]
-    plain_s, _, _ = loop("plain", files)  # a pipeline takes its time, on a GPU that others use most of all
-    files[BATCH + ODD] = ".jpg", BOMBS[bomb]
-    seconds, dataset, (before, found, after) = loop("set", files)
-    assert seconds < plain_s + BOUND_S
+    files = [(".jpg", BOMBS[bomb] if number == BATCH + ODD else spelled(number)) for number in range(3 * BATCH)]
+    dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
+    started = time.monotonic()
+    before, found, after = outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
+    assert time.monotonic() - started < BOUND_S
     assert isinstance(found, ImageError) and "bomb" in str(found)
     assert f"dataset[{BATCH + ODD}]" in str(found) and dataset.samples[BATCH + ODD][0] in str(found)
     assert numbers_of([image for image, _ in [*before, *after]]) == [0, 1, 2, 6, 7, 8]
