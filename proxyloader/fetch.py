@@ -173,7 +173,7 @@ def own_worker_info(dataset: Any) -> Any:
 def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
     """The error of a sample with so many unreadable ones behind it, all of which were noted."""
     last = unreadable[-1]
-    itself = next((each for each in unreadable if each.index == index), last)
+    itself, *_ = (each for each in unreadable if each.index == index)
     return ImageError(
         f"dataset[{index}] cannot be read, nor any of the {tries} samples after it; the last of them is "
         f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",

@@ -134,11 +134,10 @@ def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
     with pytest.raises(ImageError, match=r"not one sample of this epoch.* 24 were left out, the first .*dataset\[0\]"):
         list(loader)
     loader = DataLoader(spelled, BATCH, num_workers=1, on_error="replace", device="cpu")
-    nothing = (
-        r"dataset\[0\] cannot be read, nor any of the 23 samples.*; the last of them is dataset\[23\].*Is the data"
-    )
     refused, *_ = outcomes(loader)
+    nothing = r"dataset\[0\] cannot be read, nor any of the 23 samples.*Is the data where"
     assert isinstance(refused, ImageError) and re.search(nothing, str(refused))
+    assert "the last of them is dataset[23]" in str(refused)
     assert (refused.index, refused.path) == (0, paths[0])
     assert (loader.errors[0].index, loader.errors[0].path) == (0, paths[0])
     assert "is replaced by" not in caplog.text
