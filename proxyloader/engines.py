@@ -16,8 +16,8 @@ rounds otherwise. Where CUDA shows, or something else, the pipeline's decoders a
 is built once more, and so is every other of the process from then on.
 
 On one that is not crowded it is done behind a process's first pipeline, which may need what is shared when others have
-come, or when the model has taken the memory. Nobody waits for the answer there: a GPU that does not decode has no
-engines, and DALI knows. So a thread does it beside the first batch, since it takes most of a second.
+come. Nobody waits for the answer there: a GPU that does not decode has no engines, and DALI knows. So a thread does it,
+beside the first batch.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def build(pipeline: Pipeline) -> None:
     """
     if pipeline in _holding and _executor.is_built(pipeline):
         return
-    if _taking is not None:
-        _taking.join()  # or both would be slower, and tuning would measure that
+    if _reservation is not None:
+        _reservation.join()  # or both would be slower, and tuning would measure that
     _holding.pop(pipeline, None)
     if are_left_alone(pipeline.device_id):
         _avoid(pipeline)
@@ -106,7 +106,7 @@ def _fail_for(pipeline: Pipeline) -> bool:
     paddings = _executor.paddings_on_engines(pipeline)
     if not _is_crowded(device_id):
         held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
-        _take_beside(device_id, paddings.difference(*held))
+        _reserve_beside(device_id, paddings.difference(*held))
         _holding[pipeline] = paddings
         return False
     if max(_levels_off(device_id, padding) for padding in paddings) < MOST_LEVELS:
@@ -122,16 +122,16 @@ def _fail_for(pipeline: Pipeline) -> bool:
     return True
 
 
-def _take_beside(device_id: int, paddings: set[Padding]) -> None:
+def _reserve_beside(device_id: int, paddings: set[Padding]) -> None:
     """Take what decoders of these paddings share, beside what the calling thread does."""
-    global _taking
+    global _reservation
     if paddings:
-        _taking = _Taking(device_id, paddings)
-        forks.watch(_taking)
-        _taking.start()
+        _reservation = _Reservation(device_id, paddings)
+        forks.watch(_reservation)
+        _reservation.start()
 
 
-class _Taking(threading.Thread):
+class _Reservation(threading.Thread):
     """Tries the engines, which takes room. A fork waits for its end."""
 
     def __init__(self, device_id: int, paddings: set[Padding]) -> None:
@@ -152,7 +152,7 @@ class _Taking(threading.Thread):
     def forget_in_child(self) -> None: ...
 
 
-_taking: _Taking | None = None
+_reservation: _Reservation | None = None
 """The last one."""
 
 

@@ -129,6 +129,11 @@ class Epochs:
         return _dali.DALIGenericIterator(pipeline, self.output_map, **how)
 
     @property
+    def is_closed(self) -> bool:
+        """For ever. What is neither open nor closed is opened by the next loop."""
+        return self._built is _closed
+
+    @property
     def is_open(self) -> bool:
         return self._pipeline is not None
 
@@ -136,7 +141,7 @@ class Epochs:
     def pipeline(self) -> _dali.Pipeline:
         if self._pipeline is None:
             raise RuntimeError(
-                self._why_closed if self._built is _closed else "the epoch could not begin; try again: iter(loader)"
+                self._why_closed if self.is_closed else "the epoch could not begin; try again: iter(loader)"
             )
         return self._pipeline
 
@@ -167,7 +172,7 @@ class Epochs:
 
     def begin(self) -> None:
         """The next epoch; also from the middle of one."""
-        if self._pipeline is None and self._built is not _closed:
+        if not self.is_open and not self.is_closed:
             self._open(self.output_map)  # which failed the last time: the folder was away, say
         self.pipeline  # noqa: B018  raises where there is none
         if not self._at_start and not self._goes_on:
@@ -298,7 +303,9 @@ class Epochs:
 
     def in_words(self) -> str:
         read = f"{self._meta['epoch_size']} samples, shard {self._meta['shard_id']} of {self._meta['number_of_shards']}"
-        state = f"{len(self)} batches of {self.batch_size}" if self.is_open else "closed"
+        state = "closed" if self.is_closed else "to be opened"
+        if self.is_open:
+            state = f"{len(self)} batches of {self.batch_size}"
         return f"{read}; {state}; {self._policy.value}"
 
 

@@ -174,15 +174,15 @@ class Gpu:
 
     def tried_in_all(self) -> list[Any]:
         """When nobody tries any more."""
-        if engines._taking is not None:
-            engines._taking.join()
+        if engines._reservation is not None:
+            engines._reservation.join()
         return self.tried
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    monkeypatch.setattr(engines, "_taking", None)
+    monkeypatch.setattr(engines, "_reservation", None)
     monkeypatch.setattr(engines, "_failing", set())
     monkeypatch.setattr(engines, "_holding", weakref.WeakKeyDictionary())
     monkeypatch.setattr(engines, "_is_crowded", lambda device_id: gpu.is_crowded)

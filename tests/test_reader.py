@@ -948,6 +948,7 @@ def test_when_a_root_that_was_away_is_back_the_next_loop_reads_it(
     if was_left:
         with pytest.raises(RuntimeError, match=r"the epoch could not begin; try again: iter\(loader\)"):
             len(loader)
+        assert "to be opened" in repr(loader)
     with pytest.raises(FileNotFoundError):
         list(loader)
     (tmp_path / "away").rename(root)
