@@ -33,8 +33,8 @@ from proxyloader import compile_transforms, wrap
 from proxyloader._dali import fn, pipeline_def, types
 from proxyloader._executor import run as run_pipeline
 from proxyloader.arena import Arena
-from proxyloader.bench.cases import AUGMENTATIONS, transform_with
 from proxyloader.bench.machine import machine
+from proxyloader.bench.setting import AUGMENTATIONS, transform_with
 from proxyloader.fetch import Fetcher
 from proxyloader.make_dataset import make_dataset
 from proxyloader.packing import Packer

@@ -32,8 +32,8 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from proxyloader import DataLoader, FileReaderLoader, pipelines
-from proxyloader.bench.cases import transform_with
 from proxyloader.bench.machine import machine
+from proxyloader.bench.setting import transform_with
 from proxyloader.make_dataset import make_dataset
 
 Rounds = dict[str, list[float]]

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as StockLoader
-from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from ..loader import DataLoader
-from .setting import CROP_PX, MEAN, STD, Setting
+from .setting import CROP_PX, MEAN, STD, Setting, transform_with
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (N, 3, H, W) and labels (N,), on the device."""
@@ -95,27 +94,6 @@ def loops_of(name: str, setting: Setting) -> Loops:
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
-
-AUGMENTATIONS: dict[str, Any] = {
-    "ColorJitter": transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    "RandAugment": transforms.RandAugment(),
-    "TrivialAugmentWide": transforms.TrivialAugmentWide(),
-    "AutoAugment": transforms.AutoAugment(),
-    "AugMix": transforms.AugMix(),
-}
-
-
-def transform_with(augmentation: str = "") -> transforms.Compose:
-    """torchvision's, with an augmentation behind the flip."""
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(CROP_PX),
-            transforms.RandomHorizontalFlip(),
-            *([AUGMENTATIONS[augmentation]] if augmentation else []),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
 
 
 def images_of(setting: Setting, transform: Any = None, loader: Any = default_loader) -> ConcatDataset[Any]:

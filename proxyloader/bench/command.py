@@ -17,10 +17,10 @@ from torchvision.datasets import ImageFolder
 from ..arguments import at_least
 from ..make_dataset import make_dataset, usable_cores
 from . import report
-from .cases import AUGMENTATIONS, CASES, WITH, cases_for
+from .cases import CASES, WITH, cases_for
 from .machine import in_words, machine, warnings_for
 from .rounds import INTERRUPTED, run
-from .setting import Setting
+from .setting import AUGMENTATIONS, Setting
 
 
 def list_cases() -> int:

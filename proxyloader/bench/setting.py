@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torchvision import transforms
 
 CROP_PX = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+AUGMENTATIONS: dict[str, Any] = {
+    "ColorJitter": transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "RandAugment": transforms.RandAugment(),
+    "TrivialAugmentWide": transforms.TrivialAugmentWide(),
+    "AutoAugment": transforms.AutoAugment(),
+    "AugMix": transforms.AugMix(),
+}
+
+
+def transform_with(augmentation: str = "") -> transforms.Compose:
+    """torchvision's, with an augmentation behind the flip."""
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(CROP_PX),
+            transforms.RandomHorizontalFlip(),
+            *([AUGMENTATIONS[augmentation]] if augmentation else []),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
 
 
 @dataclass(frozen=True)
