@@ -6,6 +6,7 @@ from . import color as color
 from . import convert as convert
 from . import corrupt as corrupt
 from . import geometry as geometry
+from . import random_warp as random_warp
 from . import resize as resize
 from . import views as views
 from . import warp as warp
