@@ -17,7 +17,7 @@ is built once more, and so is every other of the process from then on.
 
 On one that is not crowded it is done behind a process's first pipeline, which may need what is shared when others have
 come. Nobody waits for the answer there: a GPU that does not decode has no engines, and DALI knows. So a thread does it,
-beside the first batch.
+a moment after the pipeline was built, or the first batch would come later: it waits for the same locks of CUDA.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import io
 import logging
 import math
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -54,6 +55,11 @@ gigabytes, and many such processes have room on the engines of an H200. (See NOT
 SHORT_BYTES = 1 << 30
 """Of a GPU's memory, with which its engines may find too little."""
 
+AFTER_FIRST_BATCH_S = 1.0
+"""From when the first pipeline was built; mostly the first batch is there by then."""
+
+LOOK_S = 0.05
+
 _failing: set[int] = set()
 """GPUs whose engines this process leaves alone."""
 
@@ -78,7 +84,7 @@ def build(pipeline: Pipeline) -> None:
     if pipeline in _holding and _executor.is_built(pipeline):
         return
     if _reservation is not None:
-        _reservation.join()  # or both would be slower, and tuning would measure that
+        _reservation.finish()  # or both would be slower, and tuning would measure that
     _holding.pop(pipeline, None)
     if are_left_alone(pipeline.device_id):
         _avoid(pipeline)
@@ -123,7 +129,7 @@ def _fail_for(pipeline: Pipeline) -> bool:
 
 
 def _reserve_beside(device_id: int, paddings: set[Padding]) -> None:
-    """Take what decoders of these paddings share, beside what the calling thread does."""
+    """Take what decoders of these paddings share, a moment later, beside what the calling thread does."""
     global _reservation
     if paddings:
         _reservation = _Reservation(device_id, paddings)
@@ -137,14 +143,23 @@ class _Reservation(threading.Thread):
     def __init__(self, device_id: int, paddings: set[Padding]) -> None:
         super().__init__(name="proxyloader-engines")
         self._device_id, self._paddings = device_id, paddings
+        self._at_once = threading.Event()
 
     def run(self) -> None:
+        until_s = time.monotonic() + AFTER_FIRST_BATCH_S
+        while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s and threading.main_thread().is_alive():
+            pass  # a process that ends waits for its threads, and for this one no longer than it must
         for padding in self._paddings:
             _levels_off(self._device_id, padding)
 
+    def finish(self) -> None:
+        """Now, and wait for it."""
+        self._at_once.set()
+        self.join()
+
     def hold_still(self) -> bool:
         was_under_way = self.is_alive()
-        self.join()
+        self.finish()
         return was_under_way
 
     def go_on(self) -> None: ...

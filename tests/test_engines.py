@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -175,7 +176,7 @@ class Gpu:
     def tried_in_all(self) -> list[Any]:
         """When nobody tries any more."""
         if engines._reservation is not None:
-            engines._reservation.join()
+            engines._reservation.finish()
         return self.tried
 
 
@@ -266,6 +267,16 @@ def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(gp
     threading.Timer(0.2, gpu.goes_on.set).start()
     engines.build(second)
     assert gpu.tried == [()] and gpu.built == [True, True]
+
+
+def test_the_trial_is_not_in_the_way_of_the_first_batch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "AFTER_FIRST_BATCH_S", 0.2)
+    pipeline = decoder_of({})
+    began_s = time.monotonic()
+    engines.build(pipeline)
+    assert gpu.tried == [] and engines._reservation is not None
+    engines._reservation.join(10)
+    assert gpu.tried == [()] and time.monotonic() - began_s >= 0.2
 
 
 def test_a_fork_waits_for_the_trial(gpu: Gpu) -> None:
