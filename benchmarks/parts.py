@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import io
 import json
 import statistics
 import subprocess
@@ -23,10 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 from nvidia.dali.backend import TensorCPU, TensorListCPU
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import PILToTensor
 from tqdm import tqdm
 
 from proxyloader import compile_transforms, wrap
@@ -46,7 +49,7 @@ from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
 
-PARTS = ("reading", "road", "crops")
+PARTS = ("reading", "road", "crops", "progressive")
 GPU_PARTS = ("decoders", "registered_memory")
 """Functions of this file."""
 
@@ -138,6 +141,34 @@ def crops(root: str) -> dict[str, float]:
         for name, server in servers.items():
             spent[name].append(median_ms(lambda server=server: server.collect(server.submit(inputs)), times=1))
     return {name: round(statistics.median(values), 1) for name, values in spent.items()}
+
+
+def progressive(root: str) -> dict[str, float]:
+    """The same photographs as progressive JPEGs, which workers decode for a GPU: what it takes them, and what DALI."""
+    files = []
+    for path, _ in ImageFolder(root).samples:
+        file = io.BytesIO()
+        Image.open(path).save(file, "JPEG", quality=93, progressive=True)
+        files.append(file.getvalue())
+    on_gpu = torch.cuda.is_available()
+    server = ProxyServer(
+        build_pipeline(
+            compile_transforms(PILToTensor()).plan,
+            PipelineOptions(len(files), device_id=0 if on_gpu else None, num_threads=4, hw_decoder_load=1.0),
+        )
+    )
+    encoded = [[np.frombuffer(file, np.uint8) for file in files]]
+
+    def decode() -> None:
+        server.collect(server.submit(encoded))
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    return {
+        "progressive: look at their scans": median_ms(lambda: [is_whole(file) for file in files], times=3),
+        "progressive: decoded by Pillow": median_ms(lambda: [EncodedImage.by_pillow(file) for file in files], times=3),
+        f"progressive: decoded by DALI on {'a GPU and ' if on_gpu else ''}4 threads": median_ms(decode, times=5),
+    }
 
 
 def decoders(root: str, device_id: int | None = 0, batches: int = 64) -> dict[str, float]:

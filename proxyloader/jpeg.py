@@ -30,12 +30,14 @@ class JpegHeader:
     Attributes:
         height, width: in pixels, as stored (the EXIF orientation is not applied; torchvision ignores it too).
         as_pillow: DALI's decoders and Pillow give the same RGB for this file.
+        is_progressive: its scans refine each other.
         scans: how many there are; 0 where one is damaged; 1 where nobody has looked.
     """
 
     height: int
     width: int
     as_pillow: bool
+    is_progressive: bool = False
     scans: int = 1
 
 
@@ -79,9 +81,9 @@ def read_jpeg_header(data: bytes | memoryview, count_scans: bool = True) -> Jpeg
                 return None
             height, width, alike, ids, progressive = frame
             if not alike or adobe_transform == 0:  # transform 0: the three components are RGB, not YCbCr
-                return JpegHeader(height, width, False)
+                return JpegHeader(height, width, False, progressive)
             scans = _count_scans(data, at, ids, progressive) or 0 if count_scans else 1
-            return JpegHeader(height, width, scans > 0, scans)
+            return JpegHeader(height, width, scans > 0, progressive, scans)
         at += 2 + length
     return None
 

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from .arena import Arena, Memory
 from .errors import InputError
-from .jpeg import JPEG_START
+from .jpeg import JPEG_START, read_jpeg_header
 from .parcel import PackedBatch, PackedInput, PackedRun, aligned
 from .proxy import ProxyBatch, ProxyCall, ProxySample
 from .sample import EncodedImage
@@ -40,7 +40,8 @@ class Packer:
         run_size: most samples that a pipeline takes at once; 0: the dataset has no images, and nothing is looked for.
         batched: it is given lists of samples, not one at a time.
         keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
-        check_scans: leave damaged JPEGs to Pillow here, for a stream, whose samples have no index to be known by.
+        check_scans: leave damaged and progressive JPEGs to Pillow here, for a stream, whose samples have no index to be
+            known by.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Packer:
         slot = request.slot if request is not None else None
         if self._check_scans:
             for calls in pickler.runs:
-                calls[:] = map(_whole, calls)
+                calls[:] = map(_fit_for_a_gpu, calls)
         writer = _Writer(self._arena if slot is not None else None, slot)
         runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
         return PackedBatch(
@@ -198,9 +199,12 @@ class _Writer:
         return blob
 
 
-def _whole(call: ProxyCall) -> ProxyCall:
+def _fit_for_a_gpu(call: ProxyCall) -> ProxyCall:
     data = call.inputs[0].tobytes()
-    if not data.startswith(JPEG_START) or is_whole(data):
+    if not data.startswith(JPEG_START):
+        return call
+    header = read_jpeg_header(data, count_scans=False)
+    if header is not None and not header.is_progressive and is_whole(data):
         return call
     decoded = np.frombuffer(EncodedImage.by_pillow(data, call.source).data, np.uint8)
     return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source, call.names)

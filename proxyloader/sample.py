@@ -127,7 +127,7 @@ class EncodedImage:
                 scans.note_damage()
             if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
                 refuse_too_large(header.height, header.width, path, max_pixels, header.scans)
-                if not scans.needs_pillow(data):
+                if not scans.needs_pillow(data, header.is_progressive):
                     return cls(data, header.height, header.width, path)
         return cls.by_pillow(data, path, max_pixels)
 

@@ -7,6 +7,10 @@ JPEG goes to a GPU for the first time its scan is read through on the CPU, as li
 0.6 to 0.9 ms. A damaged one goes to Pillow, then and in later epochs. The main process remembers which sample is which,
 by its index: a dataset that opens other files for the same index is looked at the first time only. (A file that was
 sound, and does not end as a JPEG any more, is looked at again: it may have been cut off meanwhile.)
+
+In the later scans of a progressive JPEG libjpeg does not notice damage either, and a GPU makes of it what Pillow does
+not. No engine decodes those, and the most of the work, reading their scans, is the CPU's in any case. So all of them go
+to Pillow.
 """
 
 from __future__ import annotations
@@ -93,8 +97,10 @@ def note_damage() -> None:
     _Watch.found_damage = _Watch.known is Scan.UNKNOWN
 
 
-def needs_pillow(data: bytes) -> bool:
-    """This JPEG is to be decoded by Pillow, because its scan is damaged."""
+def needs_pillow(data: bytes, is_progressive: bool) -> bool:
+    """This JPEG is to be decoded by Pillow, because its scan is damaged, or might be."""
+    if is_progressive:
+        return _Watch.known is not Scan.UNCHECKED
     if _Watch.known is Scan.UNKNOWN and not is_whole(data):
         note_damage()
     return _Watch.known is Scan.DAMAGED or _Watch.found_damage

@@ -50,6 +50,7 @@ def test_a_scan_without_an_end_is_left_to_pillow() -> None:
 def test_scans_are_counted(options: dict[str, bool], scans: int) -> None:
     header = read_jpeg_header(plain_jpeg(**options))
     assert header is not None and header.as_pillow and header.scans == scans
+    assert header.is_progressive == (scans > 1)
 
 
 def test_a_progressive_file_without_its_last_scan_is_left_to_pillow() -> None:

@@ -56,6 +56,16 @@ def test_a_damaged_image_is_decoded_by_pillow_where_it_is_looked_at_or_known() -
     assert EncodedImage.from_bytes(damaged).data is damaged  # nobody asked
 
 
+def test_a_progressive_image_is_decoded_by_pillow_and_not_taken_for_damaged() -> None:
+    data = jpeg(progressive=True)
+    for known in Scan:
+        with opening(known) as watch:
+            image = EncodedImage.from_bytes(data)
+        assert image.data.startswith(b"P6") == (known is not Scan.UNCHECKED)
+        assert not watch.found_damage
+    assert np.array_equal(np.asarray(image.decoded()), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
 def test_a_file_that_was_sound_is_looked_at_again_where_it_does_not_end_as_a_jpeg() -> None:
     data = jpeg()
     with opening(Scan.SOUND):
@@ -187,6 +197,7 @@ class Opens(Dataset[Any]):
 
 def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -> None:
     dataset = wrap(Opens(damaged_folder))
+    Path(dataset.paths[6]).write_bytes(jpeg(progressive=True))
     batch = Packer(default_collate, None, 8, check_scans=True)([dataset[k] for k in range(4, 8)])
     images = batch.runs[0].inputs[0].views(batch.memory(None))
-    assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, False, False]
+    assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, True, False]
