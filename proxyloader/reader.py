@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from .reader_arguments import (
     named,
 )
 from .reader_epochs import Epochs
+from .reader_files import to_blame
 from .seeding import seed_for
 from .sharding import LastBatchPolicy
 from .sources import READER_NAME, Reader, Root
@@ -31,6 +33,11 @@ from .world import Auto, World
 STYLES = ("torch", "dali")
 
 STATE_VERSION = 2
+
+
+def _nobody(error: Exception, *, at: int) -> str:
+    """Who is to blame in a pipeline that was given."""
+    return ""
 
 
 class FileReaderLoader:
@@ -151,7 +158,8 @@ class FileReaderLoader:
             "reader": reader,
             "pipeline": as_called(pipeline.__name__, graph_options),
         }
-        self._set_up(built, READER_NAME, last_batch_policy, auto_reset, style, output_map, told)
+        blamed = partial(to_blame, source=described)
+        self._set_up(built, READER_NAME, last_batch_policy, auto_reset, style, output_map, told, blamed)
 
     @classmethod
     def from_pipeline(
@@ -198,6 +206,7 @@ class FileReaderLoader:
         style: str,
         output_map: Sequence[str] | None,
         told: dict[str, Any],
+        blamed: Callable[..., str] = _nobody,
     ) -> None:
         if style not in STYLES:
             raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
@@ -207,7 +216,7 @@ class FileReaderLoader:
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)
         self._loop: weakref.ref[_Loop] | None = None  # that was begun last
-        self._epochs = Epochs(built, reader_name, policy, output_map, is_given=not told)
+        self._epochs = Epochs(built, reader_name, policy, output_map, not told, blamed)
         forks.watch(self)
 
     @property

@@ -173,8 +173,13 @@ def what_is_missing(error: Exception) -> Exception | None:
     return None
 
 
-def what_failed(error: Exception) -> str:
-    """What DALI's error means."""
+def what_failed(error: Exception, blamed: str) -> str:
+    """What DALI's error means.
+
+    Args:
+        error: DALI's.
+        blamed: what ``reader_files.to_blame`` says.
+    """
     if "Critical error in pipeline" not in str(error):  # in which DALI's text quotes paths and code
         return (
             "the samples of a batch differ in shape, so they make no tensor; resize or crop them in the pipeline "
@@ -186,6 +191,7 @@ def what_failed(error: Exception) -> str:
             f"reader_options={{'ext': [...]}} name that part, and read its bytes in a pipeline of your own: {error}"
         )
     return (
-        "DALI failed on a batch. Its reader cannot leave out what is no image; the next loop begins a new epoch. "
-        f"proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names them. DALI says: {error}"
+        f"DALI failed on a batch. {blamed}{'. ' * bool(blamed)}DALI's reader cannot leave out what is no image; the "
+        "next loop begins a new epoch. proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names "
+        f"them. DALI says: {error}"
     )

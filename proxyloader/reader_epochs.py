@@ -39,6 +39,7 @@ class Epochs:
         policy: what becomes of a shard's last batch.
         output_map: names of the pipeline's outputs, or None for the usual ones.
         is_given: ``built`` gives the same pipeline again and again, which was made by the user.
+        to_blame: from DALI's error, and ``at``, the number of a sample near it, to what is known of the file, in words.
 
     Raises:
         FileNotFoundError, ValueError: see ``FileReaderLoader``.
@@ -53,8 +54,10 @@ class Epochs:
         policy: LastBatchPolicy,
         output_map: Sequence[str] | None,
         is_given: bool,
+        to_blame: Callable[..., str],
     ) -> None:
         self._built, self._reader_name, self._policy, self.is_given = built, reader_name, policy, is_given
+        self._to_blame = to_blame
         self._epoch = 0  # the one that is under way, or comes next
         self._meta: dict[str, Any] = {}  # what the reader says of itself
         self._handed_out, self._is_over = 0, False  # of the one under way
@@ -165,10 +168,19 @@ class Epochs:
             return samples // shards // self.batch_size
         if self._policy is LastBatchPolicy.FILL:
             return math.ceil(math.ceil(samples / shards) / self.batch_size)
-        moved = 0 if self._meta["stick_to_shard"] else epoch - self._first_epoch
-        shard = (int(self._meta["shard_id"]) + moved) % shards
+        shard = self._shard_in(epoch)
         in_shard = (shard + 1) * samples // shards - shard * samples // shards
         return math.ceil(in_shard / self.batch_size)
+
+    def _shard_in(self, epoch: int) -> int:
+        moved = 0 if self._meta["stick_to_shard"] else epoch - self._first_epoch
+        return (int(self._meta["shard_id"]) + moved) % int(self._meta["number_of_shards"])
+
+    @property
+    def _at(self) -> int:
+        """The number of the sample that comes next, where they are not shuffled."""
+        begin = self._shard_in(self._epoch) * self.samples // int(self._meta["number_of_shards"])
+        return begin + self._handed_out * self.batch_size
 
     def begin(self) -> None:
         """The next epoch; also from the middle of one."""
@@ -221,7 +233,7 @@ class Epochs:
             # DALI's iterator may have lost count, and no epoch after this one would be right.
             self._is_broken = True
             if isinstance(error, (RuntimeError, AssertionError)):
-                raise PipelineError(what_failed(error)) from error
+                raise PipelineError(what_failed(error, self._to_blame(error, at=self._at))) from error
             raise
 
     def lose_batch(self) -> None:

@@ -1,0 +1,97 @@
+"""Where DALI's reader fails, or what decodes behind it, the file that is to blame is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from proxyloader import FileReaderLoader, PipelineError, pipelines, reader_files
+from proxyloader.sources import Reader
+
+SMALL: dict[str, Any] = {"size": 16, "device": "cpu", "num_threads": 1}
+
+
+@pytest.fixture
+def root(photos: Path, tmp_path: Path) -> Path:
+    """12 photographs in 3 class folders, and files that are not read."""
+    root = tmp_path / "set"
+    for k, path in enumerate(sorted(photos.rglob("*.jpg"))[:12]):
+        folder = root / f"class_{k // 4}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{k:02}{'.JPG' if k % 3 else '.jpg'}").write_bytes(path.read_bytes())
+    (root / "class_0" / "notes.txt").write_text("no image")
+    (root / "readme.jpg").write_text("in no class")
+    (root / "list.txt").write_text("class_2/08.JPG 1\n\nclass_0/00.jpg 0\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"file_filters": ["*1.jpg", "0*.jpg"]},
+        {"file_filters": ["*.jpg"], "case_sensitive_filter": True},
+        {"dir_filters": ["*_0", "*_2"]},
+        {"files": ["class_1/05.JPG", "class_0/03.jpg"]},
+        {"file_list": "list.txt"},
+    ],
+    ids=str,
+)
+def test_the_files_are_those_that_dali_reads_and_in_its_order(root: Path, options: dict[str, Any]) -> None:
+    if "file_list" in options:
+        options = {"file_list": str(root / options["file_list"])}
+    source = Reader(root, options=options)
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)  # type: ignore[untyped-decorator,unused-ignore]
+    def names() -> Any:
+        encoded, _ = source()
+        return fn.get_property(encoded, key="source_info")
+
+    pipeline = names()
+    pipeline.build()
+    theirs = [bytes(pipeline.run()[0].at(0)).decode() for _ in range(pipeline.epoch_size("Reader"))]
+    assert [str(Path(path).relative_to(root)) for path in reader_files._paths(source)] == theirs
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"text", "4 bytes, in no image format"),
+        (b"", r"the file is empty \(0 bytes\)"),
+    ],
+    ids=["text", "empty"],
+)
+def test_a_file_that_cannot_be_read_is_named(root: Path, content: bytes, reason: str, shuffle: bool) -> None:
+    loader = FileReaderLoader(root, pipelines.validation, 2, shuffle=shuffle, **SMALL)
+    bad = root / "class_1" / "05.JPG"
+    bad.write_bytes(content)
+    with pytest.raises(
+        PipelineError, match=f"DALI failed on a batch. {re.escape(str(bad))}: {reason}.*on_error='skip'"
+    ):
+        list(loader)
+
+
+def test_of_two_the_one_is_named_that_the_reader_has_come_to(root: Path) -> None:
+    loader = FileReaderLoader(root, pipelines.validation, 4, num_shards=2, shard_id=1, **SMALL)
+    for name in ("class_0/01.JPG", "class_2/10.JPG"):  # the first is of the other shard
+        (root / name).write_bytes(b"text")
+    with pytest.raises(PipelineError, match=r"class_2/10\.JPG: 4 bytes"):
+        list(loader)
+
+
+def test_nobody_is_blamed_for_other_errors_or_after_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "class_0" / "01.JPG").write_bytes(b"text")
+    source = Reader(root)
+    decoder, other = (
+        RuntimeError(f"Error in CPU operator `nvidia.dali.fn.{name}`") for name in ("decoders.image", "resize")
+    )
+    assert "01.JPG" in reader_files.to_blame(decoder, source, 0)
+    assert not reader_files.to_blame(other, source, 0)
+    assert not reader_files.to_blame(decoder, Reader(root, "numpy"), 0)
+    monkeypatch.setattr(reader_files, "LOOK_S", -1.0)
+    assert not reader_files.to_blame(decoder, source, 0)
