@@ -147,8 +147,9 @@ class _Reservation(threading.Thread):
 
     def run(self) -> None:
         until_s = time.monotonic() + AFTER_FIRST_BATCH_S
-        while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s and threading.main_thread().is_alive():
-            pass  # a process that ends waits for its threads, and for this one no longer than it must
+        while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s:
+            if not threading.main_thread().is_alive():
+                return  # the process ends, and waits for its threads
         for padding in self._paddings:
             _levels_off(self._device_id, padding)
 

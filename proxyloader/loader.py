@@ -65,7 +65,7 @@ class DataLoader(TorchDataLoader[T]):
             ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: before a JPEG goes to a GPU for the first time, look in the worker whether its scan is whole, which
             takes 0.6 to 0.9 ms; a damaged one is left to Pillow, and so are progressive ones, in which damage may not
-            be seen. Without it, damaged ones may show parts of others.
+            be seen. Without it CUDA decodes those, and damaged ones may show parts of others.
         unsupported: what becomes of a transform that is not translated: "raise" when the loader is built; "batch": it
             and what follows it is called on each batch (N, C, H, W) on ``device``, if images are tensors of one size
             there (random numbers are then drawn once for the batch, in the training process); "cpu": torchvision does

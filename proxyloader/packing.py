@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -206,7 +207,8 @@ def _fit_for_a_gpu(call: ProxyCall) -> ProxyCall:
     header = read_jpeg_header(data, count_scans=False)
     if header is not None and not header.is_progressive and is_whole(data):
         return call
-    decoded = np.frombuffer(EncodedImage.by_pillow(data, call.source).data, np.uint8)
+    image = EncodedImage.by_pillow(data, call.source, max_pixels=sys.maxsize)  # the limit was held when it was opened
+    decoded = np.frombuffer(image.data, np.uint8)
     return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source, call.names)
 
 

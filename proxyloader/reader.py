@@ -35,7 +35,7 @@ STYLES = ("torch", "dali")
 STATE_VERSION = 2
 
 
-def _nobody(error: Exception, *, at: int) -> str:
+def _nobody(error: Exception, *, batch: range) -> str:
     """Who is to blame in a pipeline that was given."""
     return ""
 

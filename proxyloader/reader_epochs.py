@@ -39,7 +39,7 @@ class Epochs:
         policy: what becomes of a shard's last batch.
         output_map: names of the pipeline's outputs, or None for the usual ones.
         is_given: ``built`` gives the same pipeline again and again, which was made by the user.
-        to_blame: from DALI's error, and ``at``, the number of a sample near it, to what is known of the file, in words.
+        to_blame: from DALI's error, and ``batch``, the numbers of the samples in it, to what is known of the file.
 
     Raises:
         FileNotFoundError, ValueError: see ``FileReaderLoader``.
@@ -168,19 +168,20 @@ class Epochs:
             return samples // shards // self.batch_size
         if self._policy is LastBatchPolicy.FILL:
             return math.ceil(math.ceil(samples / shards) / self.batch_size)
-        shard = self._shard_in(epoch)
-        in_shard = (shard + 1) * samples // shards - shard * samples // shards
-        return math.ceil(in_shard / self.batch_size)
+        return math.ceil(len(self._shard_in(epoch)) / self.batch_size)
 
-    def _shard_in(self, epoch: int) -> int:
+    def _shard_in(self, epoch: int) -> range:
+        """The samples of this pipeline's shard, by their numbers in the reader's list."""
+        shards = int(self._meta["number_of_shards"])
         moved = 0 if self._meta["stick_to_shard"] else epoch - self._first_epoch
-        return (int(self._meta["shard_id"]) + moved) % int(self._meta["number_of_shards"])
+        shard = (int(self._meta["shard_id"]) + moved) % shards
+        return range(shard * self.samples // shards, (shard + 1) * self.samples // shards)
 
     @property
-    def _at(self) -> int:
-        """The number of the sample that comes next, where they are not shuffled."""
-        begin = self._shard_in(self._epoch) * self.samples // int(self._meta["number_of_shards"])
-        return begin + self._handed_out * self.batch_size
+    def _next_samples(self) -> range:
+        """Those of the batch that comes next, where they are not shuffled."""
+        at = self._handed_out * self.batch_size
+        return self._shard_in(self._epoch)[at : at + self.batch_size]
 
     def begin(self) -> None:
         """The next epoch; also from the middle of one."""
@@ -233,7 +234,7 @@ class Epochs:
             # DALI's iterator may have lost count, and no epoch after this one would be right.
             self._is_broken = True
             if isinstance(error, (RuntimeError, AssertionError)):
-                raise PipelineError(what_failed(error, self._to_blame(error, at=self._at))) from error
+                raise PipelineError(what_failed(error, self._to_blame(error, batch=self._next_samples))) from error
             raise
 
     def lose_batch(self) -> None:

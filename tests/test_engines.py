@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -259,14 +261,34 @@ def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gp
     assert _executor.uses_engines(pipeline) and not engines.are_left_alone(0)
 
 
-def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(gpu: Gpu) -> None:
+def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "AFTER_FIRST_BATCH_S", 60.0)  # which nobody waits for
     gpu.goes_on.clear()
     first, second = decoder_of({}), decoder_of({})
+    began_s = time.monotonic()
     engines.build(first)
     assert gpu.built == [True] and gpu.tried == []
     threading.Timer(0.2, gpu.goes_on.set).start()
     engines.build(second)
     assert gpu.tried == [()] and gpu.built == [True, True]
+    assert time.monotonic() - began_s < 30
+
+
+ENDS = """
+import threading
+from proxyloader import engines
+engines.AFTER_FIRST_BATCH_S = 60.0
+engines._levels_off = lambda *_: print("tried")
+engines._reserve_beside(0, {()})
+print("ends")
+"""
+
+
+def test_a_process_that_ends_neither_waits_for_the_trial_nor_tries() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.returncode) == ("ends\n", 0), done.stderr
 
 
 def test_the_trial_is_not_in_the_way_of_the_first_batch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

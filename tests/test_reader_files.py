@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from nvidia.dali import fn, pipeline_def
+from PIL import Image
 
 from proxyloader import FileReaderLoader, PipelineError, pipelines, reader_files
 from proxyloader.sources import Reader
@@ -25,6 +26,7 @@ def root(photos: Path, tmp_path: Path) -> Path:
         (folder / f"{k:02}{'.JPG' if k % 3 else '.jpg'}").write_bytes(path.read_bytes())
     (root / "class_0" / "notes.txt").write_text("no image")
     (root / "readme.jpg").write_text("in no class")
+    (root / "class_1" / "04b.jpg").mkdir()
     (root / "list.txt").write_text("class_2/08.JPG 1\n\nclass_0/00.jpg 0\n")
     return root
 
@@ -36,7 +38,9 @@ def root(photos: Path, tmp_path: Path) -> Path:
         {"file_filters": ["*1.jpg", "0*.jpg"]},
         {"file_filters": ["*.jpg"], "case_sensitive_filter": True},
         {"dir_filters": ["*_0", "*_2"]},
+        {"dir_filters": "*_1", "file_filters": "*5.*"},
         {"files": ["class_1/05.JPG", "class_0/03.jpg"]},
+        {"files": "class_1/05.JPG"},
         {"file_list": "list.txt"},
     ],
     ids=str,
@@ -70,28 +74,54 @@ def test_a_file_that_cannot_be_read_is_named(root: Path, content: bytes, reason:
     loader = FileReaderLoader(root, pipelines.validation, 2, shuffle=shuffle, **SMALL)
     bad = root / "class_1" / "05.JPG"
     bad.write_bytes(content)
-    with pytest.raises(
-        PipelineError, match=f"DALI failed on a batch. {re.escape(str(bad))}: {reason}.*on_error='skip'"
-    ):
+    somewhere = "In this batch or another: " * (shuffle and len(content) > 0)  # an empty one DALI names itself
+    message = f"DALI failed on a batch. {somewhere}{re.escape(str(bad))}: {reason}.*on_error='skip'"
+    with pytest.raises(PipelineError, match=message):
         list(loader)
 
 
-def test_of_two_the_one_is_named_that_the_reader_has_come_to(root: Path) -> None:
-    loader = FileReaderLoader(root, pipelines.validation, 4, num_shards=2, shard_id=1, **SMALL)
-    for name in ("class_0/01.JPG", "class_2/10.JPG"):  # the first is of the other shard
+def test_of_two_the_one_is_named_that_is_in_the_batch(root: Path) -> None:
+    loader = FileReaderLoader(root, pipelines.validation, 2, num_shards=2, shard_id=1, **SMALL)
+    for name in ("class_0/01.JPG", "class_2/10.JPG", "class_2/11.JPG"):  # the first is of the other shard
         (root / name).write_bytes(b"text")
-    with pytest.raises(PipelineError, match=r"class_2/10\.JPG: 4 bytes"):
+    with pytest.raises(PipelineError, match=r"batch. \S+class_2/10\.JPG: 4 bytes"):
         list(loader)
+
+
+def test_for_what_pillow_can_read_and_dali_cannot_no_other_file_is_blamed(root: Path) -> None:
+    loader = FileReaderLoader(root, pipelines.validation, 2, num_shards=2, shard_id=1, **SMALL)
+    (root / "class_0" / "01.JPG").write_bytes(b"text")
+    Image.new("RGB", (20, 20)).save(root / "class_2" / "10.JPG", "GIF")
+    with pytest.raises(PipelineError, match=r"DALI failed on a batch\. DALI's reader cannot"):
+        list(loader)
+
+
+@pytest.mark.parametrize("gone", ["root", "list"])
+def test_where_the_files_have_gone_meanwhile_the_error_is_still_dalis(root: Path, gone: str) -> None:
+    listed = root / "list.txt"
+    source = {"reader_options": {"file_list": str(listed)}} if gone == "list" else {}
+    loader = FileReaderLoader(root, pipelines.validation, 2, **source, **SMALL)
+    for path in root.rglob("*.[jJ]*"):
+        if path.is_file():
+            path.write_bytes(b"text")
+    batches = iter(loader)
+    root.rename(root.with_name("away")) if gone == "root" else listed.unlink()
+    with pytest.raises(PipelineError, match="DALI failed on a batch. "):
+        list(batches)
 
 
 def test_nobody_is_blamed_for_other_errors_or_after_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "class_0" / "01.JPG").write_bytes(b"text")
     source = Reader(root)
-    decoder, other = (
-        RuntimeError(f"Error in CPU operator `nvidia.dali.fn.{name}`") for name in ("decoders.image", "resize")
-    )
-    assert "01.JPG" in reader_files.to_blame(decoder, source, 0)
-    assert not reader_files.to_blame(other, source, 0)
-    assert not reader_files.to_blame(decoder, Reader(root, "numpy"), 0)
+
+    def blamed(operator: str, source: Reader, batch: range = range(12)) -> str:
+        return reader_files.to_blame(RuntimeError(f"in CPU operator `nvidia.dali.fn.{operator}`,"), source, batch)
+
+    for operator in ("decoders.image", "decoders.image_random_crop", "experimental.decoders.image", "peek_image_shape"):
+        assert "01.JPG" in blamed(operator, source)
+    for operator in ("resize", "decoders.audio"):
+        assert not blamed(operator, source)
+    assert not blamed("decoders.image", Reader(root, "numpy"))
+    assert not blamed("decoders.image", source, range(2, 4))
     monkeypatch.setattr(reader_files, "LOOK_S", -1.0)
-    assert not reader_files.to_blame(decoder, source, 0)
+    assert not blamed("decoders.image", source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, EncodedImage, ImageError, wrap
+from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms, wrap
 from proxyloader.fetch import Fetcher
 from proxyloader.packing import Packer
 from proxyloader.photograph import photograph
@@ -63,7 +64,18 @@ def test_a_progressive_image_is_decoded_by_pillow_and_not_taken_for_damaged() ->
             image = EncodedImage.from_bytes(data)
         assert image.data.startswith(b"P6") == (known is not Scan.UNCHECKED)
         assert not watch.found_damage
-    assert np.array_equal(np.asarray(image.decoded()), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+        pixels = np.asarray(Image.open(io.BytesIO(image.data)).convert("RGB"))
+        assert np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_a_limit_on_pixels_that_was_raised_holds_for_a_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ImageError, match="max_pixels"):
+        EncodedImage.from_bytes(jpeg(progressive=True))
+    image = EncodedImage.from_bytes(jpeg(progressive=True), max_pixels=10_000)
+    transform = dataclasses.replace(compile_transforms(TRANSFORM), max_pixels=10_000)
+    batch = Packer(default_collate, None, 8, check_scans=True)([transform(image)])
+    assert bytes(batch.runs[0].inputs[0].views(batch.memory(None))[0][:2]) == b"P6"
 
 
 def test_a_file_that_was_sound_is_looked_at_again_where_it_does_not_end_as_a_jpeg() -> None:
