@@ -9,8 +9,8 @@ by its index: a dataset that opens other files for the same index is looked at t
 sound, and does not end as a JPEG any more, is looked at again: it may have been cut off meanwhile.)
 
 In the later scans of a progressive JPEG libjpeg does not notice damage either, and a GPU makes of it what Pillow does
-not. No engine decodes those, and the most of the work, reading their scans, is the CPU's in any case. So all of them go
-to Pillow.
+not. No engine decodes those, and most of the work is to read their scans (four fifths of Pillow's, ``parts.jsonl``),
+which is looking at them. So all of them go to Pillow.
 """
 
 from __future__ import annotations
