@@ -115,9 +115,14 @@ def _fail_for(pipeline: Pipeline) -> bool:
         _reserve_beside(device_id, paddings.difference(*held))
         _holding[pipeline] = paddings
         return False
-    if max(_levels_off(device_id, padding) for padding in paddings) < MOST_LEVELS:
+    if _decode(device_id, paddings):
         _holding[pipeline] = paddings
         return False
+    _leave_alone(device_id)
+    return True
+
+
+def _leave_alone(device_id: int) -> None:
     _failing.add(device_id)
     log.warning(
         "CUDA decodes, which is slower: GPU %d has no JPEG engines, or other processes use them up. If it has some, "
@@ -125,7 +130,6 @@ def _fail_for(pipeline: Pipeline) -> bool:
         "one again",
         device_id,
     )
-    return True
 
 
 def _reserve_beside(device_id: int, paddings: set[Padding]) -> None:
@@ -150,8 +154,8 @@ class _Reservation(threading.Thread):
         while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s:
             if not threading.main_thread().is_alive():
                 return  # the process ends, and waits for its threads
-        for padding in self._paddings:
-            _levels_off(self._device_id, padding)
+        if not _decode(self._device_id, self._paddings) and _is_crowded(self._device_id):
+            _leave_alone(self._device_id)  # others came meanwhile; what is built from now on does without
 
     def finish(self) -> None:
         """Now, and wait for it."""
@@ -178,6 +182,11 @@ def _is_crowded(device_id: int) -> bool:
     except (RuntimeError, AssertionError):  # CUDA itself has failed, or torch was built without it
         return False
     return free_bytes < SHORT_BYTES or total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
+
+
+def _decode(device_id: int, paddings: set[Padding]) -> bool:
+    """Try the engines, which takes the room that decoders of these paddings share, where there is some."""
+    return max([_levels_off(device_id, padding) for padding in paddings]) < MOST_LEVELS
 
 
 def _levels_off(device_id: int | None, padding: Padding = (), engine_share: float = 1.0) -> float:

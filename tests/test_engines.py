@@ -261,6 +261,18 @@ def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gp
     assert _executor.uses_engines(pipeline) and not engines.are_left_alone(0)
 
 
+def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_without_engines(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = decoder_of({})
+    engines.build(before)
+    gpu.is_crowded, gpu.has_engines = True, False
+    assert gpu.tried_in_all() == [()] and engines.are_left_alone(0)
+    assert caplog.text.count("CUDA decodes, which is slower") == 1
+    engines.build(decoder_of({}))
+    assert gpu.built == [True, False]
+
+
 def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
