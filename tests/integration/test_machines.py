@@ -179,9 +179,11 @@ DESCRIPTORS = """
 
     def most_while(loader):
         most = 0
-        for _ in loader:
-            time.sleep(0.03)  # so that the workers get ahead
-            most = max(most, len(os.listdir("/proc/self/fd")))
+        for k, _ in enumerate(loader):
+            until_s = time.monotonic() + (0.05 if k else 2.0)  # so that the workers get as far ahead as they may
+            while time.monotonic() < until_s:
+                most = max(most, len(os.listdir("/proc/self/fd")))
+                time.sleep(0.01)
         return most
 
     needed = most_while(StockLoader(Spelled(root), 4, num_workers=2))
