@@ -12,6 +12,7 @@ thread: see NOTE [ Beside the model ] in ``run_starter.py``.)
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import time
@@ -37,6 +38,8 @@ if TYPE_CHECKING:  # importing the server imports DALI
     from .server import Outputs, ProxyServer
     from .ticket import Ticket
 
+
+log = logging.getLogger("proxyloader")
 
 POLLS = 20
 """Looks at the workers while DALI decodes a batch."""
@@ -272,6 +275,8 @@ class Feeder:
         assert batch is not None
         if batch.is_empty:
             return _NOTHING
+        if self._nothing_yet:
+            self._say_if_a_server_is_idle(batch)
         if not batch.runs:
             content = self._format.of_batch(batch.content)
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
@@ -286,6 +291,13 @@ class Feeder:
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if by_hand else RESIZE)
         content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept).load()
         return content if batch.collated else self._collated(batch, content)
+
+    def _say_if_a_server_is_idle(self, batch: PackedBatch) -> None:
+        if self._servers.keys() - self._road.plans.keys() - {run.server for run in batch.runs}:
+            log.warning(
+                "the loader was given a server=, and nothing in its first batch goes through that: let the dataset's "
+                "transform be server.proxy, or call it"
+            )
 
     def _collected(self, run: PackedRun, ticket: Ticket) -> Outputs | PipelineError:
         try:

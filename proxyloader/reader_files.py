@@ -61,7 +61,8 @@ def _why_unreadable(path: str) -> str:
 
 def _paths(source: Reader) -> Iterator[str]:
     """In the order of the reader's own list."""
-    options, root = source.options, source.paths[0] if source.paths else ""
+    options = source.options
+    root = source.paths[0] if source.paths else os.fspath(options.get("file_root") or "")
     if options.get("files"):
         for path in _several(options["files"]):
             yield os.path.join(root, path)

@@ -80,6 +80,17 @@ def test_a_file_that_cannot_be_read_is_named(root: Path, content: bytes, reason:
         list(loader)
 
 
+@pytest.mark.parametrize("listed", ["file_list", "files"])
+def test_a_file_under_a_root_among_the_options_is_named(root: Path, tmp_path: Path, listed: str) -> None:
+    (tmp_path / "list.txt").write_text("class_0/03.jpg 0\nclass_1/05.JPG 1\n")
+    names = {"file_list": str(tmp_path / "list.txt"), "files": ["class_0/03.jpg", "class_1/05.JPG"]}[listed]
+    options = {listed: names, "file_root": str(root)}
+    loader = FileReaderLoader(None, pipelines.validation, 2, reader_options=options, **SMALL)
+    (root / "class_1" / "05.JPG").write_bytes(b"text")
+    with pytest.raises(PipelineError, match=r"batch. \S+/set/class_1/05\.JPG: 4 bytes"):
+        list(loader)
+
+
 def test_of_two_the_one_is_named_that_is_in_the_batch(root: Path) -> None:
     loader = FileReaderLoader(root, pipelines.validation, 2, num_shards=2, shard_id=1, **SMALL)
     for name in ("class_0/01.JPG", "class_2/10.JPG", "class_2/11.JPG"):  # the first is of the other shard

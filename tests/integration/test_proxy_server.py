@@ -18,6 +18,7 @@ from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, engines, pipelines
@@ -93,6 +94,19 @@ def test_a_hand_written_pipeline_under_our_loader(
             assert images.shape == (48, 32, 32, 3) and images.device.type == device
             assert labels_of(batches) == folder.targets
             assert_right(images, range(48), folder)
+
+
+@pytest.mark.parametrize("translated", [True, False], ids=["images", "no images"])
+def test_a_server_that_nothing_goes_through_is_said_to_be_idle(
+    folder: ImageFolder, images_in: Any, translated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProxyServer(resized("cpu")) as server:
+        list(DataLoader(images_in(server), BATCH, server=server))
+        assert "goes through" not in caplog.text
+        folder.transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+        dataset: Any = folder if translated else list(range(16))
+        list(DataLoader(dataset, BATCH, server=server, device="cpu"))
+    assert caplog.text.count("given a server=, and nothing in its first batch goes through that") == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
