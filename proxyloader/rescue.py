@@ -82,7 +82,9 @@ class Rescue:
             return self._by_pillow(batch, run)
         if self._on_error != "raise":
             return self._one_by_one(batch, run)
-        raise PipelineError(f"{_place_of(batch)}: {error}") from error
+        raise PipelineError(
+            f"{_place_of(batch)} (on_error='skip' finds out which of them it is, and leaves that out): {error}"
+        ) from error
 
     def errors(self, batch: PackedBatch, saved: Saved) -> list[ImageError]:
         """One for each image that is lost, with the index of its sample."""
