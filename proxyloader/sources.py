@@ -78,6 +78,8 @@ class Reader:
         listed = self.options.get("file_list")
         if listed and not os.path.isfile(listed):
             raise FileNotFoundError(f"reader_options has file_list={listed!r}, and there is no such file")
+        if listed and not Path(listed).read_bytes().strip():
+            raise ValueError(f"reader_options has file_list={listed!r}, which lists nothing: a path and a label a line")
         if self.kind == "file" and self.root is not None:
             _check_class_folders(self.path)
 

@@ -553,6 +553,9 @@ def test_a_root_that_is_missing_or_empty_is_said_to_be(tmp_path: Path) -> None:
         FileReaderLoader(tmp_path / "empty", numbers, reader="numpy", device="cpu")
     with pytest.raises(FileNotFoundError, match=r"no index .*a\.jpg\.idx.*tfrecord2idx .*a\.jpg"):
         FileReaderLoader(tmp_path / "flat" / "a.jpg", numbers, reader="tfrecord", device="cpu")
+    with pytest.raises(ValueError, match=r"file_list='.*/list\.txt', which lists nothing: a path and a label"):
+        (tmp_path / "list.txt").write_text("\n")
+        FileReaderLoader(None, numbers, reader_options={"file_list": str(tmp_path / "list.txt")}, device="cpu")
     with pytest.raises(FileNotFoundError, match="no file that DALI takes for an image"):
         (tmp_path / "empty" / "class" / "notes.txt").write_text("")
         FileReaderLoader(tmp_path / "empty", pipelines.training, device="cpu")
