@@ -380,7 +380,7 @@ def _to_torch(output: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool)
 def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
     on_gpu = "GPU" in type(tensor).__name__
     if not on_gpu and exec_dynamic:
-        # A capsule, since torch compares the device of anything else with its own, and DALI's enum loses Ctrl-C there.
+        # A capsule: of anything else torch compares the device with its own, and a Ctrl-C is lost where it is DALI's.
         return torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
     device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
     copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from nvidia.dali.backend import TensorCPU
 
-from proxyloader import DataLoader, FileReaderLoader, _dali, pipelines, plan_server
+from proxyloader import DataLoader, FileReaderLoader, _dali, _executor, pipelines, plan_server
 from proxyloader.run_starter import RunStarter
 from proxyloader.spelled import numbers_in, spell_dataset
 from tests.faults import Spelled
@@ -222,6 +225,34 @@ def test_an_interrupt_when_a_batch_was_finished_ends_the_loop(
     with pytest.raises(RuntimeError, match="interrupted .* in the middle of a batch"):
         next(batches)
     assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+
+
+def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch() -> None:
+    output = TensorCPU(np.zeros((2, 2), np.float32), "", False)
+    is_inside, raised, caught = False, 0, 0
+
+    def interrupt(*_: Any) -> None:
+        nonlocal is_inside, raised
+        if is_inside:
+            is_inside, raised = False, raised + 1
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        until_s = time.monotonic() + 30
+        while raised < 100 and time.monotonic() < until_s:
+            try:
+                is_inside = True
+                for _ in range(1000):
+                    _executor._tensor_to_torch(output, None, exec_dynamic=True)
+                is_inside = False
+            except KeyboardInterrupt:
+                caught += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert caught == raised == 100
 
 
 def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_wait_for(root: Path) -> None:
