@@ -78,7 +78,7 @@ class Reader:
         listed = self.options.get("file_list")
         if listed and not os.path.isfile(listed):
             raise FileNotFoundError(f"reader_options has file_list={listed!r}, and there is no such file")
-        if listed and not Path(listed).read_bytes().strip():
+        if listed and not _has_a_line(listed):
             raise ValueError(f"reader_options has file_list={listed!r}, which lists nothing: a path and a label a line")
         if self.kind == "file" and self.root is not None:
             _check_class_folders(self.path)
@@ -128,6 +128,11 @@ def _check_path(kind: str, path: str) -> None:
         raise FileNotFoundError(f"there is nothing at {path!r}, which the {kind} reader is to read")
     if kind in OF_FILES and os.path.isdir(path):
         raise IsADirectoryError(f"{path!r} is a folder; the {kind} reader reads files: give one, or a list of them")
+
+
+def _has_a_line(path: str) -> bool:
+    with open(path, "rb") as lines:
+        return any(map(bytes.strip, lines))
 
 
 def _check_class_folders(root: str) -> None:
