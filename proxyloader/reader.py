@@ -216,7 +216,7 @@ class FileReaderLoader:
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)
         self._loop: weakref.ref[_Loop] | None = None  # that was begun last
-        self._epochs = Epochs(built, reader_name, policy, output_map, not told, blamed)
+        self._epochs = Epochs(built, reader_name, policy, output_map, is_given=not told, to_blame=blamed)
         forks.watch(self)
 
     @property

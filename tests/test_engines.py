@@ -289,7 +289,6 @@ def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
 
 
 ENDS = """
-import threading
 from proxyloader import engines
 engines.AFTER_FIRST_BATCH_S = 60.0
 engines._levels_off = lambda *_: print("tried")
