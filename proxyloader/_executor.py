@@ -14,20 +14,17 @@ PER_BACKEND, gives decoders a stream of their own; ``tests/gpu/test_behind.py`` 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.dlpack
 from numpy.typing import NDArray
 
 from . import forks
-from ._dali import Pipeline, StreamPolicy, _external_source_node_names, backend, feed_ndarray, to_torch_type, types
+from ._dali import Pipeline, StreamPolicy, _external_source_node_names, backend, types
+from .errors import PipelineError
 
 log = logging.getLogger("proxyloader")
 
@@ -199,7 +196,16 @@ _owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 
 def take_over(pipeline: Any, owner: Any) -> None:
-    """From now on ``owner`` alone runs a pipeline. Who did so before is told, by its ``lose_pipeline``."""
+    """From now on ``owner`` alone runs a pipeline. Who did so before is told, by its ``lose_pipeline``.
+
+    Raises:
+        PipelineError: it is the copy of one that this process was forked with.
+    """
+    if pipeline._built and pipeline._pipe is None:
+        raise PipelineError(
+            "the pipeline belongs to the process that this one was forked from, whose threads run it: call the "
+            "function that makes it once more, in this process"
+        )
     before = _owners.get(pipeline, lambda: None)()
     if before is not None and before is not owner:
         before.lose_pipeline()
@@ -254,6 +260,9 @@ def take_apart(pipeline: Any, seed: int | None = None) -> None:
     pipeline._batches_to_consume = 0
 
 
+NEEDS_A_GPU = "requires a CUDA-capable GPU"
+"""DALI's words."""
+
 LITTLE_BYTES = 256 << 20
 """Of a GPU's memory, with which a pipeline may find too little."""
 
@@ -263,6 +272,7 @@ def build(pipeline: Any) -> None:
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
+        PipelineError: it needs a GPU, and there is none.
     """
     if pipeline._built:
         return
@@ -275,6 +285,11 @@ def build(pipeline: Any) -> None:
         # A decoder that finds no memory on a GPU says nothing of it.
         if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
             raise out_of_memory(error, device_id, "a pipeline") from error
+        if NEEDS_A_GPU in str(error):
+            raise PipelineError(
+                "the pipeline has operators for a GPU, and there is none that DALI can use here. On a CPU give its "
+                f'decoders device="cpu" in place of "mixed", and leave out .gpu(). DALI says: {error}'
+            ) from error
         raise
 
 
@@ -318,74 +333,15 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
-HOMES = tuple(str(Path(str(file)).parent) + os.sep for file in (backend.__file__, torch.__file__, __file__))
-"""Where the code is that takes a run's outputs."""
-
-
-def is_of_a_run(error: BaseException) -> bool:
-    """It came from taking a run's outputs; not from a signal handler of the user's, which may raise in any line, and
-    not from Python itself."""
-    if isinstance(error, RecursionError) or (isinstance(error, MemoryError) and not error.args):
-        return False
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is None or traceback.tb_frame.f_code.co_filename.startswith(HOMES)
-
-
 def out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
     """What to raise in the place of DALI's error: torch's, whose users catch it."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
     return kind(f"DALI found no memory for {purpose}: {error}")
 
 
-def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:
-    """Wait for the oldest iteration and give its outputs as torch tensors.
-
-    On a GPU the waiting is left to ``stream``, and the tensors are torch's own memory, so that what torch's users know
-    about streams, ``record_stream`` and memory statistics holds for them.
-
-    Returns:
-        For each output a tensor (N, ...), or a list of N tensors where the samples differ in shape.
-    """
-    asynchronous = stream is not None and pipeline.exec_dynamic
-    outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
-    return [_to_torch(output, stream, pipeline.exec_dynamic) for output in outputs]
-
-
-def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> list[torch.Tensor | list[torch.Tensor]]:
-    """As ``take_outputs``, of a pipeline on a GPU, but DALI's own memory: to be read in ``stream`` and let go at once.
-
-    DALI gives it to others when ``stream`` has come that far, and knows nothing of any other stream.
-    """
-    outputs = pipeline.outputs(cuda_stream=stream)
-    view: Callable[[Any], torch.Tensor] = torch.utils.dlpack.from_dlpack
-    return [
-        view(output.as_tensor()) if output.is_dense_tensor() else [view(output[k]) for k in range(len(output))]
-        for output in outputs
-    ]
-
-
 def shares_decoder_stream(pipeline: Any) -> bool:
     """What follows a decoder works in its stream. See NOTE [ DALI's memory on a GPU ]."""
     return pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND)
-
-
-def _to_torch(output: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor | list[torch.Tensor]:
-    if output.is_dense_tensor():
-        return _tensor_to_torch(output.as_tensor(), stream, exec_dynamic)
-    return [_tensor_to_torch(output[k], stream, exec_dynamic) for k in range(len(output))]
-
-
-def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
-    on_gpu = "GPU" in type(tensor).__name__
-    if not on_gpu and exec_dynamic:
-        # A capsule: of anything else torch compares the device with its own, and a Ctrl-C is lost where it is DALI's.
-        return torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
-    device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
-    copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
-    feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
-    return copied
 
 
 def forget_in_child(pipeline: Any) -> None:

@@ -45,6 +45,10 @@ _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.Lock()
 """Several threads may fork at once; here they take turns."""
 
+starting = threading.RLock()
+"""Held where workers are started: libraries may let no thread fork while another one is at it (filelock 4, which torch
+brings), and here a fork takes as long as runs that are under way."""
+
 _held: list[Server] = []
 """Those that hold still for the fork under way."""
 
@@ -117,7 +121,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    global _forking
+    global _forking, starting
     if _servers:
         gc.freeze()
     for thing in list(_kept):
@@ -127,7 +131,7 @@ def _after_in_child() -> None:
     _held.clear()
     if _collects_garbage:
         gc.enable()
-    _forking = threading.Lock()
+    _forking, starting = threading.Lock(), threading.RLock()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import _executor
+from . import _outputs
 from .batch_format import BatchFormat
 from .last_steps import LastSteps, split
 from .pipeline import PipelineOptions, build_pipeline
@@ -66,7 +66,7 @@ class PlanServer(ProxyServer):
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:
             return [_each(self._as_images, output) for output in super()._take_outputs(stream)]
-        views = [_each(self._as_images, output) for output in _executor.view_outputs(self._pipe, stream)]
+        views = [_each(self._as_images, output) for output in _outputs.view_outputs(self._pipe, stream)]
         return [_each(self._last_steps, view) for view in views]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from .errors import InputError
+from .sample import EncodedImage
 
 
 class ProxyCall:
@@ -208,6 +209,11 @@ class ServerInWorker:
 def _as_array(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
+    if isinstance(value, EncodedImage):
+        raise InputError(
+            f"input {name!r} is an EncodedImage, which may hold other things than its file's bytes. A pipeline of your "
+            'own is given those: loader=read_bytes for the dataset, with open(path, "rb").read() in read_bytes'
+        )
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     array = np.asarray(value)

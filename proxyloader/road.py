@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from . import forks
 from .arena import Arena
 from .fetch import Fetcher
 from .packing import Packer
@@ -171,7 +172,8 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._process = os.getpid()
-        super().__init__(loader)
+        with forks.starting:
+            super().__init__(loader)
         _iterators.add(self)
 
     def _get_data(self) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _dali, _executor, engines, forks
+from . import _dali, _executor, _outputs, engines, forks
 from .batch_format import Output as Output
 from .batch_format import Outputs as Outputs
 from .batch_format import stacked_or_listed
@@ -82,7 +82,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             )
         self._runs: deque[Ticket] = deque()
         self._lock = threading.RLock()
-        self._started = self._is_lost = False
+        self._started = self._is_lost = self._is_forked = False
         self._in_step = True  # there is a ticket for each run that DALI has, and no other
         _executor.take_over(pipeline, self)  # from here on another server may take it from this one
         _executor.drop_runs(pipeline)
@@ -233,7 +233,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
         except (RuntimeError, MemoryError) as error:
-            if str(error).startswith(LOST_WORKER) or not _executor.is_of_a_run(error):
+            if str(error).startswith(LOST_WORKER) or not _outputs.is_of_a_run(error):
                 raise  # DALI may have the run still, and so all are begun anew
             ticket.error = error.with_traceback(None)
             if _executor.is_out_of_memory(error):
@@ -263,7 +263,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         """Those of the oldest run, in torch's memory."""
-        return _executor.take_outputs(self._pipe, stream)
+        return _outputs.take_outputs(self._pipe, stream)
 
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
@@ -280,6 +280,10 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             self._is_lost = True
 
     def _check_owned(self) -> None:
+        if self._is_forked:
+            raise PipelineError(
+                "this ProxyServer belongs to the process that this one was forked from: make one here, and a pipeline"
+            )
         if self._is_lost:
             raise PipelineError(
                 "another ProxyServer or FileReaderLoader was made over this server's pipeline, which cannot serve two: "
@@ -312,6 +316,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         """In a forked child: the pipeline and its runs are the parent's."""
         _executor.forget_in_child(self._pipe)
         self._runs.clear()
+        self._is_forked = True
         self._lock = threading.RLock()
 
     def _stream(self) -> torch.cuda.Stream | None:

@@ -292,6 +292,18 @@ def output_of(folder: Path, root: Path, body: str, *, timeout_s: float = 60, **a
         return output
 
 
+def run_alone(script: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script, in an interpreter and a session of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**WITH_THE_PROJECT, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        start_new_session=True,
+    )
+
+
 def shared_batches(process: psutil.Process) -> set[int]:
     """The inodes of memory of ours that a process has open or mapped."""
     found = set()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "proxyloader"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 SEE_DALI = {
-    *("_dali.py", "_executor.py", "engines.py", "pipeline.py"),
+    *("_dali.py", "_executor.py", "_outputs.py", "engines.py", "pipeline.py"),
     *("server.py", "server_inputs.py", "plan_server.py", "bench/cases.py"),
     *("sources.py", "pipelines.py", "transformed.py", "reader_arguments.py", "reader_epochs.py", "reader.py"),
 }

@@ -18,6 +18,7 @@ from torchvision.transforms._presets import ObjectDetection, SemanticSegmentatio
 
 from proxyloader import UnsupportedTransformError, compile_transforms, explain
 from proxyloader.make_dataset import photograph
+from proxyloader.proxy import Proxy
 from proxyloader.transforms.refusals import REFUSED
 from proxyloader.transforms.registry import COMPOSES, CONTAINERS, RULES, plan_for
 
@@ -169,6 +170,10 @@ class TestOwnCode:
             (NotCallable(), "it cannot be called, so it is no transform. Leave it out"),
             ([v1.ToTensor()], "it is a list, and one transform is expected. Put what is in it into a Compose"),
             (FakeData(1), "it is a dataset, and a transform is expected. Take its .transform"),
+            (
+                Proxy("a key", ("images",), 1),
+                "it is a server's, and the dataset's whole transform: transform=server.proxy",
+            ),
         ],
         ids=[
             *("a name like one of torchvision's", "a longer name", "subclass", "subclass of Compose"),
@@ -181,6 +186,7 @@ class TestOwnCode:
                 "not callable",
                 "list",
                 "dataset",
+                "a server's proxy",
             ),
         ],
     )

@@ -73,6 +73,14 @@ REFUSED_OF_TIMM = {
 }
 """By the name of a class of timm. ``tests/test_timm.py`` holds the table to the timm that is installed."""
 
+REFUSED_OF_OURS = {
+    "Proxy": (
+        "it is a server's, and the dataset's whole transform: transform=server.proxy. Do the rest in the server's "
+        "pipeline, or before, in a dataset of your own that calls server.proxy last"
+    ),
+}
+"""By the name of a class of this package."""
+
 
 def reason_against(transform: Any, translated: Iterable[type]) -> str:
     """Why a transform is refused for which there is no rule, and the next step.
@@ -86,7 +94,7 @@ def reason_against(transform: Any, translated: Iterable[type]) -> str:
     names = sorted({each.__name__ for each in classes if each.__module__.startswith("torchvision.")})
     if isinstance(transform, type):
         return f"it is the class, where an instance, {transform.__name__}(...), is expected"
-    tables = {"torch": REFUSED, "torchvision": REFUSED, "timm": REFUSED_OF_TIMM}
+    tables = {"torch": REFUSED, "torchvision": REFUSED, "timm": REFUSED_OF_TIMM, "proxyloader": REFUSED_OF_OURS}
     refused = tables.get(cls.__module__.partition(".")[0], {})
     if cls.__name__ in refused:
         return refused[cls.__name__]

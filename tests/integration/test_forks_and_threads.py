@@ -6,9 +6,6 @@ import functools
 import gc
 import multiprocessing
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +18,6 @@ import torch
 from proxyloader import DataLoader
 from tests.faults import (
     BATCH,
-    WITH_THE_PROJECT,
     Misstep,
     Spelled,
     all_numbers,
@@ -32,6 +28,7 @@ from tests.faults import (
     in_thread,
     loader_of,
     numbers_of,
+    run_alone,
 )
 
 ALL = list(range(48))
@@ -237,6 +234,37 @@ def test_four_threads_may_have_a_loader_each(spelled_root: Path, arguments: Any,
     assert found == {name: [ALL, ALL] for name in range(4)}
 
 
+def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
+    """filelock refuses a fork while another thread is in one; this does the same with any version and Python."""
+    script = f"""
+        import os, sys, threading
+        from proxyloader import DataLoader
+        from tests.faults import Spelled
+        forking, forks, refused = set(), [], []
+        def refuse(event, _):
+            if event != "os.fork":
+                return
+            forks.append(event)
+            if forking - {{threading.get_ident()}}:
+                refused.append(event)
+                raise RuntimeError("a fork while another thread is in one")
+        dataset, done = Spelled({str(spelled_root)!r}), []
+        def loop(seed):
+            how = dict(num_workers=2, seed=seed, device="cpu", multiprocessing_context="fork")
+            done.append(len(list(DataLoader(dataset, 4, **how))))
+        loop(None)  # with a pipeline there, a fork takes longer
+        sys.addaudithook(refuse)
+        mark = lambda: forking.add(threading.get_ident())
+        os.register_at_fork(before=mark, after_in_parent=lambda: forking.discard(threading.get_ident()))
+        threads = [threading.Thread(target=loop, args=(seed,)) for seed in (None, None, 1, 1)]
+        [thread.start() for thread in threads]
+        [thread.join(20) for thread in threads]
+        print(len(done), len(forks), len(refused))
+    """
+    done = run_alone(script, timeout_s=90)
+    assert done.stdout == "5 8 0\n", done.stderr
+
+
 @WORKERS
 def test_an_iterator_may_go_from_thread_to_thread(spelled_root: Path, arguments: Any, device: str) -> None:
     batches = iter(loader_of(spelled_root, device=device, **arguments))
@@ -393,12 +421,5 @@ def test_a_forked_child_that_ends_as_scripts_do_ends(photos: Path, kind: str) ->
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=WITH_THE_PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        start_new_session=True,
-    )
+    done = run_alone(script)
     assert done.stdout == "5\n", done.stderr

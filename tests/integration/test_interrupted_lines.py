@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from nvidia.dali.backend import TensorCPU
+import torch
+from nvidia.dali.backend import TensorCPU, TensorGPU
 
-from proxyloader import DataLoader, FileReaderLoader, _dali, _executor, pipelines, plan_server
+from proxyloader import DataLoader, FileReaderLoader, _dali, _outputs, pipelines, plan_server
 from proxyloader.run_starter import RunStarter
 from proxyloader.spelled import numbers_in, spell_dataset
 from tests.faults import Spelled
@@ -227,8 +227,10 @@ def test_an_interrupt_when_a_batch_was_finished_ends_the_loop(
     assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
 
 
-def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch() -> None:
-    output = TensorCPU(np.zeros((2, 2), np.float32), "", False)
+def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) -> None:
+    numbers = torch.arange(4.0, device=device)
+    output = TensorCPU(numbers.numpy(), "", False) if device == "cpu" else TensorGPU(numbers, "")
+    stream = None if device == "cpu" else torch.cuda.current_stream()
     is_inside, raised, caught = False, 0, 0
 
     def interrupt(*_: Any) -> None:
@@ -245,7 +247,8 @@ def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch() -> None:
             try:
                 is_inside = True
                 for _ in range(1000):
-                    _executor._tensor_to_torch(output, None, exec_dynamic=True)
+                    _outputs._tensor_to_torch(output, stream, exec_dynamic=True)
+                    _outputs._view(output, stream)
                 is_inside = False
             except KeyboardInterrupt:
                 caught += 1
@@ -270,6 +273,31 @@ def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_w
 def reader_of(root: Path, device: str, **arguments: Any) -> FileReaderLoader:
     how: dict[str, Any] = {"size": 32, "seed": 5, "device": device, "last_batch_policy": "drop"}
     return FileReaderLoader(root, pipelines.validation, 6, resize=32, **how | arguments)
+
+
+class InterruptedWhenGivenBack:
+    """A lock, and Ctrl-C just behind it."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("of_its_own", [False, True], ids=["a loop", "next(loader)"])
+def test_an_interrupt_when_a_readers_lock_is_given_back_ends_the_loop(root: Path, of_its_own: bool) -> None:
+    loader = reader_of(root, "cpu")
+    batches: Any = loader if of_its_own else iter(loader)
+    next(batches)
+    before, loader._lock = loader._lock, InterruptedWhenGivenBack()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    loader._lock = before
+    if of_its_own:
+        assert len([next(batches) for _ in range(len(loader))]) == IMAGES // 6  # a new epoch, whole
+    else:
+        with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
+            next(batches)
 
 
 def test_a_reader_that_goes_to_another_epoch_has_handed_nothing_out_of_it(root: Path, device: str) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import torch
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, engines, pipelines
+from proxyloader import DataLoader, EncodedImage, InputError, PipelineError, ProxyServer, engines, pipelines
 from tests.compare import jpeg_of
+from tests.faults import in_fork
 
 BATCH = 8
 
@@ -495,6 +497,24 @@ def test_the_proxy_says_which_inputs_it_takes() -> None:
         assert copy.input_names == ("a", "b") and copy.server == server.key
 
 
+def test_in_a_forked_child_a_server_and_its_pipeline_say_whose_they_are() -> None:
+    with ProxyServer(doubled()) as server:
+        batch = default_collate([server.proxy(float(number)) for number in range(2)])
+        uses: list[Callable[[], Any]] = [
+            lambda: server.produce_data(batch),
+            lambda: next(iter(DataLoader(Stream(server.proxy), 2, server=server))),
+            lambda: ProxyServer(server.pipeline),
+        ]
+
+        def told() -> None:
+            for use in uses:
+                with pytest.raises(PipelineError, match="belongs to the process that this one was forked from"):
+                    use()
+
+        assert in_fork(told) == 0
+        assert server.produce_data(batch).flatten().tolist() == [0, 2]
+
+
 def test_only_a_pipeline_with_inputs_makes_a_server() -> None:
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
     def no_inputs() -> Any:
@@ -530,6 +550,14 @@ def test_decoded_images_where_bytes_are_declared_are_told_of_a_loader(folder: Im
     with ProxyServer(pipeline) as server:
         dataset = ImageFolder(folder.root, server.proxy, loader=decoded)
         with pytest.raises(InputError, match=r"uint8 with 1 dimensions, and is uint8 with 3 .*loader=read_bytes"):
+            next(iter(DataLoader(dataset, BATCH, server=server)))
+
+
+def test_an_encoded_image_is_no_input_of_a_pipeline_by_hand(folder: ImageFolder) -> None:
+    pipeline = pipelines.training(source="proxy", size=32, batch_size=BATCH, num_threads=1, device_id=None)
+    with ProxyServer(pipeline) as server:
+        dataset = ImageFolder(folder.root, server.proxy, loader=EncodedImage.open)
+        with pytest.raises(InputError, match=r"dataset\[0\]: input 'images' is an EncodedImage.*loader=read_bytes"):
             next(iter(DataLoader(dataset, BATCH, server=server)))
 
 
