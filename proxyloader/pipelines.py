@@ -114,7 +114,8 @@ def training(
         hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
 
     Returns:
-        Images (3, size, size), or (size, size, 3), on ``device``; from files also labels, (1,) int32, beside them.
+        Images (3, size, size), or (size, size, 3), on ``device``; beside them, from files, whole numbers (1,), the
+        labels.
 
     Raises:
         ValueError: an argument is none of those above.
@@ -202,10 +203,10 @@ def rotation(
     All others: as ``training``.
 
     Returns:
-        Images (height, width, 3) uint8; from files also labels, (1,) int32.
+        Images (height, width, 3) uint8; from files also labels, (1,) whole numbers.
     """
-    if not degrees > 0:
-        raise ValueError(f"degrees={degrees} is the most that an image is turned to either side; give more than 0")
+    if not 0 < degrees < float("inf"):
+        raise ValueError(f"degrees={degrees} is the most that an image is turned to either side: a number above 0")
     if size is not None:
         at_least("size", size, 1, ", or None")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)

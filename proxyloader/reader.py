@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -61,6 +62,7 @@ class FileReaderLoader:
         reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``. Of webdataset ``ext`` names the
             parts of a sample (["jpg;jpeg;png", "cls"]), of which cls is a label in digits and others come as bytes; of
             tfrecord ``features`` names image and label (("image/encoded", "image/class/label")), or the image alone.
+            (The file reader keeps 32 bits of a label of its ``file_list``; larger ones it changes.)
         num_shards: how many processes share the data; this one reads its shard, and another shard in each epoch, unless
             ``reader_options={"stick_to_shard": True}``. "auto" takes ``World.current()``. By default it reads all.
         shard_id: which of them this is, from 0; by default its rank.
@@ -216,6 +218,7 @@ class FileReaderLoader:
         self._turn = 0  # of the loop whose batches are handed out
         self._own_turn: int | None = None  # of next(loader)
         self._loop: weakref.ref[_Loop] | None = None  # that was begun last
+        self._lock = threading.RLock()  # of the epoch, which several threads may ask
         self._epochs = Epochs(built, reader_name, policy, output_map, is_given=not told, to_blame=blamed)
         forks.watch(self)
 
@@ -261,24 +264,29 @@ class FileReaderLoader:
 
     def _begin(self) -> int:
         """Begin an epoch, and a turn that it belongs to."""
-        self._epochs.begin()
-        self._turn += 1
-        return self._turn
+        with self._lock:
+            self._epochs.begin()
+            self._turn += 1
+            return self._turn
 
     def _next(self, turn: int) -> Any:
-        if turn != self._turn:
-            raise RuntimeError(
-                "another loop over this FileReaderLoader has begun, and its pipeline reads one epoch at a time. "
-                "For two loops at once build two loaders"
-            )
+        took = False
         try:
-            batch = self._epochs.next_batch()
-            return [batch] if self._style == "dali" else self._as_torch(batch)
+            with self._lock:  # in the try, for Ctrl-C may come when it is given back
+                if turn != self._turn:
+                    raise RuntimeError(
+                        "another loop over this FileReaderLoader has begun, and its pipeline reads one epoch at a "
+                        "time. For two loops at once build two loaders"
+                    )
+                took = True
+                batch = self._epochs.next_batch()
+                return [batch] if self._style == "dali" else self._as_torch(batch)
         except StopIteration:
             raise
         except BaseException:
-            self._epochs.lose_batch()
-            self._own_turn = None
+            if took:
+                self._epochs.lose_batch()
+                self._own_turn = None
             raise
 
     def _as_torch(self, batch: dict[str, torch.Tensor]) -> Any:
@@ -299,9 +307,10 @@ class FileReaderLoader:
         at_least("epoch", epoch, 0)
         if self._epochs.is_given:
             raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
-        if epoch != self._epochs.next_epoch:
-            self._epochs.go_to(epoch)
-            self._end_loops()
+        with self._lock:
+            if epoch != self._epochs.next_epoch:
+                self._epochs.go_to(epoch)
+                self._end_loops()
 
     def _end_loops(self) -> None:
         """Those under way; the epoch is another."""
@@ -313,7 +322,8 @@ class FileReaderLoader:
         Raises:
             ValueError: the pipeline was built without ``enable_checkpointing=True``.
         """
-        return {"version": STATE_VERSION, **self._told, **self._epochs.state_dict()}
+        with self._lock:
+            return {"version": STATE_VERSION, **self._told, **self._epochs.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop go on where ``state_dict`` was called: with the batches that were left, bit for bit.
@@ -338,8 +348,9 @@ class FileReaderLoader:
             raise ValueError(
                 f"the state was saved by a loader with {saved}, and this one has {here}. Give it the same arguments"
             )
-        self._epochs.load_state_dict(state_dict)
-        self._end_loops()
+        with self._lock:
+            self._epochs.load_state_dict(state_dict)
+            self._end_loops()
 
     def close(self) -> None:
         """Free the pipeline: its threads, its memory on a GPU. What was handed out stays."""
@@ -372,6 +383,7 @@ class FileReaderLoader:
         if self._epochs.is_open:
             _executor.forget_in_child(self.pipeline)
             self.close()
+        self._lock = threading.RLock()
 
 
 class _Loop:
@@ -385,10 +397,10 @@ class _Loop:
         return self
 
     def __next__(self) -> Any:
-        if self._loader is None:
+        if (loader := self._loader) is None:  # which another thread may set meanwhile
             raise StopIteration
         try:
-            return self._loader._next(self._turn)
+            return loader._next(self._turn)
         except StopIteration:
             self._loader = None  # a loop that has ended keeps no pipeline
             raise

@@ -11,7 +11,8 @@ import torch
 
 from . import _dali
 from .errors import PipelineError
-from .sources import class_number
+from .reader_files import is_of_an_image
+from .sources import DIGITS, class_number
 from .transformed import transformed
 
 NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
@@ -154,9 +155,13 @@ def what_is_missing(error: Exception) -> Exception | None:
             "For others give reader_options={'file_filters': ['*']}"
         )
     if "num_shards_ <= Size()" in str(error):
+        counted = re.search(r"samples: (\d+),.* shards: (\d+)", str(error))
+        found = (
+            f"num_shards is {counted[2]}, and there are {counted[1]} samples" if counted else "num_shards is too many"
+        )
         return ValueError(
-            "num_shards is more than there are samples, and DALI's readers want one for each shard: start fewer "
-            "processes, or use proxyloader.DataLoader(..., num_shards=...), which deals out any number"
+            f"{found}: DALI's readers want one for each shard. Start fewer processes, or use "
+            "proxyloader.DataLoader(..., num_shards=...), which deals out any number"
         )
     if "Underful sample" in str(error):
         return ValueError(
@@ -187,9 +192,12 @@ def what_failed(error: Exception, blamed: str) -> str:
         )
     if class_number.__name__ in str(error):
         return (
-            "a label of the webdataset is no number in digits. Where labels are written otherwise, let "
-            f"reader_options={{'ext': [...]}} name that part, and read its bytes in a pipeline of your own: {error}"
+            f"a label of the webdataset is no number in digits, or has more than {DIGITS}. Where labels are written "
+            f"otherwise, let reader_options={{'ext': [...]}} name that part, and read its bytes in a pipeline of your "
+            f"own: {error}"
         )
+    if not blamed and not is_of_an_image(error):
+        return f"DALI failed on a batch. DALI says: {error}"
     return (
         f"DALI failed on a batch. {blamed}{'. ' * bool(blamed)}DALI's reader cannot leave out what is no image; the "
         "next loop begins a new epoch. proxyloader.DataLoader(..., on_error='skip') leaves such files out, and names "

@@ -92,9 +92,12 @@ class Epochs:
             )
         readers = pipeline.reader_meta()
         if self._reader_name not in readers:
+            advice = f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
+            if not self.is_given:
+                advice = "Call source() in the pipeline function, which adds it: encoded, labels = source()"
             raise ValueError(
                 f"the pipeline has no reader named {self._reader_name!r}; it has {', '.join(readers) or 'none'}. "
-                f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
+                f"{advice}"
             )
         samples, self._meta = self._meta.get("epoch_size"), readers[self._reader_name]
         if samples not in (None, self.samples):

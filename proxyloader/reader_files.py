@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from .errors import ImageError
 from .sample import EncodedImage
-from .sources import Reader
+from .sources import FEATURES, Reader
 
 LOOK_S = 5.0
 """Longest time that files are looked for and looked at."""
@@ -39,7 +39,13 @@ def to_blame(error: Exception, source: Reader, batch: range) -> str:
     read, until_s = _READS.search(str(error)), time.monotonic() + LOOK_S
     if read is not None:
         return _why_unreadable(read[1].strip())  # else it is what DALI says
-    if source.kind != "file" or not _DECODES.search(str(error)):
+    if not is_of_an_image(error):
+        return ""
+    if source.kind == "tfrecord":
+        image, *_ = source.options.get("features", FEATURES)
+        named = "reader_options={'features': ...} names it"
+        return f"Does each record have a feature {image!r}, and is that an image? {named}"
+    if source.kind != "file":
         return ""
     with suppress(OSError, ValueError):  # what is to be listed has gone meanwhile, say
         for number, path in enumerate(_paths(source)):
@@ -49,6 +55,11 @@ def to_blame(error: Exception, source: Reader, batch: range) -> str:
             if why:
                 return f"{'In this batch or another: ' * source.random_shuffle}{why}"
     return ""
+
+
+def is_of_an_image(error: Exception) -> bool:
+    """DALI could not decode what was read."""
+    return _DECODES.search(str(error)) is not None
 
 
 def _why_unreadable(path: str) -> str:

@@ -22,8 +22,11 @@ READER_NAME = "Reader"
 Root = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
 """One path, or several."""
 
-DIGITS = 10
-"""Most that a label written in digits has; 32 bits hold no more."""
+DIGITS = 18
+"""Most that a label written in digits has; 64 bits hold no more of any digits."""
+
+FEATURES = ("image/encoded", "image/class/label")
+"""Of a record, where nothing else is said: image and label."""
 
 MUCH = 2**20
 """More bytes than a label has."""
@@ -102,10 +105,12 @@ class Reader:
         """Add the reader to the pipeline that is being built.
 
         Returns:
-            The encoded images, (bytes,) uint8 each, and their labels, (1,) int32 each. Of numpy: the arrays alone.
+            The encoded images, (bytes,) uint8 each, and their labels, (1,) each: of tfrecord and webdataset int64, of
+            others int32. Of numpy: the arrays alone.
 
         Raises:
             TypeError: the reader does not take one of ``options``.
+            ValueError: ``labels`` are given that the file reader would change.
         """
         how = {
             "name": READER_NAME,
@@ -150,12 +155,20 @@ def _files(reader: Reader, how: dict[str, Any]) -> Any:
     """Class folders in the order of their names, as of ``ImageFolder``; or what ``options`` say."""
     if reader.root is not None:
         how["file_root"] = reader.path
+    labels = how.get("labels")
+    numbers = [] if labels is None else np.ravel(labels).tolist()  # what is no whole number is DALI's to refuse
+    large = [number for number in numbers if isinstance(number, int) and not -(2**31) <= number < 2**31]
+    if large:
+        raise ValueError(
+            f"reader_options has the label {large[0]}, and DALI's file reader keeps 32 bits of it. Number the classes "
+            "from 0, or use another reader (tfrecord, webdataset)"
+        )
     return fn.readers.file(**how)
 
 
 def _tfrecord(reader: Reader, how: dict[str, Any]) -> Any:
     """Each file has its index beside it, as ``tfrecord2idx a.tfrecord a.tfrecord.idx`` makes it."""
-    image, *label = how.pop("features", ("image/encoded", "image/class/label"))
+    image, *label = how.pop("features", FEATURES)
     index_path = how.pop("index_path", [f"{path}.idx" for path in reader.paths])
     index_path = [index_path] if isinstance(index_path, (str, os.PathLike)) else list(index_path)
     if len(index_path) != len(reader.paths) or len(label) > 1:
@@ -173,7 +186,7 @@ def _tfrecord(reader: Reader, how: dict[str, Any]) -> Any:
     features = {image: tfrecord.FixedLenFeature([], tfrecord.string, "")}
     features |= {name: tfrecord.FixedLenFeature([1], tfrecord.int64, -1) for name in label}
     read: Any = fn.readers.tfrecord(path=reader.paths, index_path=index_path, features=features, **how)
-    return read[image], *(fn.cast(read[name], dtype=types.INT32) for name in label)
+    return read[image], *(read[name] for name in label)
 
 
 def _webdataset(reader: Reader, how: dict[str, Any]) -> Any:
@@ -186,7 +199,7 @@ def _webdataset(reader: Reader, how: dict[str, Any]) -> Any:
 
 
 def class_number(written: Any) -> Any:
-    """The number, (1,) int32, that a text (bytes,) uint8 is, with white space behind it perhaps.
+    """The number, (1,) int64, that a text (bytes,) uint8 is, with white space behind it perhaps.
 
     DALI has no operator that fails by itself; so where the text is something else, it is asked for more of it than
     there is. ``reader_arguments.what_failed`` knows that error by this function's name.
@@ -197,9 +210,10 @@ def class_number(written: Any) -> Any:
     is_number = (count > 0) & (count + spaces == length) & (_sum(_first(count, is_digit)) == count)
     count = count + MUCH * fn.cast(is_number == 0, dtype=types.INT32)
     digits = fn.cast(_first(count, written), dtype=types.INT64) - 48
-    powers = types.Constant(10 ** np.arange(DIGITS - 1, -1, -1, dtype=np.int64))
+    lower = fn.cast(types.Constant(10 ** np.arange(DIGITS // 2 - 1, -1, -1, dtype=np.int32)), dtype=types.INT64)
+    powers = fn.cat(lower * 10 ** (DIGITS // 2), lower)  # DALI's constants have 32 bits
     worth = fn.slice(powers, start=DIGITS - count, shape=count, axes=[0])
-    return fn.cast(fn.reshape(fn.reductions.sum(digits * worth), shape=[1]), dtype=types.INT32)
+    return fn.cast(fn.reshape(fn.reductions.sum(digits * worth), shape=[1]), dtype=types.INT64)
 
 
 def _sum(flags: Any) -> Any:

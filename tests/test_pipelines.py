@@ -172,8 +172,9 @@ def test_a_crop_larger_than_the_image_is_resized_to_is_refused() -> None:
 
 
 def test_an_image_is_turned_by_some_degrees() -> None:
-    with pytest.raises(ValueError, match="degrees=0 is the most that an image is turned to either side"):
-        pipelines.rotation(source="proxy", degrees=0, **how("cpu"))
+    for degrees in (0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"degrees={degrees} is the most that an image is turned to either side"):
+            pipelines.rotation(source="proxy", degrees=degrees, **how("cpu"))
 
 
 class Decoded(Pipeline):

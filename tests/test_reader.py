@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ from proxyloader import (
 )
 from proxyloader.sources import Reader
 
+from .faults import run_alone
 from .record_writers import write_caffe, write_caffe2, write_tar, write_tfrecord
 
 SMALL = dict(resize=40, size=32, num_threads=2)
@@ -263,6 +265,23 @@ def test_workers_of_another_loader_may_be_forked_beside_it(numbered: Path) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_may_share_a_loop(numbered: Path, threads: int) -> None:
+    loader = numbers_in(numbered)
+    for _ in range(5):
+        batches, found = iter(loader), []
+
+        def pull(batches: Any = batches, found: Any = found) -> None:
+            found.extend(int(number) for data, _ in batches for number in data)
+
+        pulling = [threading.Thread(target=pull) for _ in range(threads)]
+        for thread in pulling:
+            thread.start()
+        for thread in pulling:
+            thread.join(30)
+        assert sorted(found) == list(range(23))
+
+
 def test_a_file_that_is_no_image_is_an_error_and_the_next_loop_goes_on(
     photos: Path, tmp_path: Path, device: str
 ) -> None:
@@ -350,7 +369,7 @@ def labels_in(tar: Path, **options: Any) -> list[Any]:
     return [part.tolist() for part in FileReaderLoader(tar, parts, 2, style="torch", output_map=["label"], **how)]
 
 
-@pytest.mark.parametrize("text", [b"cat", b"-1", b"1.5", b"", b"1 2", b" 7", b'{"label": 0}', b"12345678901"])
+@pytest.mark.parametrize("text", [b"cat", b"-1", b"1.5", b"", b"1 2", b" 7", b'{"label": 0}', b"1234567890123456789"])
 def test_a_label_that_is_no_number_is_an_error_and_no_other_number(tmp_path: Path, text: bytes) -> None:
     tar = tar_of(tmp_path / "a.tar", {"jpg": b"x", "cls": b"0"}, {"jpg": b"x", "cls": text})
     with pytest.raises(PipelineError, match="a label of the webdataset is no number in digits"):
@@ -358,9 +377,34 @@ def test_a_label_that_is_no_number_is_an_error_and_no_other_number(tmp_path: Pat
 
 
 def test_labels_may_have_any_number_of_digits_and_a_line_end(tmp_path: Path) -> None:
-    texts = [b"0", b"7\n", b"0012\r\n", b"2147483647"]
+    texts = [b"0", b"7\n", b"0012\r\n", b"2147483648", b"999999999999999999"]
     tar = tar_of(tmp_path / "a.tar", *({"jpg": b"x", "cls": text} for text in texts))
-    assert list(itertools.chain(*labels_in(tar))) == [0, 7, 12, 2147483647]
+    assert list(itertools.chain(*labels_in(tar))) == [0, 7, 12, 2**31, 10**18 - 1]
+
+
+def test_labels_of_records_may_be_large_and_those_of_files_are_refused_where_they_would_be_changed(
+    folder: ImageFolder, tmp_path: Path
+) -> None:
+    path, _ = folder.samples[0]
+    write_tfrecord(tmp_path / "a", [(path, 2**31), (path, 2**62)])
+    how: dict[str, Any] = {"output_map": ["label"], "device": "cpu", "num_threads": 1}
+    (labels,) = FileReaderLoader(tmp_path / "a", parts, 2, reader="tfrecord", **how)
+    assert labels.dtype == torch.int64 and labels.tolist() == [2**31, 2**62]
+    for labels, known in ((None, 0), (5, 5), ([-(2**31)], -(2**31))):
+        options: dict[str, Any] = {"files": [path], "labels": labels}
+        (found,) = FileReaderLoader(None, parts, 1, reader_options=options, **how)
+        assert found.tolist() == [known]
+    options = {"files": [path], "labels": [2**31]}
+    with pytest.raises(ValueError, match="the label 2147483648, and DALI's file reader keeps 32 bits"):
+        FileReaderLoader(None, parts, 1, reader_options=options, **how)
+
+
+def test_a_record_without_the_feature_is_told_of_features(folder: ImageFolder, tmp_path: Path) -> None:
+    write_tfrecord(tmp_path / "a", folder.samples[:2])
+    options = {"features": ("image/other", "image/class/label")}
+    how: dict[str, Any] = {"reader": "tfrecord", "reader_options": options, "device": "cpu"}
+    with pytest.raises(PipelineError, match=r"have a feature 'image/other', and is that an image\?"):
+        list(FileReaderLoader(tmp_path / "a", pipelines.validation, 2, **how, **SMALL))
 
 
 def test_other_parts_of_a_tar_than_class_numbers_come_as_they_are(tmp_path: Path) -> None:
@@ -405,6 +449,15 @@ def test_arrays_come_without_labels(tmp_path: Path) -> None:
     assert torch.cat(batches)[:, 0, 0].tolist() == [0, 0.5, 1, 1.5, 2]
 
 
+def test_an_array_that_is_cut_off_is_an_error_without_advice_about_images(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", np.zeros((40, 40)))
+    (tmp_path / "0.npy").write_bytes((tmp_path / "0.npy").read_bytes()[:300])
+    loader = FileReaderLoader(tmp_path, alone, 1, reader="numpy", device="cpu", output_map=["data"], num_threads=1)
+    with pytest.raises(PipelineError, match="DALI failed on a batch. DALI says: ") as raised:
+        list(loader)
+    assert "on_error" not in str(raised.value)
+
+
 def test_a_list_of_files_needs_no_root(folder: ImageFolder) -> None:
     options = {"files": [path for path, _ in folder.samples[:5]], "labels": [9, 8, 7, 6, 5]}
     loader = FileReaderLoader(None, pipelines.validation, 5, reader_options=options, device="cpu", **SMALL)
@@ -429,6 +482,33 @@ def test_the_graph_of_the_readme_serves_both_roads(folder: ImageFolder, device: 
         dataset = ImageFolder(folder.root, server.proxy, loader=lambda path: np.fromfile(path, np.uint8))
         for (images, labels), (same, alike) in zip(loader, DataLoader(dataset, 8, server=server), strict=True):
             assert torch.equal(images, same) and torch.equal(labels.cpu(), alike)
+
+
+@pipeline_def(exec_dynamic=True)
+def without_source(source: Any) -> Any:
+    return fn.random.coin_flip(), fn.random.coin_flip()
+
+
+def test_a_graph_that_calls_no_source_is_told_to(numbered: Path) -> None:
+    with pytest.raises(ValueError, match=r"no reader named 'Reader'; it has none\. Call source\(\) in the"):
+        FileReaderLoader(numbered, without_source, 4, device="cpu")
+
+
+def test_a_graph_for_a_gpu_says_what_to_change_where_there_is_none(numbered: Path) -> None:
+    script = f"""
+        from nvidia.dali import pipeline_def
+        from proxyloader import FileReaderLoader, PipelineError
+        @pipeline_def(exec_dynamic=True)
+        def graph(source):
+            encoded, labels = source()
+            return encoded, labels.gpu()
+        try:
+            FileReaderLoader({str(numbered)!r}, graph, 4, device="cpu")
+        except PipelineError as error:
+            print(error)
+    """
+    done = run_alone(script, CUDA_VISIBLE_DEVICES="")
+    assert done.stdout.startswith("the pipeline has operators for a GPU, and there is none"), done.stderr
 
 
 def of_ones_own(root: Path, name: str = "Reader", outputs: int = 2, **reader: Any) -> Any:
@@ -510,7 +590,7 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
         (dict(prefetch=0), ValueError, "prefetch is a whole number, 1 or more; got 0"),
         (dict(root=None), ValueError, "root is None, and reader_options say nothing .* either: file_list or files"),
         (dict(root=3), TypeError, "root is a path or several, got 3"),
-        (dict(num_shards=49, shard_id=3), ValueError, "num_shards is more than there are samples, .* start fewer"),
+        (dict(num_shards=49, shard_id=3), ValueError, "num_shards is 49, and there are 48 samples: .* Start fewer"),
         (dict(reader_options={"shard_id": 1}), ValueError, r"reader_options has shard_id, .* use shard_id=\.\.\."),
         (dict(reader_options={"random_shuffle": True}), ValueError, r"use shuffle=\.\.\."),
         (dict(reader_options={"pad_last_batch": False}), ValueError, r"own matter; .*from_pipeline"),
