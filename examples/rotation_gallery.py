@@ -17,6 +17,7 @@ angles, the same seed the same.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     option("--out", type=Path, default=Path("rotation_gallery.png"), help="where the gallery goes")
     args = parser.parse_args()
     for name, least in {"angle": 0.1, "rows": 1, "columns": 1, "size": 1, "seed": 0}.items():
-        if getattr(args, name) < least:
+        if not least <= getattr(args, name) < math.inf:
             sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
     if args.out.suffix.lower() not in FORMATS:
         sys.exit(f"--out {args.out}: the name of the gallery ends with {', '.join(FORMATS)}")
@@ -98,6 +99,10 @@ def main() -> None:
         ImageFolder(str(root))
     except FileNotFoundError as error:
         sys.exit(f"{root} is to hold a folder of pictures for each class, and none empty: {error}")
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"--out {args.out}: its folder cannot be made: {error.strerror}")
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     graph = {"angle": args.angle, "size": args.size, "decoder": "cpu" if gpu is None else "mixed"}
     pipeline = randomly_turned(**graph, batch_size=args.columns, device_id=gpu, seed=args.seed)
@@ -116,7 +121,6 @@ def main() -> None:
             tqdm.write(f"{name}: turned by {' '.join(degrees)} degrees")
             pictures = [to_pil_image(image.permute(2, 0, 1).cpu()) for image in (images[0], *turned)]
             rows.append((pictures, [name, *(f"{angle}°" for angle in degrees)]))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     gallery(rows).save(args.out)
     print(f"{args.out}: a gallery of {len(rows)} photographs, each turned {args.columns} times")
 

@@ -67,8 +67,8 @@ def parse_args() -> argparse.Namespace:
     option("--out", type=Path, default=Path("runs/train"), help="folder for last.pt and best.pt, the checkpoints")
     option("--seed", type=int, default=0, help="decides the first weights, the order of the images and their crops")
     args = parser.parse_args()
-    for name, least in {"epochs": 1, "batch_size": 1, "workers": 0, "size": 1}.items():
-        if getattr(args, name) < least:
+    for name, least in {"epochs": 1, "batch_size": 1, "workers": 0, "size": 1, "lr": 0}.items():
+        if not least <= getattr(args, name) < math.inf:
             sys.exit(f"--{name.replace('_', '-')} is {least} or more; got {getattr(args, name)}")
     return args
 

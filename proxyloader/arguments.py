@@ -24,12 +24,12 @@ def at_least(name: str, value: Any, least: int, other: str = "") -> None:
         raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")
 
 
-def check_num_threads(num_threads: Any, other: str) -> None:
+def check_num_threads(num_threads: Any, other: str = "", name: str = "num_threads") -> None:
     """How many threads DALI is to have on the CPU.
 
     Raises:
         ValueError: it is no whole number, less than 1, or more than ``MOST_THREADS``.
     """
-    at_least("num_threads", num_threads, 1, other)
+    at_least(name, num_threads, 1, other)
     if num_threads > MOST_THREADS:
-        raise ValueError(f"num_threads is at most {MOST_THREADS}{other}; got {num_threads}")
+        raise ValueError(f"{name} is at most {MOST_THREADS}{other}; got {num_threads}")

@@ -109,6 +109,15 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(photos: Path, tmp_path:
     assert all(row[1].startswith("failed: ") for row in rows_of(record))
 
 
+def test_where_all_cases_fail_the_status_says_so(tmp_path: Path) -> None:
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    for number in range(16):
+        (tmp_path / "data" / "a" / f"{number}.jpg").write_text("no image")
+    options = ["bench", "--data", str(tmp_path / "data"), *SMALL, *ON_CPU, *SHORT, "--out", str(tmp_path / "a.jsonl")]
+    assert main([*options, "--only", "FileReaderLoader"]) == 1
+    assert "no image format" in last_of(tmp_path / "a.jsonl")["cases"]["FileReaderLoader"]["failure"]
+
+
 def test_a_case_that_hangs_is_ended(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "START_LIMIT_S", 0.01)
     (outcome,) = run(setting(photos), ["torch"], 1, 0.1).values()
@@ -136,6 +145,7 @@ def test_what_is_not_there_is_said_in_one_line(
         (["--workers", "-1"], "--workers is a whole number, 0 or more; got -1"),
         (["--stock-workers", "-1"], "--stock-workers is a whole number, 0 or more; got -1"),
         (["--threads", "0"], "--threads is a whole number, 1 or more; got 0"),
+        (["--threads", "5000"], "--threads is at most 1024; got 5000"),
         (["--seconds", "nan"], "--seconds is a number of seconds, 0 or more; got nan"),
         (["--hw-decoder-load", "7"], "--hw-decoder-load is a share from 0 to 1; got 7.0"),
         (["--model", "foo"], "--model is none, or a classifier of torchvision such as resnet50; got 'foo'"),
@@ -149,10 +159,10 @@ def test_what_is_not_there_is_said_in_one_line(
 def test_options_that_make_no_sense_are_refused_before_anything_runs(
     photos: Path, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "bench.jsonl"
+    out = tmp_path / "new" / "bench.jsonl"
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", str(out), *options]) != 0
     assert said in capsys.readouterr().err
-    assert not out.exists()
+    assert not out.parent.exists()
 
 
 def test_results_that_cannot_be_written_are_known_before_anything_runs(

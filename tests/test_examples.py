@@ -374,10 +374,14 @@ def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[
                 *((script, "--size 0", "1 or more") for script in SCRIPTS),
                 *((script, "--batch-size 0", "1 or more") for script in SCRIPTS if script != GALLERY),
                 *((script, "--workers -1", "0 or more") for script in SCRIPTS if script not in (GALLERY, DETERMINISM)),
-                *((script, "--seed -1", "0 or more") for script in (*OF_DALI, DATASET, IMAGENET) if script != OPERATOR),
+                *((script, "--seed -1", "0 or more") for script in (*OF_DALI, DATASET) if script != OPERATOR),
+                (IMAGENET, "--seed -1", "0 to 9223372036854775807"),
                 *((script, "--epochs 0", "1 or more") for script in (STOCK, SWAPPED, IMAGENET)),
                 *((GALLERY, option, "1 or more") for option in ("--rows 0", "--columns 0")),
-                (GALLERY, "--angle -5", "0.1 or more"),
+                *((GALLERY, f"--angle {angle}", "0.1 or more") for angle in (-5, "nan", "inf")),
+                *((script, f"--lr {rate}", "0 or more") for script in (STOCK, SWAPPED) for rate in (-1, "nan", "inf")),
+                (IMAGENET, "--lr inf", "0 to 1000"),
+                (IMAGENET, "--seed 99999999999999999999", "0 to 9223372036854775807"),
                 (DATASET, "--batches 0", "1 or more"),
                 (IMAGENET, "--threads 0", "1 or more"),
                 (IMAGENET, "--loss-scale 0", "1 or more"),
@@ -393,6 +397,7 @@ def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[
             )
             for script in (STOCK, SWAPPED)
         ),
+        pytest.param(GALLERY, "{data}/train --out {me}/x.png", "its folder cannot be made: ", id="gallery into a file"),
         pytest.param(
             GALLERY, "{data}/train --out x.bogus", "x.bogus: the name of the gallery ends with .png", id="no format"
         ),

@@ -171,6 +171,7 @@ def test_a_first_step_that_overflows_leaves_no_trace(
     ("options", "environment", "said"),
     [
         (["{small}"], {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT: not set"),
+        (["{small}"], {"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x' in the environment, and is to be a number"),
         (["{small}/nowhere"], {}, "nowhere/train: no such folder. `proxyloader make-dataset"),
         (["{small}", "--batch-size", "97"], {}, "not one batch of 97 images for each of 1 processes"),
         (["{small}", "--batch-size", "16", "--resume"], {}, "last.pt: no checkpoint to go on from"),

@@ -71,8 +71,9 @@ AUTO_AUGMENT = {
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 RANGES = {
     **dict.fromkeys(("epochs", "batch_size", "threads", "size"), (1, math.inf)),
-    **dict.fromkeys(("workers", "seed", "checkpoint_steps", "max_steps", "warmup_epochs"), (0, math.inf)),
-    **dict.fromkeys(("lr", "weight_decay"), (0, math.inf)),
+    **dict.fromkeys(("workers", "checkpoint_steps", "max_steps", "warmup_epochs"), (0, math.inf)),
+    **dict.fromkeys(("lr", "weight_decay"), (0, 1000)),
+    "seed": (0, 2**63 - 1),
     **dict.fromkeys(("label_smoothing", "ema_decay", "momentum"), (0, 1)),
     **dict.fromkeys(("loss_scale", "loss_scale_interval"), (1, math.inf)),
     "loss_scale_growth": (1.001, math.inf),
@@ -211,6 +212,9 @@ def join_world() -> World:
             f"{', '.join(missing)}: not set in the environment, and {', '.join(there)} is. torchrun sets all of them: "
             "torchrun --nproc_per_node=GPUS examples/imagenet/train.py ..."
         )
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        if not os.environ.get(name, "0").isdecimal():
+            sys.exit(f"{name} is {os.environ[name]!r} in the environment, and is to be a number, as torchrun sets it")
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if gpus and local_rank >= gpus:
         sys.exit(f"LOCAL_RANK is {local_rank}, and this host has {gpus} GPUs. Give torchrun --nproc_per_node={gpus}")

@@ -22,6 +22,7 @@ import psutil
 import torch
 import torchvision
 
+from ..errors import ProxyLoaderError
 from .cases import RUNS_UNDER_WAY, case_of, loops_of
 from .setting import Setting
 
@@ -92,6 +93,8 @@ def serve(name: str, setting: Setting, connection: Connection, start_method: str
     except Exception as error:
         text = str(error).replace("Current pipeline object is no longer valid.", "")  # as DALI's errors end
         lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if isinstance(error, ProxyLoaderError):  # DALI's begin with where it was
+            lines = [f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]]
         reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"
         with suppress(OSError):  # nobody asks any more
             connection.send(Failure(reason, isinstance(error, ImportError)))

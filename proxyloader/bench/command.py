@@ -14,7 +14,7 @@ from rich.console import Console
 from torchvision import models
 from torchvision.datasets import ImageFolder
 
-from ..arguments import at_least
+from ..arguments import at_least, check_num_threads
 from ..make_dataset import make_dataset, usable_cores
 from . import report
 from .cases import CASES, WITH, cases_for
@@ -33,7 +33,8 @@ def list_cases() -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure, print and write; returns 1 where ours failed, or is worse than in the record to compare with.
+    """Measure, print and write; returns 1 where ours failed, or nothing was measured, or ours is worse than in the
+    record to compare with.
 
     Raises:
         ValueError: there is no such case or GPU, or no record to compare with.
@@ -57,6 +58,7 @@ def bench(args: argparse.Namespace) -> int:
     if earlier is not None:
         report.check_settings(earlier, report.record_of(setting, {}, ""))
         report.check_cases(earlier, names)
+    make_room_for(args.out)
     console = Console()
     console.print(in_words(machine()), highlight=False)
     for warning in warnings_for(setting):
@@ -85,7 +87,9 @@ def bench(args: argparse.Namespace) -> int:
         console.print(f"Nothing is worse than in {args.check}.")
     if any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
         return 130  # as shells have it
-    return 1 if worse or record["cases"].get(report.OURS, {}).get("failure") else 0
+    failed = [name for name, case in record["cases"].items() if "failure" in case]
+    nothing_measured = len(failed) == len(record["cases"])
+    return 1 if worse or nothing_measured or report.OURS in failed else 0
 
 
 def check(args: argparse.Namespace) -> None:
@@ -93,12 +97,14 @@ def check(args: argparse.Namespace) -> None:
 
     Raises:
         ValueError: an option is wrong.
-        OSError: the results cannot be written.
+        OSError: the results of before cannot be read.
     """
-    least = {"images": 1, "passes": 1, "batch_size": 1, "workers": 0, "stock_workers": 0, "threads": 1, "rounds": 1}
+    least = {"images": 1, "passes": 1, "batch_size": 1, "workers": 0, "stock_workers": 0, "rounds": 1}
     for name, value in least.items():
         if getattr(args, name) is not None:
             at_least("--" + name.replace("_", "-"), getattr(args, name), value)
+    if args.threads is not None:
+        check_num_threads(args.threads, name="--threads")
     if not 0 <= args.seconds < math.inf:
         raise ValueError(f"--seconds is a number of seconds, 0 or more; got {args.seconds}")
     if not 0 <= args.hw_decoder_load <= 1:
@@ -113,11 +119,19 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--out {args.out} is in the folder of the images, and a picture goes beside it")
     if args.out.is_file() and args.out.stat().st_size:
         report.last_of(args.out)
-    was_there = args.out.exists()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.open("a").close()
+
+
+def make_room_for(out: Path) -> None:
+    """The folder of the results, in which they can be written.
+
+    Raises:
+        OSError: they cannot.
+    """
+    was_there = out.exists()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.open("a").close()
     if not was_there:
-        args.out.unlink()
+        out.unlink()
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
