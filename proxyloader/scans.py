@@ -9,8 +9,8 @@ by its index: a dataset that opens other files for the same index is looked at t
 sound, and does not end as a JPEG any more, is looked at again: it may have been cut off meanwhile.)
 
 Damage in the later scans of a progressive JPEG may be such that libjpeg does not notice it, and a GPU makes of it what
-Pillow does not. No engine decodes those, and most of the work is to read their scans (four fifths of Pillow's,
-``parts.jsonl``), which is looking at them. So all of them go to Pillow.
+Pillow does not. No engine decodes those, and most of the work is to read their scans (three quarters of
+Pillow's and more, ``parts.jsonl``), which is looking at them. So all of them go to Pillow.
 """
 
 from __future__ import annotations
