@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import threading
@@ -42,12 +44,11 @@ class Server(Protocol):
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
-_forking = threading.Lock()
+_forking = threading.RLock()
 """Several threads may fork at once; here they take turns."""
 
-starting = threading.RLock()
-"""Held where workers are started: libraries may let no thread fork while another one is at it (filelock 4, which torch
-brings), and here a fork takes as long as runs that are under way."""
+_nested = 0
+"""Forks under way within that of a thread, as a signal handler may make them there."""
 
 _held: list[Server] = []
 """Those that hold still for the fork under way."""
@@ -71,9 +72,42 @@ def never_destroy(thing: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
+class ForkProcess(multiprocessing.context.ForkProcess):
+    """That no thread starts while another one does.
+
+    Libraries may let no thread fork while another one is at it (filelock 4, which torch brings), and here a fork takes
+    as long as runs that are under way. ``_before`` comes too late: what they forbid, they forbid before it.
+    """
+
+    def start(self) -> None:
+        with _starting:
+            super().start()
+
+
+class ForkContext(multiprocessing.context.ForkContext):
+    Process = ForkProcess
+
+
+_starting = threading.RLock()
+
+
+def in_turn(context: Any) -> Any:
+    """A ``multiprocessing_context`` for torch's loader, whose workers are forked in turn where they are forked.
+
+    Args:
+        context: the user's; None: Python's default.
+    """
+    given = multiprocessing.get_context() if context is None else context
+    plain = type(given) in (multiprocessing.context.ForkContext, multiprocessing.context.DefaultContext)
+    return ForkContext() if plain and given.get_start_method() == "fork" else context
+
+
 def _before() -> None:
-    global _collects_garbage
-    _forking.acquire()
+    global _collects_garbage, _nested
+    if _forking._is_owned():  # type: ignore[attr-defined]
+        _nested += 1
+        return
+    _take_turn()
     _collects_garbage = gc.isenabled()
     gc.disable()
     were_under_way = False
@@ -83,8 +117,19 @@ def _before() -> None:
         time.sleep(LET_GO_S)
 
 
-def _held_still(server: Server) -> bool:
+def _take_turn() -> None:
     """Python drops what is raised in here, and forks. So Ctrl-C, in whatever line it comes, has to wait."""
+    while True:
+        try:
+            while not _forking._is_owned():  # type: ignore[attr-defined]
+                _forking.acquire()
+            return
+        except KeyboardInterrupt:
+            _interrupt_later()
+
+
+def _held_still(server: Server) -> bool:
+    """Also here."""
     for _ in range(MOST_INTERRUPTS):
         try:
             were_under_way = server.hold_still()
@@ -105,6 +150,10 @@ def _interrupt_later() -> None:
 
 
 def _after_in_parent() -> None:
+    global _nested
+    if _nested:
+        _nested -= 1
+        return
     try:
         while _held:
             try:
@@ -121,7 +170,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    global _forking, starting
+    global _forking, _starting, _nested
     if _servers:
         gc.freeze()
     for thing in list(_kept):
@@ -131,7 +180,7 @@ def _after_in_child() -> None:
     _held.clear()
     if _collects_garbage:
         gc.enable()
-    _forking, starting = threading.Lock(), threading.RLock()
+    _forking, _starting, _nested = threading.RLock(), threading.RLock(), 0
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

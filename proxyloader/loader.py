@@ -19,7 +19,7 @@ from .feeder import Feeder
 from .road import Road, run_size
 from .sampling import Progress
 from .scans import KnownScans
-from .seeding import SeededIterator, kept_generators, seed_generators
+from .seeding import SeededIterator, generator_of, kept_generators, seed_generators
 from .sharding import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
 from .transforms.plan import Plan
 from .translation import UNSUPPORTED, Unsupported, translated
@@ -56,8 +56,9 @@ class DataLoader(TorchDataLoader[T]):
             asked for.)
         server: a ``ProxyServer`` that the dataset's ``server.proxy`` belongs to, for a hand-written pipeline.
         seed: makes the order and each sample's random numbers a function of (seed, epoch, index) alone, so that they
-            are the same for any number of workers and any start method, and after ``load_state_dict``. By default they
-            come from torch's generators, as the stock loader's do.
+            are the same for any number of workers and any start method, and after ``load_state_dict``. (Where a
+            ``generator`` is given, or a sampler with one, that decides the order.) By default they come from torch's
+            generators, as the stock loader's do.
         on_error: what becomes of a sample that cannot be read: "raise" an ImageError at its batch, "skip" it with its
             label and all else that belongs to it, or "replace" it by the next of the dataset that can be read.
             ``loader.errors`` lists them.
@@ -279,7 +280,11 @@ class DataLoader(TorchDataLoader[T]):
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
                 "call state_dict between epochs, or use in_order=True"
             )
-        return progress.state_dict(self.seed, self._dataset_length, self._order, self._stream_workers)
+        state = progress.state_dict(self.seed, self._dataset_length, self._order, self._stream_workers)
+        generator = getattr(self._sampler_of_samples, "generator", None)
+        if isinstance(generator, torch.Generator) and not state["batches"] and not state["generator_states"]:
+            state["generator_states"] = {"iter": generator.get_state()}  # of an epoch that is to come
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
@@ -301,9 +306,16 @@ class DataLoader(TorchDataLoader[T]):
         self._progress = None
 
     @property
+    def _sampler_of_samples(self) -> Any:
+        """The one that yields indices one by one, where it is to be seen; else the one of batches."""
+        if type(self.batch_sampler) is BatchSampler:
+            return self.batch_sampler.sampler
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
+
+    @property
     def _order(self) -> str:
         """Of torch's own samplers, "shuffled" or "unshuffled"; "" where the order is another one's matter."""
-        sampler = self.batch_sampler.sampler if type(self.batch_sampler) is BatchSampler else self.sampler
+        sampler = self._sampler_of_samples
         return {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}.get(type(sampler), "")
 
     @property
@@ -370,12 +382,14 @@ class DataLoader(TorchDataLoader[T]):
         road.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
         if self.seed is None:
             return iter(road.workers)
-        with kept_generators():
+        if self.generator is None:  # not the default one, from which other threads draw
+            road.workers.generator = generator_of(self.seed, progress.epoch, "workers")
+        if road.requests is not None or self.num_workers:
+            return iter(road.workers)
+        with kept_generators():  # for the dataset's __iter__
             seed_generators(self.seed, progress.epoch, "workers")
             batches = iter(road.workers)
-        if road.requests is None and not self.num_workers:
-            return SeededIterator(batches, self.seed, progress.epoch, "stream")
-        return batches
+        return SeededIterator(batches, self.seed, progress.epoch, "stream")
 
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
         if not plans:

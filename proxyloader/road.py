@@ -102,7 +102,7 @@ class Road:
             num_workers=loader.num_workers,
             timeout=loader.timeout,
             worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn),
-            multiprocessing_context=loader.multiprocessing_context,
+            multiprocessing_context=forks.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
             generator=loader.generator,
             prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
             persistent_workers=loader.persistent_workers,
@@ -172,8 +172,7 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._process = os.getpid()
-        with forks.starting:
-            super().__init__(loader)
+        super().__init__(loader)
         _iterators.add(self)
 
     def _get_data(self) -> Any:

@@ -6,6 +6,7 @@ Runs in the main process, in the thread that iterates, as torch advances it ther
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .arena import Arena
 from .scans import KnownScans, Scan
-from .seeding import kept_generators, seed_generators
+from .seeding import generator_of, kept_generators, seed_generators
 from .sharding import ShardedSampler, check_dealt, dealt_in, sharded_in
 
 STATE_VERSION = 2
+
+SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Those of torch that draw from it; without one they draw from the default, as other threads may do meanwhile."""
 
 
 @dataclass
@@ -120,7 +124,8 @@ class Progress:
         for name in ("epoch", "batches", "samples"):
             if not isinstance(state[name], int) or state[name] < 0:
                 raise ValueError(f"{name!r} of the state is a whole number, 0 or more; got {state[name]!r}")
-        return cls(**{name: state[name] for name in fields})
+        # Copies, for the loop notes in them what it draws from, and the state is the user's.
+        return cls(**{name: copy.copy(state[name]) for name in fields})
 
     def taken_up_by(self, sampler: ShardedSampler | None) -> Progress:
         """What is left of the epoch for a loader with that sampler, or without shards.
@@ -294,13 +299,20 @@ class RequestSampler:
 
     @contextlib.contextmanager
     def _known_generators(self, progress: Progress, moment: str) -> Iterator[None]:
-        generator = getattr(self._of_samples, "generator", None)
+        sampler = self._of_samples
+        generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             if self._resumes and moment in progress.generator_states:
                 generator.set_state(progress.generator_states[moment].cpu())
             else:
                 progress.generator_states[moment] = generator.get_state()
             yield
+        elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
+            sampler.generator = generator_of(self._seed, progress.epoch, "order", moment)
+            try:
+                yield
+            finally:
+                sampler.generator = None
         elif self._seed is not None:
             with kept_generators():
                 seed_generators(self._seed, progress.epoch, "order", moment)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxyloader import forks
-from tests.faults import in_fork
+from tests.faults import in_fork, run_alone
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +115,71 @@ def test_an_interrupt_before_a_fork_comes_after_it() -> None:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began_s < 8
     assert gc.isenabled() and not server.held
+
+
+def test_an_interrupt_while_another_thread_forks_comes_after_ours() -> None:
+    script = """
+        import os, signal, sys, threading, time
+        from proxyloader import forks
+        class Slow:
+            def hold_still(self):
+                if threading.current_thread() is not threading.main_thread():
+                    asked.set()
+                    time.sleep(0.6)
+                return True
+            def go_on(self): ...
+            def forget_in_child(self): ...
+        def fork():
+            if (child := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        slow, asked = Slow(), threading.Event()
+        forks.watch(slow)
+        other = threading.Thread(target=fork)
+        other.start()
+        asked.wait()
+        threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        try:
+            fork()
+            time.sleep(5)
+            print("lost")
+        except KeyboardInterrupt:
+            print("came")
+        other.join()
+        fork()
+    """
+    done = run_alone(script)
+    assert (done.stdout, done.stderr) == ("came\n", "")
+
+
+def test_a_signal_handler_may_fork_in_the_middle_of_a_fork() -> None:
+    script = """
+        import os, signal, time
+        from proxyloader import forks
+        class Slow:
+            held = 0
+            def hold_still(self):
+                time.sleep(0.4)
+                self.held += 1
+                return True
+            def go_on(self):
+                self.held -= 1
+            def forget_in_child(self): ...
+        def fork(*_):
+            if (child := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            print("forked", slow.held)
+        slow = Slow()
+        forks.watch(slow)
+        signal.signal(signal.SIGALRM, fork)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        fork()
+        fork()
+    """
+    done = run_alone(script)
+    assert (done.stdout, done.stderr) == ("forked 0\nforked 0\nforked 0\n", "")
 
 
 class Faulty(Slow):

@@ -8,12 +8,13 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset, Sampler
 
 from proxyloader import DataLoader
 from tests.faults import (
@@ -263,6 +264,70 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
     """
     done = run_alone(script, timeout_s=90)
     assert done.stdout == "5 8 0\n", done.stderr
+
+
+class MeetsOthers(Sampler[int]):
+    """Of a rank that is a thread: all meet before the first of them goes on."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self.barrier = barrier
+
+    def __iter__(self) -> Iterator[int]:
+        self.barrier.wait(20)
+        return iter(ALL)
+
+    def __len__(self) -> int:
+        return len(ALL)
+
+
+def test_samplers_of_threads_that_start_workers_may_wait_for_each_other(spelled_root: Path) -> None:
+    dataset, barrier, found = Spelled(spelled_root), threading.Barrier(2), []
+
+    def epoch() -> None:
+        how: Any = dict(num_workers=1, multiprocessing_context="fork", device="cpu")
+        found.append(all_numbers(DataLoader(dataset, BATCH, sampler=MeetsOthers(barrier), **how)))
+
+    threads = [threading.Thread(target=epoch, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [ALL, ALL]
+
+
+class Draws(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.rand(()) for _ in range(4))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "epochs", "arguments"),
+    [
+        (torch.arange(64), 60, {"shuffle": True}),
+        (Draws(), 3, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    ],
+    ids=["shuffled", "drawn in workers"],
+)
+def test_a_seed_holds_beside_those_of_other_threads(dataset: Any, epochs: int, arguments: Any) -> None:
+    def loops(seed: int, found: dict[int, Any]) -> None:
+        loader: DataLoader[Any] = DataLoader(dataset, 2, seed=seed, device="cpu", **arguments)
+        found[seed] = [torch.cat(list(loader)).tolist() for _ in range(epochs)]
+
+    alone: dict[int, Any] = {}
+    together: dict[int, Any] = {}
+    for seed in range(4):
+        loops(seed, alone)
+    before = torch.get_rng_state()
+    threads = [threading.Thread(target=loops, args=(seed, together), daemon=True) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert together == alone
+    if (
+        "num_workers" in arguments
+    ):  # else samples are fetched in these threads, under a default generator that is theirs
+        assert torch.equal(torch.get_rng_state(), before)
 
 
 @WORKERS

@@ -211,6 +211,44 @@ def test_without_a_seed_the_samples_that_were_left_come_in_their_order(noisy: No
     assert [batch[2].tolist() for batch in resumed] == left
 
 
+@pytest.mark.parametrize("seed", [None, 11])
+@pytest.mark.parametrize("of", ["loader", "sampler", "batch sampler"])
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_between_epochs_a_state_holds_what_the_next_order_is_drawn_from(
+    noisy: Noisy, seed: int | None, of: str, epochs: int
+) -> None:
+    def loader(seed_of_generator: int) -> Any:
+        generator = torch.Generator().manual_seed(seed_of_generator)
+        sampler = RandomSampler(noisy, generator=generator)
+        samplers: dict[str, Any] = {
+            "loader": {"batch_size": 7, "shuffle": True, "generator": generator},
+            "sampler": {"batch_size": 7, "sampler": sampler},
+            "batch sampler": {"batch_sampler": BatchSampler(sampler, 7, False)},
+        }
+        return DataLoader(noisy, seed=seed, device="cpu", **samplers[of])
+
+    def order(batches: Any) -> list[int]:
+        return [int(number) for batch in batches for number in batch[2]]
+
+    begun = loader(3)
+    for _ in range(epochs):
+        order(begun)
+    state = begun.state_dict()
+    following = [order(begun) for _ in range(2)]
+    resumed = loader(4)
+    resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert [order(resumed) for _ in range(2)] == following
+
+
+def test_a_state_is_what_it_was_after_it_was_loaded(noisy: Noisy) -> None:
+    state = DataLoader(noisy, 7, shuffle=True, device="cpu").state_dict()
+    before = pickle.dumps(state)
+    loader: Any = DataLoader(noisy, 7, shuffle=True, device="cpu")
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert pickle.dumps(state) == before
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
 def test_with_another_number_of_processes_the_rest_is_shared_anew(noisy: Noisy, before: int, after: int) -> None:
     def loader(ranks: int, rank: int) -> Any:
