@@ -215,8 +215,8 @@ class FileReaderLoader:
         policy = LastBatchPolicy.of(last_batch_policy)
         self._auto_reset, self._style = auto_reset, style
         self._told = told  # what a state must agree with; nothing of a pipeline that was given
-        self._turn = 0  # of the loop whose batches are handed out
-        self._own_turn: int | None = None  # of next(loader)
+        self._turn = _Turn()  # of the loop whose batches are handed out
+        self._own_turn: _Turn | None = None  # of next(loader)
         self._loop: weakref.ref[_Loop] | None = None  # that was begun last
         self._lock = threading.RLock()  # of the epoch, which several threads may ask
         self._epochs = Epochs(built, reader_name, policy, output_map, is_given=not told, to_blame=blamed)
@@ -224,7 +224,8 @@ class FileReaderLoader:
 
     @property
     def batch_size(self) -> int:
-        return self._epochs.batch_size
+        with self._lock:
+            return self._epochs.batch_size
 
     @property
     def pipeline(self) -> _dali.Pipeline:
@@ -238,53 +239,66 @@ class FileReaderLoader:
 
     def __len__(self) -> int:
         """How many batches the epoch has that is under way, or comes next."""
-        was_left = self._own_turn is None and self._loop is not None and self._loop() is None
-        return self._epochs.batches_of(self._epochs.next_epoch) if was_left else len(self._epochs)
+        with self._lock:
+            was_left = self._own_turn is None and self._loop is not None and self._loop() is None
+            return self._epochs.batches_of(self._epochs.next_epoch) if was_left else len(self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. A loop that was under way ends: one pipeline cannot read two at once."""
-        loop = _Loop(self, self._begin())
-        self._loop = weakref.ref(loop)
-        return loop
+        with self._lock:
+            loop = _Loop(self, self._begin())
+            self._loop = weakref.ref(loop)
+            return loop
 
     def __next__(self) -> Any:
-        """The next batch of the epoch that ``next`` has begun, as with DALI's iterators."""
-        if self._own_turn is None:
-            self._own_turn = self._begin()
+        """The next batch of the epoch that ``next`` has begun, as with DALI's iterators.
+
+        Where threads share an epoch let them share a loop, ``iter(loader)``: with ``auto_reset`` this begins another
+        epoch for a thread that asks once more behind the end.
+        """
+        with self._lock:
+            turn = self._own_turn = self._own_turn or self._begin()
         try:
-            return self._next(self._own_turn)
+            return self._next(turn)
         except StopIteration:
-            if self._auto_reset:
-                self._own_turn = None
+            with self._lock:
+                if self._auto_reset and turn is self._own_turn:  # else another thread has begun an epoch
+                    self._own_turn = None
             raise
 
     def reset(self) -> None:
         """Let ``next(loader)`` begin an epoch, also in the middle of one."""
         self._own_turn = None
 
-    def _begin(self) -> int:
+    def _begin(self) -> _Turn:
         """Begin an epoch, and a turn that it belongs to."""
         with self._lock:
             self._epochs.begin()
-            self._turn += 1
+            self._turn = _Turn()
             return self._turn
 
-    def _next(self, turn: int) -> Any:
+    def _next(self, turn: _Turn) -> Any:
         took = False
         try:
             with self._lock:  # in the try, for Ctrl-C may come when it is given back
-                if turn != self._turn:
+                if turn.is_over:  # as another thread has seen that shares the loop
+                    raise StopIteration
+                if turn is not self._turn:
                     raise RuntimeError(
                         "another loop over this FileReaderLoader has begun, and its pipeline reads one epoch at a "
                         "time. For two loops at once build two loaders"
                     )
                 took = True
-                batch = self._epochs.next_batch()
+                try:
+                    batch = self._epochs.next_batch()
+                except StopIteration:
+                    turn.is_over = True
+                    raise
                 return [batch] if self._style == "dali" else self._as_torch(batch)
         except StopIteration:
             raise
         except BaseException:
-            if took:
+            if took and turn is self._turn:
                 self._epochs.lose_batch()
                 self._own_turn = None
             raise
@@ -314,7 +328,7 @@ class FileReaderLoader:
 
     def _end_loops(self) -> None:
         """Those under way; the epoch is another."""
-        self._turn, self._own_turn = self._turn + 1, None
+        self._turn, self._own_turn = _Turn(), None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, with DALI's own checkpoint of the pipeline. Can be pickled (``torch.save``).
@@ -354,7 +368,8 @@ class FileReaderLoader:
 
     def close(self) -> None:
         """Free the pipeline: its threads, its memory on a GPU. What was handed out stays."""
-        self._epochs.close()
+        with self._lock:
+            self._epochs.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -380,16 +395,23 @@ class FileReaderLoader:
     def go_on(self) -> None: ...
 
     def forget_in_child(self) -> None:
+        self._lock = threading.RLock()  # the other is held for ever by a thread that is not here, perhaps
         if self._epochs.is_open:
             _executor.forget_in_child(self.pipeline)
             self.close()
-        self._lock = threading.RLock()
+
+
+class _Turn:
+    """Whose batches are handed out: those of one loop, or of ``next(loader)`` in one epoch."""
+
+    is_over = False
+    """All of them were."""
 
 
 class _Loop:
     """One epoch of a loader."""
 
-    def __init__(self, loader: FileReaderLoader, turn: int) -> None:
+    def __init__(self, loader: FileReaderLoader, turn: _Turn) -> None:
         self._loader: FileReaderLoader | None = loader
         self._turn = turn
 

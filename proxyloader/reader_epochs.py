@@ -68,6 +68,8 @@ class Epochs:
 
     def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
         """Build the pipeline, and DALI's iterator over it."""
+        if self.is_closed:
+            raise RuntimeError(self._why_closed)
         self._batches: Any = None
         self._pipeline: _dali.Pipeline | None = None  # or two would be in memory
         pipeline = self._built(self._epoch, checkpoint)
@@ -94,7 +96,10 @@ class Epochs:
         if self._reader_name not in readers:
             advice = f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
             if not self.is_given:
-                advice = "Call source() in the pipeline function, which adds it: encoded, labels = source()"
+                advice = (
+                    "Call source() in the pipeline function, which adds it, and return what comes of it: "
+                    "encoded, labels = source()"
+                )
             raise ValueError(
                 f"the pipeline has no reader named {self._reader_name!r}; it has {', '.join(readers) or 'none'}. "
                 f"{advice}"
@@ -314,8 +319,8 @@ class Epochs:
         self.close()
 
     def close(self) -> None:
+        self._built = _closed  # first, for what comes next takes a while, and other threads may look
         self._batches = self._pipeline = None
-        self._built = _closed
 
     def in_words(self) -> str:
         read = f"{self._meta['epoch_size']} samples, shard {self._meta['shard_id']} of {self._meta['number_of_shards']}"

@@ -110,7 +110,7 @@ class Reader:
 
         Raises:
             TypeError: the reader does not take one of ``options``.
-            ValueError: ``labels`` are given that the file reader would change.
+            ValueError: ``labels`` are given that the file reader would change, or that are no whole numbers.
         """
         how = {
             "name": READER_NAME,
@@ -155,15 +155,25 @@ def _files(reader: Reader, how: dict[str, Any]) -> Any:
     """Class folders in the order of their names, as of ``ImageFolder``; or what ``options`` say."""
     if reader.root is not None:
         how["file_root"] = reader.path
-    labels = how.get("labels")
-    numbers = [] if labels is None else np.ravel(labels).tolist()  # what is no whole number is DALI's to refuse
-    large = [number for number in numbers if isinstance(number, int) and not -(2**31) <= number < 2**31]
-    if large:
+    if how.get("labels") is not None:
+        how["labels"] = [_kept(label) for label in np.ravel(np.asarray(how["labels"], dtype=object))]
+    return fn.readers.file(**how)
+
+
+def _kept(label: Any) -> int:
+    """A label as DALI's file reader gives it, which takes any number for one, and changes some."""
+    try:
+        number = int(label)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or number != label:
+        raise ValueError(f"reader_options has the label {label!r}, and labels are whole numbers")
+    if not -(2**31) <= number < 2**31:
         raise ValueError(
-            f"reader_options has the label {large[0]}, and DALI's file reader keeps 32 bits of it. Number the classes "
+            f"reader_options has the label {number}, and DALI's file reader keeps 32 bits of it. Number the classes "
             "from 0, or use another reader (tfrecord, webdataset)"
         )
-    return fn.readers.file(**how)
+    return number
 
 
 def _tfrecord(reader: Reader, how: dict[str, Any]) -> Any:

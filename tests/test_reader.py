@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import gc
 import io
 import itertools
@@ -282,6 +284,87 @@ def test_threads_may_share_a_loop(numbered: Path, threads: int) -> None:
         assert sorted(found) == list(range(23))
 
 
+def in_threads(*tasks: Callable[[], object]) -> list[str]:
+    """Run them at once; the errors that they ended with."""
+    errors: list[str] = []
+
+    def run(task: Callable[[], object]) -> None:
+        try:
+            task()
+        except Exception as error:
+            errors.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return errors
+
+
+def test_a_loop_that_threads_share_ends_for_each_of_them_though_one_begins_the_next_epoch(numbered: Path) -> None:
+    loader = numbers_in(numbered)
+    for _ in range(30):
+        batches, again = iter(loader), []
+
+        def goes_on(batches: Any = batches, again: Any = again) -> None:
+            list(batches)
+            again.append(iter(loader))
+
+        helps = functools.partial(list, batches)
+        assert in_threads(helps, goes_on, helps) == []
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_threads_that_share_next_get_whole_epochs(numbered: Path, auto_reset: bool) -> None:
+    loader = numbers_in(numbered, auto_reset=auto_reset)
+    for _ in range(5):
+        found: list[int] = []
+
+        def pull(found: list[int] = found) -> None:
+            with contextlib.suppress(StopIteration):
+                while True:
+                    found.extend(next(loader)[0].flatten().tolist())
+
+        assert in_threads(pull, pull, pull) == []
+        times = len(found) // 23
+        assert sorted(found) == sorted(times * list(range(23)))
+        assert times in ((1, 2, 3) if auto_reset else (1,))
+        loader.reset()
+
+
+def test_the_length_may_be_asked_for_while_another_thread_begins_an_epoch_anew(numbered: Path) -> None:
+    loader, is_over = numbers_in(numbered), threading.Event()
+    length = len(loader)
+
+    def leaves() -> None:
+        for _ in range(10):
+            next(iter(loader))
+        is_over.set()
+
+    def asks() -> None:
+        while not is_over.is_set():
+            assert (len(loader), loader.batch_size) == (length, 4)
+
+    assert in_threads(leaves, asks) == []
+
+
+def test_what_is_closed_says_so_whatever_is_asked_of_it(numbered: Path) -> None:
+    loader = numbers_in(numbered)
+    state = loader.state_dict()
+    loader.close()
+    asked: list[Callable[[], object]] = [
+        lambda: iter(loader),
+        lambda: next(loader),
+        lambda: loader.set_epoch(4),
+        lambda: loader.load_state_dict(state),
+        lambda: loader.state_dict(),
+    ]
+    for ask in asked:
+        with pytest.raises(RuntimeError, match="this FileReaderLoader was closed"):
+            ask()
+
+
 def test_a_file_that_is_no_image_is_an_error_and_the_next_loop_goes_on(
     photos: Path, tmp_path: Path, device: str
 ) -> None:
@@ -390,13 +473,16 @@ def test_labels_of_records_may_be_large_and_those_of_files_are_refused_where_the
     how: dict[str, Any] = {"output_map": ["label"], "device": "cpu", "num_threads": 1}
     (labels,) = FileReaderLoader(tmp_path / "a", parts, 2, reader="tfrecord", **how)
     assert labels.dtype == torch.int64 and labels.tolist() == [2**31, 2**62]
-    for labels, known in ((None, 0), (5, 5), ([-(2**31)], -(2**31))):
+    for labels, known in ((None, 0), (5, 5), ([-(2**31)], -(2**31)), (np.array([7.0]), 7), (range(3, 4), 3)):
         options: dict[str, Any] = {"files": [path], "labels": labels}
         (found,) = FileReaderLoader(None, parts, 1, reader_options=options, **how)
         assert found.tolist() == [known]
-    options = {"files": [path], "labels": [2**31]}
-    with pytest.raises(ValueError, match="the label 2147483648, and DALI's file reader keeps 32 bits"):
-        FileReaderLoader(None, parts, 1, reader_options=options, **how)
+    large, not_whole = "the label 2147483648, and DALI's file reader keeps 32 bits", "and labels are whole numbers"
+    refused: dict[Any, str] = {2**31: large, np.float32(2**31): large, 1.5: not_whole, "1": not_whole, None: not_whole}
+    for label, message in refused.items():
+        options = {"files": [path, path], "labels": [1.0, label]}
+        with pytest.raises(ValueError, match=message):
+            FileReaderLoader(None, parts, 1, reader_options=options, **how)
 
 
 def test_a_record_without_the_feature_is_told_of_features(folder: ImageFolder, tmp_path: Path) -> None:
