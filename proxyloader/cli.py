@@ -192,8 +192,8 @@ def _bench(verbs: Any) -> None:
         "or, in a clone, pip install -e '.[bench]'.\n\n"
         "--check compares proxyloader's share of each other case with the same share in the\n"
         "last record of a file, of the same settings. Less than 0.9 of it is worse.\n\n"
-        "Exit status 1: proxyloader failed, or is worse, or nothing was measured. 130: Ctrl-C;\n"
-        "what was measured until then is reported.",
+        "Exit status 1: proxyloader or all cases failed, or it is worse. 130: Ctrl-C; what was\n"
+        "measured until then is reported.",
         "proxyloader bench\n"
         "  proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator\n"
         "  proxyloader bench --model resnet50 --dtype float16 --channels-last\n"

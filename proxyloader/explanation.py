@@ -104,6 +104,8 @@ class Explanation:
             on_cpu = " (Without a GPU torchvision does all of it, in the workers: it is faster at some of this there.)"
             views = f" {self.holder} says how often it is called; each time gives an image." if self.holder else ""
             return "It is translated." + views + (on_cpu if self.slow_on_cpu else "")
+        if [row.transform for row in self.refused] == ["None"]:
+            return "There is none: DataLoader loads a dataset without a transform as torch.utils.data.DataLoader does."
         several = f"{len(self.refused)} parts are" if len(self.refused) > 1 else "One part is"
         return f"{several} refused, so DataLoader raises UnsupportedTransformError. The rest as if left out."
 

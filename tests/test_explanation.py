@@ -42,6 +42,10 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+def test_of_no_transform_says_that_there_is_none() -> None:
+    assert "There is none: DataLoader loads a dataset without a transform as" in str(explain(None))
+
+
 class TestRows:
     def test_of_the_usual_training_transform(self) -> None:
         crop, flip, to_tensor, normalize, output = explain(training(v1)).rows

@@ -181,6 +181,18 @@ class TestResize:
         assert_as_torchvision(transform, device, files, bound=Bound(0.25, 6, 20))
         assert_as_torchvision(transform, device, files, bound=BILINEAR, inner=1)
 
+    @pytest.mark.parametrize("size", [(160, 160), (224, 224), (384, 384)], ids=str)
+    def test_hard_borders_are_further_off_where_bicubic_and_on_a_cpu(self, size: Any) -> None:
+        # Filtered beyond 0 and 255, which Pillow cuts off between its passes.
+        numbers = np.random.default_rng(0)
+        halves = {f"{w} x {h}": numbers.integers(0, 2, (h, w, 3)) for w, h in ((130, 130), (300, 240), (500, 375))}
+        files = {name: compare.png_of(Image.fromarray(np.uint8(255 * half))) for name, half in halves.items()}
+        bicubic, bilinear = (
+            composed(v1.Resize(size, mode)) for mode in (InterpolationMode.BICUBIC, InterpolationMode.BILINEAR)
+        )
+        assert_as_torchvision(bicubic, "cpu", files, bound=Bound(4, 28, 36))
+        assert_as_torchvision(bilinear, "cpu", files, bound=BILINEAR, inner=1)
+
     @pytest.mark.parametrize("max_size", [41, 50, 1000])
     def test_max_size(self, max_size: int, device: str) -> None:
         for version in (v1, v2):

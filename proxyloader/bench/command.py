@@ -33,7 +33,7 @@ def list_cases() -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure, print and write; returns 1 where ours failed, or nothing was measured, or ours is worse than in the
+    """Measure, print and write; returns 1 where ours or all cases failed, or ours is worse than in the
     record to compare with.
 
     Raises:
@@ -88,8 +88,8 @@ def bench(args: argparse.Namespace) -> int:
     if any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
         return 130  # as shells have it
     failed = [name for name, case in record["cases"].items() if "failure" in case]
-    nothing_measured = len(failed) == len(record["cases"])
-    return 1 if worse or nothing_measured or report.OURS in failed else 0
+    all_failed = len(failed) == len(record["cases"])
+    return 1 if worse or all_failed or report.OURS in failed else 0
 
 
 def check(args: argparse.Namespace) -> None:

@@ -95,8 +95,15 @@ def test_what_is_not_translated_is_refused_or_torchvisions_as_the_user_says(
     with pytest.raises(UnsupportedTransformError, match=r"transforms\[2\]: Lambda"):
         DataLoader(dataset, device="cpu")
     assert_as_stock(dataset, unsupported="cpu")
-    assert caplog.text.count("transforms[2]: Lambda") == 1
-    assert "unsupported='cpu'" in caplog.text
+    assert caplog.text.count("transforms[2]: Lambda is not translated: as unsupported='cpu' says") == 1
+
+
+def test_what_ends_with_an_image_is_said_to_be_left_to_torchvision(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = ImageFolder(str(photos), v1.CenterCrop(8))
+    iter(DataLoader(dataset, device="cpu", unsupported="cpu", collate_fn=list))
+    assert "transform is not translated: as unsupported='cpu' says" in caplog.text
 
 
 def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:

@@ -600,6 +600,7 @@ def held_bytes() -> int:
     """Memory of this process without files and what it shares, and without what malloc keeps of freed batches.
 
     Not ``uss``, which grows as Python writes on pages that a forked worker has a copy of: a garbage collection does.
+    (Of the memory of batches that is shared with workers the end of each test tells whether it was given back.)
     """
     ctypes.CDLL(None).malloc_trim(0)
     memory = psutil.Process().memory_info()
