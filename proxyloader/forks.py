@@ -114,7 +114,11 @@ def _before() -> None:
     for server in list(_servers):
         were_under_way |= _held_still(server)
     if were_under_way:
-        time.sleep(LET_GO_S)
+        try:
+            time.sleep(LET_GO_S)
+        except KeyboardInterrupt:
+            _interrupt_later()
+            time.sleep(LET_GO_S)
 
 
 def _take_turn() -> None:

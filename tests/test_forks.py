@@ -150,7 +150,7 @@ def test_an_interrupt_while_another_thread_forks_comes_after_ours() -> None:
         fork()
     """
     done = run_alone(script)
-    assert (done.stdout, done.stderr) == ("came\n", "")
+    assert done.stdout == "came\n" and "Exception ignored" not in done.stderr
 
 
 def test_a_signal_handler_may_fork_in_the_middle_of_a_fork() -> None:
@@ -179,7 +179,7 @@ def test_a_signal_handler_may_fork_in_the_middle_of_a_fork() -> None:
         fork()
     """
     done = run_alone(script)
-    assert (done.stdout, done.stderr) == ("forked 0\nforked 0\nforked 0\n", "")
+    assert done.stdout == 3 * "forked 0\n" and "Exception ignored" not in done.stderr
 
 
 class Faulty(Slow):

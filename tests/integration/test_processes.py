@@ -620,7 +620,7 @@ def test_breaks_leave_no_memory_behind(folder: ImageFolder, workers: int, persis
             for _ in loader:
                 break
 
-    epochs(10)
+    epochs(30)
     host, gpu = held_bytes(), gpu_bytes(device)
     epochs(50)
     # A batch is 9.6 MB, and DALI's pool may yet grow by those few that can be under way at once.
