@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from .arguments import at_least, check_num_threads
 from .batch_format import BatchFormat
 from .device import check_device, cuda_ordinal, keep_near
 from .feeder import Feeder
 from .road import Road, run_size
-from .sampling import Progress
+from .sampling import Progress, of_samples
 from .scans import KnownScans
 from .seeding import SeededIterator, generator_of, kept_generators, seed_generators
 from .sharding import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
@@ -281,7 +281,7 @@ class DataLoader(TorchDataLoader[T]):
                 "call state_dict between epochs, or use in_order=True"
             )
         state = progress.state_dict(self.seed, self._dataset_length, self._order, self._stream_workers)
-        generator = getattr(self._sampler_of_samples, "generator", None)
+        generator = getattr(of_samples(self._own_sampler), "generator", None)
         if isinstance(generator, torch.Generator) and not state["batches"] and not state["generator_states"]:
             state["generator_states"] = {"iter": generator.get_state()}  # of an epoch that is to come
         return state
@@ -306,17 +306,14 @@ class DataLoader(TorchDataLoader[T]):
         self._progress = None
 
     @property
-    def _sampler_of_samples(self) -> Any:
-        """The one that yields indices one by one, where it is to be seen; else the one of batches."""
-        if type(self.batch_sampler) is BatchSampler:
-            return self.batch_sampler.sampler
+    def _own_sampler(self) -> Any:
         return self.sampler if self.batch_sampler is None else self.batch_sampler
 
     @property
     def _order(self) -> str:
         """Of torch's own samplers, "shuffled" or "unshuffled"; "" where the order is another one's matter."""
-        sampler = self._sampler_of_samples
-        return {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}.get(type(sampler), "")
+        names = {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}
+        return names.get(type(of_samples(self._own_sampler)), "")
 
     @property
     def _stream_workers(self) -> int | None:
@@ -324,7 +321,7 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _sharded(self) -> ShardedSampler | None:
-        return sharded_in(self.sampler if self.batch_sampler is None else self.batch_sampler)
+        return sharded_in(self._own_sampler)
 
     def _begin(self, progress: Progress) -> None:
         self._next_epoch = progress

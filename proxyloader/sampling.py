@@ -27,6 +27,11 @@ SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSam
 """Those of torch that draw from it; without one they draw from the default, as other threads may do meanwhile."""
 
 
+def of_samples(sampler: Any) -> Any:
+    """The sampler that yields one index at a time, as far as there is one to be seen in a loader's."""
+    return sampler.sampler if type(sampler) is BatchSampler else sampler
+
+
 @dataclass
 class Progress:
     """Where the loop stands in an epoch: what a checkpoint keeps of a loader.
@@ -250,8 +255,7 @@ class RequestSampler:
 
     @property
     def _of_samples(self) -> Any:
-        """The sampler that yields one index at a time, as far as there is one to be seen."""
-        return self._sampler.sampler if type(self._sampler) is BatchSampler else self._sampler
+        return of_samples(self._sampler)
 
     @property
     def _shard(self) -> tuple[int, int]:
