@@ -47,6 +47,9 @@ _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.RLock()
 """Several threads may fork at once; here they take turns."""
 
+_starting = threading.RLock()
+"""Held where a ``ForkProcess`` starts."""
+
 _nested = 0
 """Forks under way within that of a thread, as a signal handler may make them there."""
 
@@ -86,9 +89,6 @@ class ForkProcess(multiprocessing.context.ForkProcess):
 
 class ForkContext(multiprocessing.context.ForkContext):
     Process = ForkProcess
-
-
-_starting = threading.RLock()
 
 
 def in_turn(context: Any) -> Any:

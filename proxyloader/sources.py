@@ -156,11 +156,11 @@ def _files(reader: Reader, how: dict[str, Any]) -> Any:
     if reader.root is not None:
         how["file_root"] = reader.path
     if how.get("labels") is not None:
-        how["labels"] = [_kept(label) for label in np.ravel(np.asarray(how["labels"], dtype=object))]
+        how["labels"] = [_checked_label(label) for label in np.ravel(np.asarray(how["labels"], dtype=object))]
     return fn.readers.file(**how)
 
 
-def _kept(label: Any) -> int:
+def _checked_label(label: Any) -> int:
     """A label as DALI's file reader gives it, which takes any number for one, and changes some."""
     try:
         number = int(label)
