@@ -8,20 +8,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 import proxyloader
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "proxyloader"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-SEE_DALI = {
-    *("_dali.py", "_executor.py", "_outputs.py", "engines.py", "pipeline.py"),
-    *("server.py", "server_inputs.py", "plan_server.py", "bench/cases.py"),
-    *("sources.py", "pipelines.py", "transformed.py", "reader_arguments.py", "reader_epochs.py", "reader.py"),
-}
-"""And the files of ``operators/``."""
+DOORS = {"_dali.py", "_executor.py", "_outputs.py"}
+"""Whoever imports one of these, or is one, uses DALI."""
 
 TOOLS = {
     "cli.py",
@@ -36,17 +35,47 @@ TOOLS = {
 }
 
 
-def imports(path: Path) -> set[str]:
-    """The modules that a file imports, ours as file names, at any depth."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(module: Path, source: str | None = None) -> set[str]:
+    """The modules that one of ours imports, at any depth; ours as file names relative to the package."""
+    path, found = PACKAGE / module, set()
+    for node in ast.walk(ast.parse(source or path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(node.module or "")
         elif isinstance(node, ast.ImportFrom):
-            found.add(f"{(node.module or '').split('.')[-1]}.py")
+            home = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            found |= {str(file_of(home, alias.name).relative_to(PACKAGE)) for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return found
+
+
+def file_of(home: Path, name: str) -> Path:
+    """Where ``from home import name`` finds it: in a module of that name, or in what ``home`` is itself."""
+    places = home / f"{name}.py", home / name / "__init__.py", home.with_suffix(".py"), home / "__init__.py"
+    return next(place for place in places if place.exists())
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("from . import setting, cases", "bench/cases.py"),
+        ("from .cases import loops_of", "bench/cases.py"),
+        ("from .. import forks, _dali as door", "_dali.py"),
+        ("from .._dali import fn", "_dali.py"),
+        ("from .. import operators", "operators/__init__.py"),
+        ("from ..operators import resize", "operators/resize.py"),
+        ("from ..operators import Graph", "operators/__init__.py"),
+        ("from ..operators.graph import Graph", "operators/graph.py"),
+        ("from .. import DataLoader", "__init__.py"),
+        ("def late():\n    from .. import demo", "demo.py"),
+        ("import nvidia.dali", "nvidia.dali"),
+        ("importlib.import_module('nvidia.dali')", "nvidia.dali"),
+    ],
+)
+def test_every_way_to_write_an_import_counts(line: str, file: str) -> None:
+    assert file in imports(Path("bench/child.py"), line)
 
 
 def test_the_map_draws_every_module_and_no_other() -> None:
@@ -56,11 +85,29 @@ def test_the_map_draws_every_module_and_no_other() -> None:
     assert sorted(drawn) == sorted(on_disk)
 
 
+def test_only_the_rooms_that_the_readme_names_use_dali() -> None:
+    (sentence,) = re.findall(r"^Only (.*?) may use DALI", (PACKAGE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`([\w/]+\.py)`", sentence))
+    found = {str(module) for module in MODULES if DOORS & {str(module), *imports(module)}}
+    assert {module for module in found if not module.startswith("operators/")} == named
+
+
 @pytest.mark.parametrize("module", MODULES, ids=str)
-def test_only_these_rooms_know_dali(module: Path) -> None:
-    named = any(name.startswith("nvidia") for name in imports(PACKAGE / module))
-    assert named == (str(module) in ("_dali.py", "bench/cases.py"))  # DALI's own loaders are what is measured there
-    assert ("_dali.py" in imports(PACKAGE / module)) <= (str(module) in SEE_DALI or module.parent.name == "operators")
+def test_only_one_room_imports_it_and_what_measures_its_own_loaders(module: Path) -> None:
+    named = any(name.startswith("nvidia") for name in imports(module))
+    assert named == (str(module) in ("_dali.py", "bench/cases.py"))
+
+
+class SaysIfDaliIsLoaded(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        return *super().__getitem__(index), "nvidia.dali" in sys.modules
+
+
+def test_nothing_that_a_worker_imports_uses_dali(photos: Path) -> None:
+    dataset = SaysIfDaliIsLoaded(str(photos), transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()]))
+    loader = proxyloader.DataLoader(dataset, 48, num_workers=1, multiprocessing_context="spawn", device="cpu")
+    ((images, _, loaded),) = loader
+    assert images.shape == (48, 3, 8, 8) and not loaded.any()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +115,8 @@ def test_only_these_rooms_know_dali(module: Path) -> None:
 )
 def test_the_core_never_imports_a_tool(module: Path) -> None:
     offered = {"explanation.py"} if str(module) == "__init__.py" else set()  # by a name that loads it when it is used
-    assert imports(PACKAGE / module) & TOOLS == offered
+    found = imports(module)
+    assert {name for name in found if name in TOOLS or name.startswith("bench/")} == offered
 
 
 @pytest.mark.parametrize("asked_for", [None, "1"])

@@ -4,7 +4,6 @@ it hangs it can be ended."""
 from __future__ import annotations
 
 import gc
-import importlib
 import itertools
 import multiprocessing
 import os
@@ -107,7 +106,8 @@ def serve(name: str, setting: Setting, connection: Connection, start_method: str
 
 
 def _serve(name: str, setting: Setting, connection: Connection) -> None:
-    importlib.import_module("nvidia.dali.plugin.pytorch")  # so that no case pays for it
+    from .. import _dali as _dali  # so that no case pays for it
+
     memory = _GpuMemory(setting)
     use = _training(setting) if setting.model != "none" else _nothing
     begin = time.perf_counter()
