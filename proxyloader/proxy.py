@@ -64,7 +64,7 @@ class ProxyRun:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only on a stock DataLoader's queue, where torch's shared memory is the fastest way there is.
-        arrays = [np.ascontiguousarray(array) for call in self.calls for array in call.inputs]
+        arrays = [np.asarray(array, order="C") for call in self.calls for array in call.inputs]
         blob = torch.from_numpy(np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays]))
         shapes = [(array.dtype.str, array.shape) for array in arrays]
         return _unpack_run, (blob, shapes, [(call.server, call.source) for call in self.calls])
@@ -223,4 +223,4 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
             + (f" of dtype {array.dtype}" if isinstance(value, np.ndarray) else "")
             + "; DALI takes arrays and tensors of numbers, numbers, and bytes"
         )
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension

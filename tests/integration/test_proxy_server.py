@@ -202,6 +202,91 @@ def test_several_inputs_and_outputs_of_one_sample_come_from_one_run(workers: int
             assert batch["name"] == [f"n{k}" for k in batch["index"].tolist()]
 
 
+NUMBERS: dict[str, Callable[[int], Any]] = {
+    "array": np.array,
+    "float_of_numpy": np.float32,
+    "tensor": torch.tensor,
+    "of_python": int,
+    "truth": bool,
+    "with_a_dimension": lambda k: np.array([k]),
+    "transposed": lambda k: np.arange(k, k + 6).reshape(2, 3).T,
+}
+
+
+class Given(Dataset[Any]):
+    """Six samples, each a number in all forms."""
+
+    def __init__(self, call: Any, as_arrays: bool = False) -> None:
+        self.call, self.as_arrays = call, as_arrays
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        given = {name: make(index) for name, make in NUMBERS.items()}
+        if self.as_arrays:
+            given = {name: np.asarray(value, order="C") for name, value in given.items()}
+        return self.call(**given)
+
+
+def one_more() -> Any:
+    @pipeline_def(batch_size=4, num_threads=2, device_id=None)
+    def graph() -> Any:
+        return tuple(fn.external_source(name=name, no_copy=True) + 1 for name in NUMBERS)
+
+    return graph()
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_numbers_get_no_dimension_of_their_own_as_with_upstreams_server(method: str | None, stock: bool) -> None:
+    with upstream.DALIServer(one_more()) as server:  # which takes nothing but arrays on a CPU
+        dataset = Given(server.proxy, as_arrays=True)
+        expected = list(upstream.DataLoader(server, dataset, batch_size=4, num_workers=1))
+    assert [tuple(output.shape) for output in expected[0]] == [(4,)] * 5 + [(4, 1), (4, 3, 2)]
+    arguments: dict[str, Any] = dict(batch_size=4, num_workers=int(bool(method)), multiprocessing_context=method)
+    with ProxyServer(one_more()) as server:
+        dataset = Given(server.proxy)
+        if stock:
+            found = [server.produce_data(batch) for batch in StockLoader(dataset, **arguments)]
+        else:
+            found = list(DataLoader(dataset, server=server, **arguments))
+    assert len(found) == len(expected) == 2
+    for ours, theirs in zip(found, expected):
+        for name, output, other in zip(NUMBERS, ours, theirs):
+            assert (output.dtype, output.shape) == (other.dtype, other.shape), name
+            assert torch.equal(output, other), name
+
+
+class Places(Dataset[Any]):
+    """Places in a list of five: the last one is behind its end."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return self.call(np.int32(index)), index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_number_that_the_pipeline_fails_on_is_left_out_alone(workers: int) -> None:
+    @pipeline_def(batch_size=4, num_threads=2, device_id=None)
+    def graph() -> Any:
+        place = fn.stack(fn.external_source(name="place", no_copy=True))
+        return fn.slice(types.Constant([10, 11, 12, 13, 14], device="cpu"), start=place, shape=[1], axes=[0])
+
+    with ProxyServer(graph()) as server:
+        loader = DataLoader(Places(server.proxy), 4, num_workers=workers, server=server, on_error="skip")
+        assert [(found.tolist(), places.tolist()) for found, places in loader] == [
+            ([[10], [11], [12], [13]], [0, 1, 2, 3]),
+            ([[14]], [4]),
+        ]
+    assert [error.index for error in loader.errors] == [5]
+
+
 def test_the_same_seed_gives_the_same_random_outputs_for_any_number_of_workers(device: str) -> None:
     found = []
     for workers in (0, 1, 2, 3):
