@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing
 import os
+import pkgutil
 import random
 import signal
 import threading
@@ -13,13 +15,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
 
+import proxyloader
 from proxyloader import ProxyServer
 from proxyloader.make_dataset import make_dataset
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("nightly", print_blob=True, deadline=None)
+settings.load_profile("same")  # unless it is asked for others: --hypothesis-profile=nightly
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Hypothesis also draws numbers that stand in modules of ours that are loaded: all are, whichever tests are run."""
+    if any(item.get_closest_marker("hypothesis") for item in session.items):
+        for module in pkgutil.walk_packages(proxyloader.__path__, "proxyloader."):
+            if module.name != "proxyloader.__main__":
+                importlib.import_module(module.name)
 
 
 def pytest_configure() -> None:

@@ -182,7 +182,7 @@ class TestDraws:
 
 class TestCenterCrop:
     @given(height=sides, width=sides, crop_height=sides, crop_width=sides)
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_takes_torchvisions_box(self, height: int, width: int, crop_height: int, crop_width: int) -> None:
         image, size = numbered(height, width), (crop_height, crop_width)
         ours = Surrounded(image).box(*CenterRegion(size).box(height, width))
@@ -365,7 +365,7 @@ class TestStates:
         assert plan_for(transform).output.size == (20, 20)
 
     @given(height=sides, width=sides)
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     def test_draw_returns_the_size_that_the_row_says(self, height: int, width: int) -> None:
         steps = plan_for(
             composed(v1.RandomResizedCrop((20, 30)), v1.Pad(2), v1.Resize(15), v1.RandomVerticalFlip())

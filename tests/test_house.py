@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -219,6 +220,11 @@ def test_the_oldest_packages_that_are_tried_are_the_oldest_that_are_allowed() ->
     allowed = dict(re.findall(r"^    ([\w-]+)>=([\d.]+)", required, re.M))
     allowed |= re.findall(r"^    (timm)>=([\d.]+)", extras, re.M)
     assert {name: version.removesuffix(".0") for name, version in tried.items()} == allowed
+
+
+def test_a_run_draws_the_same_examples_unless_it_is_asked_for_others(request: pytest.FixtureRequest) -> None:
+    assert settings.default is not None
+    assert settings.default.derandomize == (request.config.getoption("--hypothesis-profile") is None)
 
 
 def test_the_readme_has_the_two_commands() -> None:

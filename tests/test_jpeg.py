@@ -126,7 +126,7 @@ def test_dali_says_when_it_cannot_parse(dali: Dali) -> None:
 
 
 @given(progressive=st.booleans(), changed=changes)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_dali_can_parse_what_is_not_left_to_pillow(dali: Dali, progressive: bool, changed: list[Change]) -> None:
     data = plain_jpeg(progressive=progressive)
     for at, what, byte in changed:

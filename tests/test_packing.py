@@ -48,7 +48,7 @@ arrays = st.lists(
 
 
 @given(arrays=arrays, slot_bytes=st.sampled_from([None, 1, 4096, 1 << 20]))
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_arrays_arrive_as_they_left_in_a_slot_beside_it_and_where_it_is_too_small(
     arrays: list[Any], slot_bytes: int | None
 ) -> None:

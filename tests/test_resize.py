@@ -102,7 +102,7 @@ class TestResizedSize:
     @given(
         height=st.integers(1, 3000), width=st.integers(1, 3000), shorter=st.integers(1, 600), more=st.integers(1, 900)
     )
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_is_torchvisions(self, height: int, width: int, shorter: int, more: int) -> None:
         computed = F1._compute_resized_output_size
         assert list(resized_size(height, width, shorter, None)) == computed((height, width), [shorter])
@@ -112,7 +112,7 @@ class TestResizedSize:
         assert longest == computed((height, width), None, max_size=more, allow_size_none=True)
 
     @given(height=sides, width=sides, shorter=sides, more=sides)
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_is_the_size_that_comes_out_of_both_versions(
         self, height: int, width: int, shorter: int, more: int
     ) -> None:
@@ -309,16 +309,25 @@ class TestNearest:
 
     @pytest.mark.parametrize("nearest", ["pil", "nearest", "nearest-exact"])
     @given(size=st.tuples(edges, edges), new_size=st.tuples(edges, edges))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_lines_say_what_is_taken_in_images(self, nearest: Any, size: Any, new_size: Any) -> None:
+        self.assert_lines_of_images(nearest, size, new_size)
+
+    @pytest.mark.parametrize("nearest", ["pil", "nearest", "nearest-exact"])
+    def test_so_do_those_of_all_small_images_beside_a_short_and_a_long_side(self, nearest: Any) -> None:
+        for count, new_count, new_other in itertools.product(range(1, 17), range(1, 129), (1, 128)):
+            self.assert_lines_of_images(nearest, (count, 1), (new_count, new_other))
+            self.assert_lines_of_images(nearest, (1, count), (new_other, new_count))
+
+    def assert_lines_of_images(self, nearest: Any, size: Any, new_size: Any) -> None:
+        rows, columns = nearest_pixels(size, new_size, nearest)
         image = 1000 * torch.arange(size[0])[:, None] + torch.arange(size[1])
-        rows, columns = (nearest_pixels(*counts, nearest) for counts in zip(size, new_size))
         if nearest == "pil":
             picture = Image.fromarray(image.numpy().astype(np.int32))
             found = np.asarray(picture.resize(new_size[::-1], Image.Resampling.NEAREST))
         else:
             found = F2.resize(image[None].float(), list(new_size), InterpolationMode(nearest))[0].numpy()
-        assert np.array_equal(found, 1000 * rows[:, None] + columns)
+        assert np.array_equal(found, 1000 * rows[:, None] + columns), (size, new_size)
 
 
 class TestRandomResizedCrop:

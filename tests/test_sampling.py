@@ -151,7 +151,7 @@ def test_without_a_seed_torchs_generator_is_used_as_a_stock_loader_uses_it() -> 
     new_batch=st.integers(1, 7),
     steps=st.integers(0, 5),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_with_another_number_of_processes_they_share_what_was_left(
     samples: int, before: int, after: int, batch: int, new_batch: int, steps: int
 ) -> None:

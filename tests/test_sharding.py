@@ -69,7 +69,7 @@ def by_hand(order: list[int], shards: int, policy: LastBatchPolicy, batch: int) 
     shuffle=st.booleans(),
     epoch=st.integers(0, 3),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_each_shard_has_the_batches_of_a_plain_reckoning(
     shards: int, more: int, batch: int, policy: LastBatchPolicy, shuffle: bool, epoch: int
 ) -> None:
@@ -86,7 +86,7 @@ def test_each_shard_has_the_batches_of_a_plain_reckoning(
 
 
 @given(samples=st.integers(0, 40), shards=st.integers(1, 50), batch=st.integers(1, 5), shuffle=st.booleans())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_the_promises_hold_for_any_number_of_samples_also_for_fewer_than_shards(
     samples: int, shards: int, batch: int, shuffle: bool
 ) -> None:

@@ -134,6 +134,8 @@ Filter = Literal["bilinear", "bicubic", "lanczos"]
 Nearest = Literal["pil", "nearest", "nearest-exact"]
 """Whose idea of the nearest pixel: Pillow's, or torch's by its name for ``interpolate``."""
 
+Line = NDArray[np.float32]
+
 ROUNDING = "values half-way between two levels are rounded up, by DALI to the even one"
 LARGE = "the outermost pixels differ more, and a CPU does not round between two passes, as Pillow does"
 CUT = "without a GPU, hard borders as of text are up to 36 off, as Pillow cuts at 0 and 255 between two passes"
@@ -211,8 +213,8 @@ def _not_empty(size: Size, new_size: Size) -> Size:
 class ResizeNearest(Step):
     """``functional.resize`` to rows and columns that the image has.
 
-    Pillow adds up many small steps, and torch multiplies in float32, so that either rounds a place on the border of two
-    pixels in ways of its own. The worker asks them.
+    Pillow adds up many small steps, and torch multiplies in float32, in small images otherwise than in large ones, so
+    that a place on the border of two pixels is rounded to either. The worker asks them.
     """
 
     to: NewSize
@@ -228,20 +230,25 @@ class ResizeNearest(Step):
 
     def draw(self, size: Size, row: Row) -> Size:
         new_size = _not_empty(size, self.to.of(size))
-        rows, columns = (nearest_pixels(*counts, self.nearest) for counts in zip(size, new_size))
-        return Lines().put(rows, columns, row)
+        return Lines().put(*nearest_pixels(size, new_size, self.nearest), row)
 
     def state_after(self, state: ImageState) -> ImageState:
         return replace(state, size=self.to.always)
 
 
-def nearest_pixels(count: int, new_count: int, nearest: Nearest) -> NDArray[np.float32]:
-    """Which pixels of a line of ``count`` are those of a line of ``new_count``, (new_count,) float32."""
+def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, Line]:
+    """Which rows and which columns of an image are those of one of the new size: (new height,) and (new width,)."""
+    rows, columns = (np.arange(count, dtype=np.float32) for count in size)
     if nearest == "pil":
-        line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
-        return np.array(line.resize((new_count, 1), Image.Resampling.NEAREST)).reshape(new_count)
-    numbers = torch.arange(count, dtype=torch.float32).reshape(1, 1, count)
-    return torch.nn.functional.interpolate(numbers, new_count, mode=nearest).numpy().reshape(new_count)
+        return _taken_by_pillow(rows, new_size[0]), _taken_by_pillow(columns, new_size[1])
+    # By the new height and width torch chooses between two kernels, and these round in ways of their own.
+    row, column = torch.from_numpy(columns).reshape(1, 1, 1, -1), torch.from_numpy(rows).reshape(1, 1, -1, 1)
+    new_columns, new_rows = (torch.nn.functional.interpolate(line, new_size, mode=nearest) for line in (row, column))
+    return new_rows[0, 0, :, 0].numpy(), new_columns[0, 0, 0].numpy()
+
+
+def _taken_by_pillow(line: Line, new_count: int) -> Line:
+    return np.array(Image.fromarray(line[None]).resize((new_count, 1), Image.Resampling.NEAREST)).reshape(new_count)
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
