@@ -188,6 +188,8 @@ class DataLoader(TorchDataLoader[T]):
         BatchFormat(dtype, memory_format)
         if server is not None and not hasattr(server, "submit"):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
+        # Libraries build a loader anew from its public attributes, with a sampler of theirs. So each is an argument.
+        # What has become the sampler, as shards have, is no attribute, as with torch's ``shuffle``.
         self.device = device
         self.dtype = dtype
         self.memory_format = memory_format
@@ -197,13 +199,10 @@ class DataLoader(TorchDataLoader[T]):
         self.max_pixels = max_pixels
         self.check_scans = check_scans
         self.unsupported: Unsupported = unsupported
-        self.num_shards = num_shards
-        self.shard_id = shard_id
-        self.last_batch_policy = last_batch_policy
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
-        self.errors = UnreadableSamples()
+        self._errors = UnreadableSamples()
         self._next_epoch = Progress()
         self._progress: Progress | None = None  # of the epoch that was begun last
         self._scans: KnownScans | None = None
@@ -248,7 +247,7 @@ class DataLoader(TorchDataLoader[T]):
                 road,
                 servers,
                 progress=progress,
-                errors=self.errors,
+                errors=self._errors,
                 on_error=self.on_error,
                 collate_fn=self.collate_fn,
                 prefetch=self.prefetch,
@@ -258,6 +257,11 @@ class DataLoader(TorchDataLoader[T]):
         except BaseException:
             road.let_go(batches)
             raise
+
+    @property
+    def errors(self) -> UnreadableSamples:
+        """The samples that could not be read, of all epochs."""
+        return self._errors
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is, as for a ``DistributedSampler``. Without it the loader counts them."""
@@ -345,7 +349,7 @@ class DataLoader(TorchDataLoader[T]):
     def __getstate__(self) -> dict[str, Any]:
         # As before the first epoch: a copy has workers, and a count of epochs, of its own.
         own: dict[str, Any] = {"_road": None, "_servers": {}, "_iterator": None, "_progress": None, "_scans": None}
-        return self.__dict__ | own | {"errors": UnreadableSamples(), "_next_epoch": Progress(self._next_epoch.epoch)}
+        return self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": Progress(self._next_epoch.epoch)}
 
     def _translated(self) -> tuple[Any, dict[str, Plan]]:
         """The dataset that workers get, and its plans; without plans DALI has nothing to do."""

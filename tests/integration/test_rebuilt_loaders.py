@@ -1,0 +1,147 @@
+"""Libraries build a loader anew, from its attributes or its signature, with a sampler of theirs. What they get works,
+and is set as the one that they were given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, ProxyServer
+
+from .roads import picture_folder, picture_pipeline, read_bytes
+
+TRANSFORM = transforms.Compose([transforms.RandomCrop(64), transforms.Resize(32), transforms.ToTensor()])
+OURS = {
+    "device": "cpu",
+    "dtype": torch.float16,
+    "memory_format": torch.channels_last,
+    "seed": 7,
+    "on_error": "skip",
+    "max_pixels": 10**7,
+    "check_scans": False,
+    "unsupported": "batch",
+    "prefetch": 3,
+    "num_threads": 2,
+    "hw_decoder_load": 0.5,
+}
+
+
+def public_attributes(loader: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(loader).items() if not name.startswith("_")}
+
+
+def by_all_attributes(loader: Any) -> Any:
+    """As ignite does, for a batch sampler that it can set back."""
+    given = public_attributes(loader)
+    for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
+        del given[name]
+    return type(loader)(**given, batch_sampler=BatchSampler(loader.sampler, loader.batch_size, loader.drop_last))
+
+
+def by_what_is_not_default(loader: Any) -> Any:
+    """As Lightning does, for a sampler that deals samples out to processes."""
+    attributes = public_attributes(loader) | {"multiprocessing_context": loader.multiprocessing_context}
+    arguments = inspect.signature(type(loader)).parameters
+    given = {name: value for name, value in attributes.items() if value is not arguments[name].default}
+    return type(loader)(**given | {"sampler": loader.sampler, "batch_sampler": None, "shuffle": False})
+
+
+def by_the_arguments(loader: Any) -> Any:
+    """Whatever the constructor takes and the loader has."""
+    names = set(inspect.signature(type(loader)).parameters) - {"batch_sampler"}
+    return type(loader)(**{name: getattr(loader, name) for name in names if hasattr(loader, name)})
+
+
+REBUILT = pytest.mark.parametrize("rebuilt", [by_all_attributes, by_what_is_not_default, by_the_arguments])
+
+
+def batches_of(loader: Any) -> list[Any]:
+    torch.manual_seed(3)
+    return [(images.clone(), labels.tolist()) for images, labels in loader]
+
+
+def assert_equal_batches(found: list[Any], expected: list[Any]) -> None:
+    assert [labels for _, labels in found] == [labels for _, labels in expected]
+    assert all(torch.equal(images, others) for (images, _), (others, _) in zip(found, expected))
+
+
+@REBUILT
+@pytest.mark.parametrize("kind", [StockLoader, DataLoader])
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+def test_a_rebuilt_loader_gives_the_same_batches(
+    photos: Path, kind: Any, rebuilt: Callable[[Any], Any], is_used: bool
+) -> None:
+    how = {"num_workers": 2, "prefetch_factor": 3, "drop_last": True, "in_order": True, "timeout": 30}
+    loader = kind(ImageFolder(str(photos), TRANSFORM), 10, shuffle=True, **how)
+    if is_used:
+        batches_of(loader)
+    assert_equal_batches(batches_of(rebuilt(loader)), batches_of(loader))
+
+
+@REBUILT
+def test_a_rebuilt_loader_is_set_as_the_one_before(photos: Path, rebuilt: Callable[[Any], Any]) -> None:
+    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 10, shuffle=True, num_workers=2, **OURS)
+    again = rebuilt(loader)
+    assert {name: getattr(again, name) for name in OURS} == OURS
+    assert_equal_batches(batches_of(again), batches_of(loader))
+    assert batches_of(again)[0][0].dtype == torch.float16
+
+
+@REBUILT
+@pytest.mark.parametrize("policy", ["fill", "partial", "drop"])
+def test_a_rebuilt_loader_has_the_shard_of_the_one_before(
+    photos: Path, rebuilt: Callable[[Any], Any], policy: str
+) -> None:
+    shard = {"num_shards": 2, "shard_id": 1, "last_batch_policy": policy}
+    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, seed=5, device="cpu", **shard)
+    again = rebuilt(loader)
+    expected = batches_of(loader)
+    again.set_epoch(0)  # the sampler is shared
+    assert_equal_batches(batches_of(again), expected)
+    assert sum(len(labels) for _, labels in expected) in (21, 24, 28)
+
+
+@REBUILT
+def test_a_rebuilt_loader_has_the_server_of_the_one_before(spelled_root: Path, rebuilt: Callable[[Any], Any]) -> None:
+    with ProxyServer(picture_pipeline("cpu")) as server:
+        loader = DataLoader(picture_folder(spelled_root, server.proxy, read_bytes), 4, server=server)
+        assert_equal_batches(batches_of(rebuilt(loader)), batches_of(loader))
+
+
+def test_every_public_attribute_is_an_argument(photos: Path) -> None:
+    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 16, num_workers=1, device="cpu")
+    list(loader)
+    assert public_attributes(loader).keys() <= inspect.signature(DataLoader).parameters.keys()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [StockLoader, DataLoader])
+def test_ignites_deterministic_engine_goes_on_where_it_was_left(photos: Path, kind: Any, workers: int) -> None:
+    deterministic = pytest.importorskip("ignite.engine.deterministic")
+    events = pytest.importorskip("ignite.engine").Events
+
+    def trained(checkpoint: Any = None, stop_at: int = 100) -> tuple[list[Any], Any]:
+        torch.manual_seed(12)
+        seen: list[Any] = []
+        engine = deterministic.DeterministicEngine(lambda _, batch: seen.append((batch[0].clone(), batch[1].tolist())))
+        loader = kind(ImageFolder(str(photos), TRANSFORM), 16, shuffle=True, num_workers=workers)
+        if checkpoint is not None:
+            engine.load_state_dict(checkpoint)
+        engine.add_event_handler(events.ITERATION_COMPLETED(once=stop_at), engine.terminate)
+        engine.run(loader, max_epochs=2)
+        return seen, engine.state_dict()
+
+    whole, _ = trained()
+    assert len(whole) == 6 and whole[0][1] != whole[3][1]
+    first, checkpoint = trained(stop_at=3)
+    rest, _ = trained(checkpoint)
+    assert_equal_batches(first + rest, whole)
