@@ -37,8 +37,8 @@ try:
     from nvidia.dali.plugin.pytorch.torch_utils import to_torch_type as to_torch_type
 except ImportError as error:
     raise MissingDaliError(
-        f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120 "
-        "(nvidia-dali-cuda130 for CUDA 13). Without it, proxyloader.DataLoader works as torch's own"
+        f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120. "
+        "Without it, proxyloader.DataLoader works as torch's own"
     ) from error
 
 

@@ -214,6 +214,11 @@ def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
     assert done.stdout.count("torch.Size([64, 3, 224, 224]) torch.float32") == 4
 
 
+def test_one_build_of_dali_is_asked_for_and_no_extra_adds_another() -> None:
+    builds = re.findall(r"nvidia-dali[\w-]*", (ROOT / "setup.cfg").read_text())
+    assert builds == ["nvidia-dali-cuda120"]
+
+
 def test_the_oldest_packages_that_are_tried_are_the_oldest_that_are_allowed() -> None:
     tried = dict(line.split("==") for line in (ROOT / ".ci" / "oldest.txt").read_text().splitlines()[1:])
     required, extras = (ROOT / "setup.cfg").read_text().split("[options.extras")
