@@ -185,11 +185,17 @@ def _bench(verbs: Any) -> None:
         _run_bench,
         "measure the loader beside all else that could load the same images",
         "Each case loads the same JPEG files, crops at random, resizes to 224, flips and\n"
-        "normalises, in a process of its own. They run in turn, in rounds, so that a change\n"
-        "of the machine's mood meets all of them; their first loops are left out. It prints\n"
-        "medians of the rounds, and adds a line to a file of results, with a table and a\n"
-        "picture beside it. It needs psutil and matplotlib: pip install 'proxyloader[bench]',\n"
-        "or, in a clone, pip install -e '.[bench]'.\n\n"
+        "normalises, in a process of its own. First each is tuned: numbers of workers and of\n"
+        "DALI's threads and the engines' share are tried in two short loops each, and the\n"
+        "fastest is kept. Then they run in turn, in rounds, so that a change of the machine's\n"
+        "mood meets all of them; their first loops are left out. Those by default, with as\n"
+        "many workers and threads as the most that are tried, follow in rounds of their own.\n"
+        "It prints medians of the rounds, and adds a line to a file of results, with a table\n"
+        "and a picture beside it. It needs psutil and matplotlib: pip install\n"
+        "'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
+        "--first-epochs measures what a user sees who starts a script: three epochs of each\n"
+        "case, in a new process, with nothing kept from earlier ones but the files in the page\n"
+        "cache, no persistent workers, and nothing said that has a default.\n\n"
         "--check compares proxyloader's share of each other case with the same share in the\n"
         "last record of a file, of the same settings. Less than 0.9 of it is worse.\n\n"
         "Exit status 1: proxyloader or all cases failed, or it is worse. 130: Ctrl-C; what was\n"
@@ -198,6 +204,7 @@ def _bench(verbs: Any) -> None:
         "  proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator\n"
         "  proxyloader bench --model resnet50 --dtype float16 --channels-last\n"
         "  proxyloader bench --only torch proxyloader --augment RandAugment AutoAugment\n"
+        "  proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl\n"
         "  proxyloader bench --check results/bench.jsonl",
     )
     parser.add_argument(
@@ -211,20 +218,26 @@ def _bench(verbs: Any) -> None:
     )
     parser.add_argument("--batch-size", metavar="N", type=int, default=256, help="(default: %(default)s)")
     parser.add_argument(
-        "--workers", metavar="N", type=int, help="of each loader (default: one for each core, at most 8)"
+        "--workers",
+        metavar="N",
+        type=int,
+        nargs="+",
+        help="numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, as far as there are so many)",
     )
     parser.add_argument(
-        "--stock-workers", metavar="N", type=int, help="of torch's loader (default: one for each core, at most 16)"
-    )
-    parser.add_argument(
-        "--threads", metavar="N", type=int, help="of DALI on the CPU (default: 4 with a GPU, else one more than cores)"
+        "--threads",
+        metavar="N",
+        type=int,
+        nargs="+",
+        help="of DALI on the CPU, to try (default: as --workers; without a GPU also one more than cores)",
     )
     parser.add_argument(
         "--hw-decoder-load",
         metavar="SHARE",
         type=float,
-        default=1.0,
-        help="of the JPEGs, 0 to 1 (default: %(default)s)",
+        nargs="+",
+        default=[0.65, 1.0],
+        help="of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)",
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
     parser.add_argument(
@@ -254,7 +267,11 @@ def _bench(verbs: Any) -> None:
         metavar="CASE",
         help="these alone, each name in quotes where it has spaces; proxyloader bench --list names all",
     )
+    parser.add_argument("--first-epochs", action="store_true", help="measure these, and nothing else")
     parser.add_argument("--list", action="store_true", help="name the cases, and end")
+    parser.add_argument(
+        "--table", metavar="JSONL", type=Path, nargs="+", help="print the README's table from these records, and end"
+    )
     parser.add_argument(
         "--out", metavar="JSONL", type=Path, default=Path("bench.jsonl"), help="the results (default: %(default)s)"
     )
@@ -263,12 +280,14 @@ def _bench(verbs: Any) -> None:
 
 def _run_bench(args: argparse.Namespace) -> int:
     try:
-        from .bench.command import bench, list_cases
+        from .bench.command import bench, list_cases, print_readme_table
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is not installed. pip install 'proxyloader[bench]' brings it, or, in a clone, "
             "pip install -e '.[bench]'"
         ) from error
+    if args.table:
+        return print_readme_table(args.table)
     return list_cases() if args.list else bench(args)
 
 

@@ -8,11 +8,9 @@ import itertools
 import multiprocessing
 import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,73 +20,33 @@ import torch
 import torchvision
 
 from ..errors import ProxyLoaderError
-from .cases import RUNS_UNDER_WAY, case_of, loops_of
+from .cases import case_of, loops_of
+from .dali_cases import RUNS_UNDER_WAY
+from .figures import Epoch, Failure, Ready, Round, Start, Trial
+from .gauges import GpuMemory, cpu_s, gauges, host_mb
 from .setting import Setting
 
-SAMPLED_EVERY_S = 0.05
 CLASSES = 1000
 
 
-@dataclass(frozen=True)
-class Start:
-    """The first loop.
-
-    Attributes:
-        first_batch_s: from the making of the loader to its first batch; the libraries were imported before.
-    """
-
-    first_batch_s: float
-
-
-@dataclass(frozen=True)
-class Round:
-    """What was measured in whole loops of some seconds.
-
-    Attributes:
-        images_per_s: that went through the loop.
-        cpu_ms_per_image: of this process and all its children.
-        wait_ms: of the loop for its batches: the median, the 99th percentile, and the longest.
-        pause_ms: before a loop's first batch, which is one of those waits: the median of the loops.
-        host_mb: that this process and its children have to themselves.
-        gpu_mb: that the case has taken, without the CUDA context. None without a GPU.
-        gpu_percent: of the time, that the GPU was at work. None where NVML does not tell.
-        jpeg_percent: the same of its JPEG engines.
-    """
-
-    images_per_s: float
-    cpu_ms_per_image: float
-    wait_ms: tuple[float, float, float]
-    pause_ms: float
-    host_mb: float
-    gpu_mb: float | None = None
-    gpu_percent: float | None = None
-    jpeg_percent: float | None = None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """
-    Attributes:
-        reason: in one line.
-        is_missing: something is not installed.
-    """
-
-    reason: str
-    is_missing: bool = False
-
-
-def serve(name: str, setting: Setting, connection: Connection, start_method: str) -> None:
-    """Answer with a Start, then with a Round for each number of seconds that comes, for ever; or a Failure.
+def serve(name: str, connection: Connection, batches_seen: Any, start_method: str) -> None:
+    """Answer ``Ready``, then what is asked for, for ever; or a ``Failure``.
 
     Args:
         name: of the case.
-        setting: of it.
-        connection: to the process that asks.
+        connection: to the process that asks: for a method of ``_Measured`` by its name, with its arguments.
+        batches_seen: a number in shared memory that is raised with each batch, so that a case that hangs is known.
         start_method: of the workers, as that process would start its own.
     """
     multiprocessing.set_start_method(start_method, force=True)  # or it would be the one that started this process
     try:
-        _serve(name, setting, connection)
+        from .. import _dali as _dali  # so that no case pays for it
+
+        connection.send(Ready())
+        measured = _Measured(name, batches_seen)
+        while True:
+            method, arguments = connection.recv()
+            connection.send(getattr(measured, method)(*arguments))
     except Exception as error:
         text = str(error).replace("Current pipeline object is no longer valid.", "")  # as DALI's errors end
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -105,54 +63,143 @@ def serve(name: str, setting: Setting, connection: Connection, start_method: str
         os._exit(0)
 
 
-def _serve(name: str, setting: Setting, connection: Connection) -> None:
-    from .. import _dali as _dali  # so that no case pays for it
+class _Measured:
+    """A case, and what may be asked of it."""
 
-    memory = _GpuMemory(setting)
-    use = _training(setting) if setting.model != "none" else _nothing
-    begin = time.perf_counter()
-    loops = loops_of(name, setting)
-    first = iter(next(loops))
-    use(next(first))
-    _wait_for_gpu()
-    start = Start(time.perf_counter() - begin)
-    for batch in first:
-        use(batch)
-    memory.note()
-    connection.send(start)
-    while True:
-        seconds = connection.recv()
+    def __init__(self, name: str, batches_seen: Any) -> None:
+        self._name = name
+        self._seen = batches_seen
+        self._loops: Any = None
+        self._memory: GpuMemory | None = None
+
+    def begin(self, setting: Setting) -> Start:
+        """Make the loader, and go through its first loop."""
+        memory = self._prepared(setting)
+        begin = time.perf_counter()
+        self._loops = loops_of(self._name, setting)
+        first = self._next_loop()
+        self._use(next(first))
+        _wait_for_gpu()
+        start = Start(time.perf_counter() - begin)
+        for batch in first:
+            self._use(batch)
+        memory.note()
+        return start
+
+    def measure(self, seconds: float) -> Round:
+        """Whole loops, until the seconds are over."""
+        assert self._memory is not None
         gc.collect()
-        batches = iter(next(loops))
-        if case_of(name).runs_ahead:
-            # What it did while it had to wait is not to be counted.
-            for batch in itertools.islice(batches, RUNS_UNDER_WAY + 1):
-                use(batch)
+        return _round(self._caught_up(), self._next_loop, seconds, self._use, self._memory)
+
+    def attempt(self, setting: Setting, at_most_s: float) -> Trial:
+        """Two loops with a tuning, of which the second counts."""
+        memory = self._prepared(setting)
+        loops = loops_of(self._name, setting)
+        before, self._loops = self._loops, loops
+        first = self._next_loop()
+        self._use(next(first))
+        _wait_for_gpu()
+        if before is not None:
+            before.close()  # now: with its last pipeline DALI gives up its decoders, which take long to come back
+            del before
+            gc.collect()
+        images, cpu, begin = 0, cpu_s(), time.perf_counter()
+        for batch in first:
+            self._use(batch)
+            images += len(batch[0])
+            if time.perf_counter() - begin > at_most_s:
+                _wait_for_gpu()
+                wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
+                return Trial(images / wall, 1e3 * cpu / images, was_cut=True)
+        found = _round(self._caught_up(), self._next_loop, 0.0, self._use, memory)
+        return Trial(found.images_per_s, found.cpu_ms_per_image)
+
+    def first_epochs(self, setting: Setting, epochs: int, cache: str) -> list[Epoch]:
+        """What a script sees that is started for the first time.
+
+        Args:
+            setting: of it.
+            epochs: how many.
+            cache: an empty folder, so that nothing is known of earlier runs.
+        """
+        os.environ["XDG_CACHE_HOME"] = cache
+        self._prepared(setting)
+        found = []
+        begin = time.perf_counter()
+        self._loops = loops_of(self._name, setting)
+        for _ in range(epochs):
+            images = 0
+            for batch in self._next_loop():
+                self._use(batch)
+                if not images:
+                    _wait_for_gpu()
+                    first_s, first_images = time.perf_counter() - begin, len(batch[0])
+                images += len(batch[0])
             _wait_for_gpu()
-        connection.send(_round(batches, loops, seconds, use, memory))
+            wall_s = time.perf_counter() - begin
+            found.append(Epoch(first_s, images / wall_s, (images - first_images) / (wall_s - first_s)))
+            begin = time.perf_counter()
+        return found
+
+    def _prepared(self, setting: Setting) -> GpuMemory:
+        """CUDA, and the model."""
+        if self._memory is None:
+            if setting.by_default and not case_of(self._name).is_own:
+                # Importing this package has set it, which users of other loaders do not do.
+                os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+            self._memory = GpuMemory(setting)
+            self._use = _training(setting) if setting.model != "none" else _nothing
+        return self._memory
+
+    def _next_loop(self) -> Iterator[Any]:
+        # Workers are started, or started again, now, not when the first batch is asked for.
+        return self._counted(iter(next(self._loops)))
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._seen.value += 1
+            yield batch
+
+    def _caught_up(self) -> Iterator[Any] | None:
+        """The rest of a loop whose first batches were ready: what was done while nobody asked is not to be counted."""
+        if not case_of(self._name).runs_ahead:
+            return None
+        batches = self._next_loop()
+        for batch in itertools.islice(batches, RUNS_UNDER_WAY + 1):
+            self._use(batch)
+        _wait_for_gpu()
+        return batches
 
 
-def _round(batches: Iterator[Any], loops: Any, seconds: float, use: Callable[[Any], None], memory: _GpuMemory) -> Round:
-    """Measure the rest of this loop, and more of them until the seconds are over."""
+def _round(
+    batches: Iterator[Any] | None,
+    next_loop: Callable[[], Iterator[Any]],
+    seconds: float,
+    use: Callable[[Any], None],
+    memory: GpuMemory,
+) -> Round:
+    """Measure what is left of a loop that was begun, if there is one, and whole ones until the seconds are over."""
     waits: list[float] = []
     pauses: list[float] = []
     images = 0
     memory.begin()
-    with _gauges() as shares:
-        cpu, begin = _cpu_s(), time.perf_counter()
+    with gauges() as shares:
+        cpu, begin = cpu_s(), time.perf_counter()
         while True:
             asked, at = time.perf_counter(), len(waits)
+            batches = next_loop() if batches is None else batches
             while (batch := next(batches, None)) is not None:
                 waits.append(time.perf_counter() - asked)
                 images += len(batch[0])
                 use(batch)
                 asked = time.perf_counter()
             pauses += waits[at : at + 1]
-            if time.perf_counter() - begin >= seconds:
+            if images and time.perf_counter() - begin >= seconds:
                 break
-            batches = iter(next(loops))
+            batches = None
         _wait_for_gpu()
-        wall, cpu = time.perf_counter() - begin, _cpu_s() - cpu
+        wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
     memory.note()
     p50, p99, longest = (1e3 * float(np.quantile(waits, share)) for share in (0.5, 0.99, 1))
     return Round(
@@ -160,7 +207,7 @@ def _round(batches: Iterator[Any], loops: Any, seconds: float, use: Callable[[An
         cpu_ms_per_image=1e3 * cpu / images,
         wait_ms=(p50, p99, longest),
         pause_ms=1e3 * statistics.median(pauses),
-        host_mb=_host_mb(),
+        host_mb=host_mb(),
         gpu_mb=memory.mb,
         **shares(),
     )
@@ -195,83 +242,3 @@ def _training(setting: Setting) -> Callable[[Any], None]:
 def _wait_for_gpu() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _tree() -> list[psutil.Process]:
-    process = psutil.Process()
-    return [process, *process.children(recursive=True)]
-
-
-def _cpu_s() -> float:
-    times = [process.cpu_times() for process in _tree()]
-    return float(sum(each.user + each.system for each in times))
-
-
-def _host_mb() -> float:
-    return float(sum(process.memory_full_info().uss for process in _tree())) / 2**20
-
-
-class _GpuMemory:
-    """What a case takes of a GPU that others hold memory of, too, but take none meanwhile.
-
-    Attributes:
-        mb: None without a GPU.
-    """
-
-    def __init__(self, setting: Setting) -> None:
-        self.mb: float | None = None
-        if setting.on_gpu:
-            torch.ones(1, device="cuda")  # with the context, which is not counted
-            self.mb = 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        self._before = self._used()
-
-    def note(self) -> None:
-        """Add what was taken since ``begin``."""
-        if self.mb is not None:
-            self.mb += self._used() - self._before
-            self._before = self._used()
-
-    def _used(self) -> float:
-        if self.mb is None:
-            return 0.0
-        free, total = torch.cuda.mem_get_info()
-        return (total - free) / 2**20
-
-
-@contextmanager
-def _gauges() -> Iterator[Callable[[], dict[str, float | None]]]:
-    """Sample how much of the time the GPU and its JPEG engines work, as far as NVML tells."""
-    samples: tuple[list[float], list[float]] = [], []
-    done = threading.Event()
-    thread = threading.Thread(target=_sample, args=(samples, done), daemon=True)
-    thread.start()
-    try:
-        yield lambda: {"gpu_percent": _mean(samples[0]), "jpeg_percent": _mean(samples[1])}
-    finally:
-        done.set()
-        thread.join(10)
-
-
-def _mean(values: list[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _sample(samples: tuple[list[float], list[float]], done: threading.Event) -> None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-    except Exception:  # not installed, no driver, no GPU: then nothing is told
-        return
-    asks: tuple[Callable[[], Any], ...] = (
-        lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-        lambda: pynvml.nvmlDeviceGetJpgUtilization(gpu)[0],
-    )
-    while not done.wait(SAMPLED_EVERY_S):
-        for values, ask in zip(samples, asks):
-            with suppress(pynvml.NVMLError):
-                values.append(float(ask()))

@@ -1,23 +1,22 @@
-"""What came out: the record, the table, the picture, and the comparison with an earlier record."""
+"""What came out, as a record, and the comparison with an earlier record."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from .cases import case_of
+from .cases import BY_DEFAULT, OURS, Ranges
+from .figures import Epoch
 from .machine import machine
-from .rounds import INTERRUPTED, Outcome
+from .rounds import Outcome
 from .setting import Setting
+from .sweep import Sweep
 
-OURS = "proxyloader"
 SLOWER = 0.9
 """A figure below this share of the earlier one is worse; runs of the same thing differ by as much as 10 %."""
 
@@ -27,25 +26,51 @@ BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out
 Record = dict[str, Any]
 
 
-def record_of(setting: Setting, outcomes: dict[str, Outcome], command: str) -> Record:
-    """One line of a file of results."""
+def record_of(
+    setting: Setting,
+    ranges: Ranges,
+    outcomes: Mapping[str, Outcome],
+    sweeps: Mapping[str, Sweep],
+    command: str,
+    **more: Any,
+) -> Record:
+    """One line of a file of results.
+
+    Args:
+        setting: of all cases.
+        ranges: what was tried.
+        outcomes: of the cases, by their names.
+        sweeps: of those whose tuning was looked for.
+        command: that was given.
+        more: what else is to be said of all cases.
+    """
+    there = {name: outcome for name, outcome in outcomes.items() if not outcome.is_missing}
     return {
         "date": datetime.date.today().isoformat(),
         "benchmark": "bench",
         "command": command,
         "machine": machine(),
-        **{key: value for key, value in asdict(setting).items() if key != "root"},
-        "cases": {name: _summary(outcome) for name, outcome in outcomes.items() if not outcome.is_missing},
+        **setting.in_record(),
+        **asdict(ranges),
+        **more,
+        "cases": {name: _summary(outcome) | _trials(sweeps.get(name)) for name, outcome in there.items()},
         "left_out": {name: outcome.failure for name, outcome in outcomes.items() if outcome.is_missing},
     }
+
+
+def _trials(sweep: Sweep | None) -> dict[str, Any]:
+    return {"trials": sweep.in_record()} if sweep and sweep.trials else {}
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
     """Medians of the rounds; of memory and of the longest wait the most."""
     rounds = outcome.rounds
     found: dict[str, Any] = {"failure": outcome.failure} if outcome.failure else {}
+    found["tuning"] = asdict(outcome.setting.tuning)
     if outcome.start is not None:
         found["first_batch_s"] = round(outcome.start.first_batch_s, 3)
+    if outcome.epochs:
+        found["epochs"] = [_epoch(same) for same in zip(*outcome.epochs)]
     if not rounds:
         return found
     waits = list(zip(*(each.wait_ms for each in rounds)))
@@ -68,101 +93,14 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
+def _epoch(rounds: Sequence[Epoch]) -> dict[str, Any]:
+    """Medians, and the speeds of all rounds."""
+    found = {field: _median([getattr(each, field) for each in rounds], 3) for field in asdict(rounds[0])}
+    return found | {"images_per_s_rounds": [round(each.images_per_s, 1) for each in rounds]}
+
+
 def _median(values: Any, digits: int) -> float:
     return round(float(statistics.median(values)), digits)
-
-
-HEADINGS = (
-    *("case", "images/s", "lowest - highest", "proxyloader is", "CPU ms/image", "first batch, s"),
-    *("wait, ms: p50", "p99", "max", "first of a loop", "host MB", "GPU MB", "GPU %", "JPEG %"),
-)
-
-TABLES = {"how fast": range(1, 4), "what it takes": (4, *range(10, 14)), "how long one waits": range(5, 10)}
-"""For a terminal, which is narrow: the columns of each beside the case's name."""
-
-
-def rows_of(record: Record) -> list[list[str]]:
-    """The table, a row for each case, under HEADINGS."""
-    ours = record["cases"].get(OURS, {}).get("images_per_s")
-    rows = []
-    for name, case in record["cases"].items():
-        shown = f"{name} (ceiling)" if case_of(name).is_ceiling else name
-        if "images_per_s" not in case:
-            rows.append([shown, f"failed: {case['failure']}", *[""] * (len(HEADINGS) - 2)])
-            continue
-        speeds, waits = case["images_per_s_rounds"], case["wait_ms"]
-        times = f"{ours / case['images_per_s']:.2f} times" if ours and name != OURS else ""
-        rows.append(
-            [
-                shown + _in_brackets(case.get("failure", "")),
-                f"{case['images_per_s']:,.0f}",
-                f"{min(speeds):,.0f} - {max(speeds):,.0f}",
-                times,
-                f"{case['cpu_ms_per_image']:.2f}",
-                f"{case['first_batch_s']:.1f}",
-                *(f"{waits[key]:,.1f}" for key in ("p50", "p99", "max")),
-                f"{case['pause_ms']:,.0f}",
-                f"{case['host_mb']:,.0f}",
-                *(f"{case[key]:,.0f}" if key in case else "-" for key in ("gpu_mb", "gpu_percent", "jpeg_percent")),
-            ]
-        )
-    return rows
-
-
-def _in_brackets(failure: str) -> str:
-    return f" ({failure})" if failure == INTERRUPTED else f" (failed later: {failure})" if failure else ""
-
-
-def as_tables(record: Record) -> list[Table]:
-    """For a terminal."""
-    told = record["machine"]
-    setting = (
-        f"{told['gpu'] or 'CPU'}, {told['cores']} cores: {record['images']:,} images, batch "
-        f"{record['batch_size']}, {record['workers']} workers, model {record['model']}"
-    )
-    tables = []
-    for title, columns in TABLES.items():
-        table = Table(title=f"{title} ({setting})")
-        table.add_column(HEADINGS[0])
-        for k in columns:
-            table.add_column(HEADINGS[k], justify="right", min_width=max(map(len, HEADINGS[k].split())))
-        for row in rows_of(record):
-            table.add_row(row[0], *(row[k] for k in columns))
-        tables.append(table)
-    return tables
-
-
-def as_markdown(record: Record) -> str:
-    """For a page."""
-    lines = [HEADINGS, ["---"] * len(HEADINGS), *rows_of(record)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def plot(record: Record, path: Path) -> None:
-    """A bar for each case, with its lowest and highest round.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    from matplotlib.figure import Figure
-
-    cases = {name: case for name, case in record["cases"].items() if "images_per_s" in case}
-    speeds = [case["images_per_s"] for case in cases.values()]
-    spread = [
-        [speed - min(case["images_per_s_rounds"]) for speed, case in zip(speeds, cases.values())],
-        [max(case["images_per_s_rounds"]) - speed for speed, case in zip(speeds, cases.values())],
-    ]
-    colors = [
-        "tab:green" if name.startswith(OURS) else "lightgrey" if case_of(name).is_ceiling else "tab:blue"
-        for name in cases
-    ]
-    figure = Figure(figsize=(8, 0.5 * len(cases) + 1.5), layout="constrained")
-    axes = figure.subplots()
-    axes.barh(list(cases), speeds, xerr=spread, color=colors, capsize=3)
-    axes.invert_yaxis()
-    axes.set_xlabel("images per second (grey: ceilings)")
-    axes.set_title(f"{record['machine']['gpu'] or 'CPU'}, {record['machine']['cores']} cores")
-    figure.savefig(path, dpi=120)
 
 
 def append(record: Record, path: Path) -> None:
@@ -214,8 +152,9 @@ def check_cases(earlier: Record, names: Sequence[str]) -> None:
         raise ValueError(f"the record to compare with has no speed of {OURS} (perhaps it was interrupted)")
     if OURS not in names:
         raise ValueError(f"{OURS} is what is compared: name it in --only, too")
-    if not {*measured} & {*names} - {OURS}:
-        others = " and ".join(", ".join(name for name in of if name != OURS) or "none" for of in (measured, names))
+    ours = {OURS, OURS + BY_DEFAULT}
+    if not {*measured} & {*names} - ours:
+        others = " and ".join(", ".join(name for name in of if name not in ours) or "none" for of in (measured, names))
         raise ValueError(
             f"speeds are compared as shares of those of other cases, and the two runs have none in common ({others})"
         )
@@ -231,14 +170,20 @@ def worse_than(earlier: Record, record: Record) -> list[str]:
     Speeds are compared as shares of the other cases of their own run, so that the mood of the machine does no harm.
     """
     found = []
-    then, now = earlier["cases"].get(OURS, {}), record["cases"].get(OURS, {})
+    now = record["cases"].get(OURS, {})
     if "images_per_s" not in now:
         return [f"{OURS} failed: {now.get('failure', 'it was not run')}"]
     for name in earlier["cases"]:
-        speeds = [each["cases"].get(name, {}).get("images_per_s") for each in (earlier, record)]
-        if name == OURS or None in speeds:
+        ours = ours_beside(name)
+        names = [each["cases"].get(case, {}).get("images_per_s") for each in (earlier, record) for case in (ours, name)]
+        if name == ours or None in names:
             continue
-        before, after = then["images_per_s"] / speeds[0], now["images_per_s"] / speeds[1]
+        before, after = names[0] / names[1], names[2] / names[3]
         if after < SLOWER * before:
-            found.append(f"{OURS} is at {after:.2f} of {name}, and was at {before:.2f}")
+            found.append(f"{ours} is at {after:.2f} of {name}, and was at {before:.2f}")
     return found
+
+
+def ours_beside(name: str) -> str:
+    """The case of ours that another one is compared with: tuned with tuned, by default with by default."""
+    return OURS + BY_DEFAULT if name.endswith(BY_DEFAULT) else OURS

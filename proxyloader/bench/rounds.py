@@ -2,123 +2,128 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
-import psutil
-
-from ..make_dataset import ProgressBar, ctrl_c_held_back
-from .child import Failure, Round, Start, serve
+from .figures import Epoch, Failure, Round, Start
+from .process import CaseProcess, processes_of
 from .setting import Setting
 
 INTERRUPTED = "interrupted"
 """In the place of a failure."""
 
-START_LIMIT_S = 180
-ROUND_LIMIT_S = 180
-"""Beside ten times the seconds that it should take; a case that takes longer hangs."""
+Tell = Callable[[str], None]
+"""Is given a line for each thing that was measured."""
 
 
 @dataclass
 class Outcome:
     """
     Attributes:
+        setting: of the case.
         start: None where it failed before.
         rounds: as many as were asked for, or fewer where it failed.
+        epochs: the first epochs, a list for each round.
         failure: why there are no more, in one line; "" where there are all.
         is_missing: something is not installed.
     """
 
+    setting: Setting
     start: Start | None = None
     rounds: list[Round] = field(default_factory=list)
+    epochs: list[list[Epoch]] = field(default_factory=list)
     failure: str = ""
     is_missing: bool = False
 
+    def failed(self, failure: Failure) -> None:
+        self.failure, self.is_missing = failure.reason, failure.is_missing
 
-def run(setting: Setting, names: Sequence[str], rounds: int, seconds: float) -> dict[str, Outcome]:
+
+def run(settings: Mapping[str, Setting], rounds: int, seconds: float, tell: Tell) -> dict[str, Outcome]:
     """Measure cases.
 
     Args:
-        names: of the cases.
+        settings: of each case, by its name.
         rounds: how many times each is run.
         seconds: at least, for a case in a round; whole loops only.
+        tell: is told how it goes.
 
     Returns:
         By name, in their order. After Ctrl-C with the rounds until then, if there are some.
     """
-    children = {name: _Child(name, setting) for name in names}
+    outcomes = {name: Outcome(setting) for name, setting in settings.items()}
     try:
-        with ProgressBar(total=len(names) * (1 + rounds), desc="bench", unit="run", leave=False, disable=None) as bar:
-            for name, child in children.items():
-                bar.set_postfix_str(f"first loop of {name}")
-                child.start()
-                bar.update()
+        with processes_of(list(settings)) as processes:
+            for name, process in processes.items():
+                answer = _asked(outcomes[name], process, "begin", settings[name])
+                if isinstance(answer, Start):
+                    outcomes[name].start = answer
+                    tell(f"{name} ({settings[name].tuning.in_words()}): first batch after {answer.first_batch_s:.1f} s")
+                else:
+                    tell(f"{name} failed: {answer.reason}")
             for number in range(rounds):
-                for name, child in children.items():
-                    bar.set_postfix_str(f"round {number + 1} of {name}")
-                    child.run(seconds)
-                    bar.update()
+                for name, process in processes.items():
+                    if outcomes[name].failure:
+                        continue
+                    answer = _asked(outcomes[name], process, "measure", seconds)
+                    if isinstance(answer, Round):
+                        outcomes[name].rounds.append(answer)
+                        tell(f"round {number + 1} of {name}: {answer.images_per_s:,.0f} images/s")
+                    else:
+                        tell(f"round {number + 1} of {name} failed: {answer.reason}")
     except KeyboardInterrupt:
-        if not any(child.outcome.rounds for child in children.values()):
-            raise
-        for child in children.values():
-            child.outcome.failure = child.outcome.failure or INTERRUPTED
-    finally:
-        for child in children.values():
-            child.end()
-    return {name: child.outcome for name, child in children.items()}
+        _interrupted(outcomes)
+    return outcomes
 
 
-class _Child:
-    def __init__(self, name: str, setting: Setting) -> None:
-        self.outcome = Outcome()
-        context = multiprocessing.get_context("spawn")
-        self._connection, self._theirs = context.Pipe()
-        arguments = name, setting, self._theirs, multiprocessing.get_start_method()
-        self._process: SpawnProcess = context.Process(target=serve, args=arguments, name=name)
+def run_first_epochs(
+    settings: Mapping[str, Setting], rounds: int, epochs: int, cache: Callable[[], str], tell: Tell
+) -> dict[str, Outcome]:
+    """Measure the first epochs of each case, each time in a new process.
 
-    def start(self) -> None:
-        """The first loop."""
-        with ctrl_c_held_back():  # for good in that process, which this one will end
-            self._process.start()
-        self._theirs.close()
-        answer = self._answer(START_LIMIT_S)
-        if isinstance(answer, Start):
-            self.outcome.start = answer
+    Args:
+        settings: of each case, by its name.
+        rounds: how many times.
+        epochs: how many.
+        cache: makes a new empty folder.
+        tell: is told how it goes.
 
-    def run(self, seconds: float) -> None:
-        if self.outcome.failure:
-            return
-        self._connection.send(seconds)
-        answer = self._answer(ROUND_LIMIT_S + 10 * seconds)
-        if isinstance(answer, Round):
-            self.outcome.rounds.append(answer)
-
-    def end(self) -> None:
-        """Kill it, with all that it has started: it has nothing to lose."""
-        if self._process.pid is not None:
-            _kill(self._process.pid)
-            self._process.join(10)
-        self._connection.close()
-
-    def _answer(self, limit_s: float) -> Any:
-        try:
-            answer = self._connection.recv() if self._connection.poll(limit_s) else Failure(f"hung for {limit_s:.0f} s")
-        except (EOFError, ConnectionError):
-            answer = Failure("its process died")
-        if isinstance(answer, Failure):
-            self.outcome.failure, self.outcome.is_missing = answer.reason, answer.is_missing
-        return answer
+    Returns:
+        By name, in their order. After Ctrl-C with the rounds until then, if there are some.
+    """
+    outcomes = {name: Outcome(setting) for name, setting in settings.items()}
+    try:
+        for number in range(rounds):
+            with processes_of([name for name in settings if not outcomes[name].failure]) as processes:
+                for name, process in processes.items():
+                    answer = _asked(outcomes[name], process, "first_epochs", settings[name], epochs, cache())
+                    process.end()  # or it would keep its room on the GPU's engines
+                    if isinstance(answer, Failure):
+                        tell(f"round {number + 1} of {name} failed: {answer.reason}")
+                        continue
+                    outcomes[name].epochs.append(answer)
+                    speeds = ", ".join(f"{epoch.images_per_s:,.0f}" for epoch in answer)
+                    tell(f"round {number + 1} of {name}: {speeds} images/s in epochs 1 to {epochs}")
+    except KeyboardInterrupt:
+        _interrupted(outcomes)
+    return outcomes
 
 
-def _kill(pid: int | None) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        process.suspend()  # or it might start another meanwhile, which would be left
-        for each in [*process.children(recursive=True), process]:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+def _asked(outcome: Outcome, process: CaseProcess, method: str, *arguments: Any) -> Any:
+    answer = process.ask(method, *arguments)
+    if isinstance(answer, Failure):
+        outcome.failed(answer)
+        process.end()
+    return answer
+
+
+def _interrupted(outcomes: dict[str, Outcome]) -> None:
+    """
+    Raises:
+        KeyboardInterrupt: there is nothing to report.
+    """
+    if not any(outcome.rounds or outcome.epochs for outcome in outcomes.values()):
+        raise KeyboardInterrupt
+    for outcome in outcomes.values():
+        outcome.failure = outcome.failure or INTERRUPTED

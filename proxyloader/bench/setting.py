@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -34,19 +34,41 @@ def transform_with(augmentation: str = "") -> transforms.Compose:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """What is chosen for each loader by itself. None: it has no such setting, or is left at its own default.
+
+    Attributes:
+        workers: processes that read, and for torch decode.
+        threads: of DALI on the CPU.
+        hw_decoder_load: share of the JPEGs for the GPU's engines.
+    """
+
+    workers: int | None = None
+    threads: int | None = None
+    hw_decoder_load: float | None = None
+
+    def in_words(self) -> str:
+        counts = [(self.workers, "workers"), (self.threads, "threads")]
+        words = [f"{count} {name if count != 1 else name[:-1]}" for count, name in counts if count is not None]
+        if self.hw_decoder_load is not None:
+            words.append(f"{self.hw_decoder_load:.0%} to engines")
+        return ", ".join(words) or "-"
+
+
+@dataclass(frozen=True)
 class Setting:
-    """The same for all cases of a run.
+    """The same for all cases of a run, but for the tuning.
 
     Attributes:
         root: of an ImageFolder.
         images: in it.
         passes: over them in a loop, so that its start weighs as little as in an epoch of a large data set.
         batch_size: images.
-        workers: of each loader that has some.
-        stock_workers: of the stock loader, which needs more.
-        threads: of DALI on the CPU.
         device: "cuda" or "cpu".
-        hw_decoder_load: share of the JPEGs for the GPU's engines.
+        tuning: of the case.
+        by_default: the arguments that a loader has a default for are left out, but those that decide what it loads and
+            in which format.
+        persistent_workers: of the loaders that have workers.
         dtype: of the images, by torch's name for it.
         channels_last: of the batches.
         augmentations: of torch's loader and ours, each in a case of its own.
@@ -57,15 +79,22 @@ class Setting:
     images: int
     passes: int
     batch_size: int
-    workers: int
-    stock_workers: int
-    threads: int
     device: str
-    hw_decoder_load: float = 1.0
+    tuning: Tuning = Tuning()
+    by_default: bool = False
+    persistent_workers: bool = True
     dtype: str = "float32"
     channels_last: bool = False
     augmentations: tuple[str, ...] = ()
     model: str = "none"
+
+    def tuned(self, **changed: Any) -> Setting:
+        """With another tuning, of those of its values that are given."""
+        return replace(self, tuning=replace(self.tuning, **changed))
+
+    @property
+    def workers(self) -> int:
+        return self.tuning.workers or 0
 
     @property
     def batches(self) -> int:
@@ -84,3 +113,8 @@ class Setting:
     @property
     def memory_format(self) -> torch.memory_format:
         return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def in_record(self) -> dict[str, Any]:
+        """What a record says of all cases."""
+        left_out = ("root", "tuning", "by_default", "persistent_workers")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
