@@ -44,7 +44,7 @@ from proxyloader.packing import Packer
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.sample import EncodedImage
 from proxyloader.sampling import Request
-from proxyloader.scans import is_whole
+from proxyloader.scans import Scan, is_whole
 from proxyloader.server import ProxyServer
 from proxyloader.transforms import Plan
 from proxyloader.worker import PackedDataset, keep_freed_memory
@@ -83,7 +83,9 @@ def road(root: str) -> dict[str, float]:
     dataset = wrap(ImageFolder(root, transform_with()))
     arena = Arena(2, len(dataset) << 20)
     packer = Packer(default_collate, arena, len(dataset))
-    packed, known = (PackedDataset(Fetcher(dataset, check_scans=scans), packer, arena) for scans in (False, True))
+    packed, known = (
+        PackedDataset(Fetcher(dataset, otherwise=scans), packer, arena) for scans in (Scan.UNCHECKED, Scan.SOUND)
+    )
     request = Request(0, 0, list(range(len(dataset))), batched=True, slot=0)
     batch = packed.__getitems__(request)
     plan = dataset.transform.plan

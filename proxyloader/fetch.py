@@ -18,7 +18,7 @@ from .dataset import path_of
 from .errors import ImageError, InputError, ProxyLoaderError
 from .sample import NOT_YET, EncodedImage
 from .sampling import Request
-from .scans import Scan, opening
+from .scans import Scan, leave_to_pillow
 from .seeding import kept_generators, seed_generators
 from .unreadable import OnError, UnreadableSample, is_about_the_file
 
@@ -26,17 +26,21 @@ MOST_TRIES = 100
 """Samples in a row that may be unreadable before nothing is found that could replace one."""
 
 
+_NOTHING = object()
+"""In the place of a list of samples; a dataset may give anything, None too."""
+
+
 @dataclass
 class Fetched:
     """
     Attributes:
-        samples: as the dataset gave them.
+        samples: as the dataset gave them; a list, or what it gave for a list of indices.
         indices: of each.
         unreadable: those that are missing.
         damaged: indices whose JPEG is not whole; see NOTE [ Damaged scans ].
     """
 
-    samples: list[Any] = field(default_factory=list)
+    samples: Any = field(default_factory=list)
     indices: list[Any] = field(default_factory=list)
     unreadable: list[UnreadableSample] = field(default_factory=list)
     damaged: list[Any] = field(default_factory=list)
@@ -48,40 +52,33 @@ class Fetcher:
         dataset: the user's, wrapped.
         on_error: what becomes of a sample that cannot be read.
         seed: that draws follow; None: torch's generators, as they are.
-        check_scans: requests say what is known of the samples' JPEGs, and those that come in the place of others are
-            looked at.
+        otherwise: what is known of samples of which the request does not say it.
     """
 
     def __init__(
-        self, dataset: Any, on_error: OnError = "raise", seed: int | None = None, check_scans: bool = False
+        self, dataset: Any, on_error: OnError = "raise", seed: int | None = None, otherwise: Scan = Scan.UNCHECKED
     ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
-        self._check_scans = check_scans
+        self._otherwise = otherwise
+        self._unknown = Scan.UNCHECKED if otherwise is Scan.UNCHECKED else Scan.UNKNOWN
 
     def __call__(self, request: Request) -> Fetched:
         """
         Raises:
             ImageError: an image cannot be read; names the index.
         """
-        # No scans come with a request all of whose samples are sound.
-        otherwise = Scan.SOUND if self._check_scans else Scan.UNCHECKED
-        scans = request.scans or b""
-        if request.batched and self._seed is None and self._takes_lists and Scan.DAMAGED not in scans:
-            try:
-                with opening(Scan.UNKNOWN if Scan.UNKNOWN in scans else otherwise) as watch:
-                    samples = self.dataset.__getitems__(request.indices)
-                if not watch.found_damage:
-                    return Fetched(samples, request.each())
-            except Exception as error:
-                if self._on_error == "raise" or not is_about_the_file(error):
-                    raise
-            # Each by itself, to know which of them it is.
+        indices, scans = request.each(), request.scans or itertools.repeat(self._otherwise)
+        at_once = self._at_once(request)
+        is_at_once = at_once is not _NOTHING
+        if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
+            # A batch of the dataset's own making, in which nobody knows which image is whose.
+            damaged = leave_to_pillow(at_once, self._unknown if request.scans else self._otherwise)
+            return Fetched(at_once, indices, damaged=indices if damaged else [])
         fetched = Fetched()
-        for index, known in zip(request.each(), scans or itertools.repeat(otherwise)):
+        for place, (index, known) in enumerate(zip(indices, scans)):
             try:
-                with opening(Scan(known)) as watch:
-                    sample = self._sample(index, request.epoch)
-                if watch.found_damage:
+                sample = at_once[place] if is_at_once else self._sample(index, request.epoch)
+                if self._leaves_to_pillow(sample, known, index):
                     fetched.damaged.append(index)
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
@@ -92,6 +89,27 @@ class Fetcher:
                 index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
             fetched.samples.append(sample)
             fetched.indices.append(index)
+        if is_at_once and not fetched.unreadable:
+            fetched.samples = at_once  # of whatever kind that list is
+        return fetched
+
+    def of_stream(self, samples: list[Any]) -> Fetched:
+        """
+        Args:
+            samples: as an IterableDataset gave them.
+
+        Raises:
+            ImageError: an image cannot be decoded.
+        """
+        fetched = Fetched()
+        for sample in samples:
+            try:
+                leave_to_pillow(sample, self._otherwise)
+                fetched.samples.append(sample)
+            except ImageError as error:
+                if self._on_error == "raise":
+                    raise
+                fetched.unreadable.append(UnreadableSample.of(None, error))
         return fetched
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
@@ -111,8 +129,9 @@ class Fetcher:
         for step in range(1, min(MOST_TRIES, size - 1) + 1):
             candidate = (first + step) % size
             try:
-                with opening(Scan.UNKNOWN if self._check_scans else Scan.UNCHECKED):
-                    return candidate, self._sample(candidate, epoch)
+                sample = self._sample(candidate, epoch)
+                self._leaves_to_pillow(sample, self._unknown, candidate)
+                return candidate, sample
             except Exception as error:
                 if not is_about_the_file(error):
                     raise
@@ -135,6 +154,23 @@ class Fetcher:
             dataset = dataset.dataset
         return getattr(dataset, "__getitems__", None) is not None
 
+    def _at_once(self, request: Request) -> Any:
+        """What the dataset gives for a list of indices; nothing where each sample is to be read by itself."""
+        if not request.batched or self._seed is not None or not self._takes_lists:
+            return _NOTHING
+        try:
+            return self.dataset.__getitems__(request.indices)
+        except Exception as error:
+            if self._on_error == "raise" or not is_about_the_file(error):
+                raise
+            return _NOTHING  # to know which of them it is
+
+    def _leaves_to_pillow(self, sample: Any, known: int, index: Any) -> bool:
+        try:
+            return leave_to_pillow(sample, known)
+        except ImageError as error:
+            raise self._named(error, index) from error.__cause__
+
     def _sample(self, index: Any, epoch: int) -> Any:
         if self._seed is not None:
             seed_generators(self._seed, epoch, _plain(index))
@@ -154,11 +190,14 @@ class Fetcher:
                 f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}"
             ) from error
         except ImageError as error:
-            path = error.path or path_of(self.dataset, index)
-            where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
-            named = ImageError(f"{where}: {error}", index=index, path=path, reason=error.reason)
-            named.errno = error.errno
-            raise named from error.__cause__
+            raise self._named(error, index) from error.__cause__
+
+    def _named(self, error: ImageError, index: Any) -> ImageError:
+        path = error.path or path_of(self.dataset, index)
+        where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
+        named = ImageError(f"{where}: {error}", index=index, path=path, reason=error.reason)
+        named.errno = error.errno
+        return named
 
 
 def own_worker_info(dataset: Any) -> Any:

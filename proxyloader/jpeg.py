@@ -29,24 +29,25 @@ class JpegHeader:
 
     Attributes:
         height, width: in pixels, as stored (the EXIF orientation is not applied; torchvision ignores it too).
-        as_pillow: DALI's decoders and Pillow give the same RGB for this file.
+        as_pillow: DALI's decoders and Pillow give the same RGB for this file, as far as its header tells.
         is_progressive: its scans refine each other.
-        scans: how many there are; 0 where one is damaged; 1 where nobody has looked.
+        first_scan: where that begins, in bytes.
+        component_ids: a byte for each.
     """
 
     height: int
     width: int
     as_pillow: bool
-    is_progressive: bool = False
-    scans: int = 1
+    is_progressive: bool
+    first_scan: int
+    component_ids: bytes
 
 
-def read_jpeg_header(data: bytes | memoryview, count_scans: bool = True) -> JpegHeader | None:
+def read_jpeg_header(data: bytes) -> JpegHeader | None:
     """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B). None where they make no sense.
 
     Args:
-        data: all of the file.
-        count_scans: look at all of it; that takes longer than the rest.
+        data: all of the file, or as much of it as is at hand.
     """
     at, end = 2, len(data)
     frame: tuple[int, int, bool, bytes, bool] | None = None
@@ -80,25 +81,28 @@ def read_jpeg_header(data: bytes | memoryview, count_scans: bool = True) -> Jpeg
             if frame is None or 0 in frame[:2]:
                 return None
             height, width, alike, ids, progressive = frame
-            if not alike or adobe_transform == 0:  # transform 0: the three components are RGB, not YCbCr
-                return JpegHeader(height, width, False, progressive)
-            scans = _count_scans(data, at, ids, progressive) or 0 if count_scans else 1
-            return JpegHeader(height, width, scans > 0, progressive, scans)
+            alike = alike and adobe_transform != 0  # 0: the three components are RGB, not YCbCr
+            return JpegHeader(height, width, alike, progressive, at, ids)
         at += 2 + length
     return None
 
 
-def _count_scans(data: bytes | memoryview, at: int, component_ids: bytes, progressive: bool) -> int | None:
-    """Count the scans, the first of which begins at ``at``.
+def count_scans(data: bytes, header: JpegHeader) -> tuple[int, int]:
+    """Walk over all of a JPEG's scans, which takes longer than reading its header.
 
-    None where decoders may differ, and only Pillow's verdict counts: a marker stands where none belongs, a part of the
-    picture comes twice or never (libjpeg smooths over what is not there), or the file is cut off.
+    Args:
+        data: what the header was read from.
+
+    Returns:
+        How many there are, and where the JPEG ends, in bytes; there may be something behind. (0, 0) where decoders may
+        differ, and only Pillow's verdict counts: a marker stands where none belongs, a part of the picture comes twice
+        or never (libjpeg smooths over what is not there), or the file is cut off.
     """
     array = np.frombuffer(data, np.uint8)
     is_marker = array[:-1] == 0xFF
     is_marker &= array[1:] != 0  # 0: a stuffed byte
-    missing = dict.fromkeys(component_ids, _ALL_COEFFICIENTS)
-    scans = restarts = 0
+    missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS)
+    scans, restarts, at = 0, 0, header.first_scan
     while at < len(is_marker):
         at += int(is_marker[at:].argmax())
         marker = data[at + 1] if is_marker[at] else 0
@@ -109,15 +113,17 @@ def _count_scans(data: bytes | memoryview, at: int, component_ids: bytes, progre
         elif marker in _BETWEEN_SCANS and any(missing.values()):
             end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
             if marker == 0xDA:
-                if not _scan_brings_something_new(bytes(data[at + 4 : end]), missing, progressive):
-                    return None
+                if not _scan_brings_something_new(data[at + 4 : end], missing, header.is_progressive):
+                    break
                 scans, restarts = scans + 1, 0
             if end < at + 4:
-                return None
+                break
             at = end
+        elif marker == 0xD9 and not any(missing.values()):
+            return scans, at + 2
         else:
-            return scans if marker == 0xD9 and not any(missing.values()) else None
-    return None
+            break
+    return 0, 0
 
 
 def _scan_brings_something_new(header: bytes, missing: dict[int, int], progressive: bool) -> bool:

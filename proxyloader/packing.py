@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -19,12 +18,9 @@ from torch.utils.data import default_collate, get_worker_info
 
 from .arena import Arena, Memory
 from .errors import InputError
-from .jpeg import JPEG_START, read_jpeg_header
 from .parcel import PackedBatch, PackedInput, PackedRun, aligned
 from .proxy import ProxyBatch, ProxyCall, ProxySample
-from .sample import EncodedImage
 from .sampling import Request
-from .scans import is_whole
 
 LARGE_TENSOR_BYTES = 1 << 18
 
@@ -41,8 +37,6 @@ class Packer:
         run_size: most samples that a pipeline takes at once; 0: the dataset has no images, and nothing is looked for.
         batched: it is given lists of samples, not one at a time.
         keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
-        check_scans: leave damaged and progressive JPEGs to Pillow here, for a stream, whose samples have no index to be
-            known by.
     """
 
     def __init__(
@@ -52,10 +46,9 @@ class Packer:
         run_size: int,
         batched: bool = True,
         keep_samples: bool = False,
-        check_scans: bool = False,
     ) -> None:
         self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
-        self._batched, self._keep_samples, self._check_scans = batched, keep_samples, check_scans
+        self._batched, self._keep_samples = batched, keep_samples
         self._collate_here = collate_fn is default_collate or not run_size
 
     def __call__(self, samples: Any, request: Request | None = None) -> PackedBatch:
@@ -75,9 +68,6 @@ class Packer:
         each = samples if self._batched else [samples]
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         slot = request.slot if request is not None else None
-        if self._check_scans:
-            for calls in pickler.runs:
-                calls[:] = map(_fit_for_a_gpu, calls)
         writer = _Writer(self._arena if slot is not None else None, slot)
         runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
         return PackedBatch(
@@ -198,18 +188,6 @@ class _Writer:
         for start, array in self._arrays:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
         return blob
-
-
-def _fit_for_a_gpu(call: ProxyCall) -> ProxyCall:
-    data = call.inputs[0].tobytes()
-    if not data.startswith(JPEG_START):
-        return call
-    header = read_jpeg_header(data, count_scans=False)
-    if header is not None and not header.is_progressive and is_whole(data):
-        return call
-    image = EncodedImage.by_pillow(data, call.source, max_pixels=sys.maxsize)  # the limit was held when it was opened
-    decoded = np.frombuffer(image.data, np.uint8)
-    return ProxyCall(call.server, (decoded, *call.inputs[1:]), call.source, call.names)
 
 
 def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:

@@ -5,19 +5,26 @@ All of it can be pickled, and none of it needs DALI: workers hold nothing else.
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from .errors import InputError
 from .sample import EncodedImage
+
+if TYPE_CHECKING:  # which imports this module
+    from .transforms.plan import Plan
 
 
 class ProxyCall:
@@ -45,6 +52,36 @@ class ProxyCall:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProxyCall, (self.server, self.inputs, self.source, self.names)
+
+
+class ImageCall(ProxyCall):
+    """Of a compiled transform: the inputs are an image and what was drawn for it.
+
+    Attributes:
+        plan: of the transform.
+        image: the first input.
+    """
+
+    __slots__ = ("image", "plan")
+
+    was_made: ClassVar[bool] = False
+    """In this process, so that batches may hold some."""
+
+    def __init__(self, plan: Plan, image: EncodedImage, row: NDArray[np.float32]) -> None:
+        super().__init__(plan.key, (_as_bytes(image), row) if row.size else (_as_bytes(image),), image.path)
+        self.plan, self.image = plan, image
+        ImageCall.was_made = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageCall, (self.plan, self.image, self.inputs[1] if len(self.inputs) > 1 else np.empty(0, np.float32))
+
+    def take(self, image: EncodedImage) -> None:
+        """Another one, of the same size, in the place of its image."""
+        self.image, self.inputs = image, (_as_bytes(image), *self.inputs[1:])
+
+
+def _as_bytes(image: EncodedImage) -> NDArray[np.uint8]:
+    return np.frombuffer(image.data, np.uint8)
 
 
 class ProxyRun:
@@ -155,6 +192,30 @@ def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None)
 
 
 default_collate_fn_map[ProxySample] = collate_proxy_samples
+
+
+def image_calls_in(content: Any) -> list[ImageCall]:
+    """The calls of compiled transforms in a sample or a batch, wherever it holds them: that is, where pickle goes."""
+    if not ImageCall.was_made:
+        return []
+    walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+    walk.found = {}
+    walk.dump(content)
+    return list(walk.found.values())
+
+
+class _Walk(ForkingPickler):
+    found: dict[int, ImageCall]
+    """By id, as several outputs may be of one."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, (ProxySample, ProxyBatch)):
+            calls = [obj.call] if isinstance(obj, ProxySample) else obj.run.calls
+            self.found |= {id(call): call for call in calls if isinstance(call, ImageCall)}
+        # What is large and holds none is not copied for that.
+        elif not isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)):
+            return None
+        return ""
 
 
 class Proxy:

@@ -51,6 +51,7 @@ class FileReaderLoader:
         root: what is read; for the file reader a folder ``root/class/image.jpg``, for tfrecord and webdataset a file or
             several, for caffe, caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``). What
             lies in it is listed when the loader is made, and again after a loop that was left early: leave it as it is.
+            DALI reads each file as a whole, however large; ``DataLoader`` reads no more than an image needs.
         pipeline: ``pipelines.training``, ``pipelines.validation``, or a function of your own made by
             ``@pipeline_def`` that takes ``source``: ``encoded, labels = source()`` adds the reader to its graph. Or a
             torchvision transform without chance, as for validation, whose pixels are then those of ``DataLoader``.

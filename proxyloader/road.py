@@ -23,7 +23,7 @@ from .fetch import Fetcher
 from .packing import Packer
 from .parcel import PackedBatch, Parcel
 from .sampling import RequestSampler
-from .scans import KnownScans
+from .scans import KnownScans, Scan
 from .transforms.plan import Plan
 from .worker import PackedDataset, PackStream, set_up_worker
 
@@ -89,15 +89,10 @@ class Road:
             # handed out, and two that the GPU may still be reading.
             slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
             arena = _arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed, check_scans=scans is not None)
-        packer = Packer(
-            loader.collate_fn,
-            arena,
-            size,
-            batched,
-            keep_samples=loader.on_error != "raise",
-            check_scans=streams and scans is not None,
-        )
+        # No scans come with a request all of whose samples are sound; and a stream's come with none.
+        otherwise = Scan.UNCHECKED if scans is None else Scan.UNKNOWN if streams else Scan.SOUND
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise)
+        packer = Packer(loader.collate_fn, arena, size, batched, keep_samples=loader.on_error != "raise")
         arguments: dict[str, Any] = dict(
             num_workers=loader.num_workers,
             timeout=loader.timeout,
@@ -113,7 +108,9 @@ class Road:
         )
         requests = None
         if streams:
-            arguments |= dict(dataset=dataset, collate_fn=PackStream(packer, dataset), batch_size=loader.batch_size)
+            arguments |= dict(
+                dataset=dataset, collate_fn=PackStream(fetcher, packer, batched), batch_size=loader.batch_size
+            )
             if loader.batch_size is not None:
                 arguments["drop_last"] = loader.drop_last
         else:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
+import stat
+import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from PIL import Image, UnidentifiedImageError
 
-from . import scans
 from .errors import ImageError, InputError
-from .jpeg import JPEG_START, count_scan_headers, read_jpeg_header
+from .jpeg import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
 from .unreadable import MACHINE_ERRNOS
 
 SMALLEST_SIDE_PX = 8
 """Slivers go to Pillow: in a 4:2:0 image one pixel wide, the GPU's engine is up to 8 levels off."""
+
+MOST_READ_BYTES = 64 << 20
+"""Of a file. What does not end before is left to Pillow, which reads no more than it needs."""
 
 MOST_PIXEL_BYTES = 2**31 - 1
 """Of an image that travels uncompressed: DALI counts them in an int."""
@@ -40,12 +46,14 @@ class EncodedImage:
         data: a JPEG file, or a binary PPM (uncompressed) made from what Pillow decoded.
         height, width: in pixels.
         path: the file it came from, for error messages; "" where there is none.
+        header: of a JPEG; None of a PPM.
     """
 
     data: bytes = field(repr=False)
     height: int
     width: int
     path: str = ""
+    header: JpegHeader | None = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -75,13 +83,7 @@ class EncodedImage:
         Raises:
             ImageError: Pillow cannot decode it.
         """
-        try:
-            image = _opened(self.data, self.height * self.width)
-            return image.convert("RGB")
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise _bad(self.path, f"Pillow cannot decode it: {error}") from error
+        return _decoded(self.data, self.path, self.height * self.width)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. {NOT_YET}")
@@ -105,7 +107,7 @@ class EncodedImage:
             data = _content(path)
         except OSError as error:
             raise _unreadable(path, error) from error
-        return cls.from_bytes(data, path, max_pixels)
+        return cls._taken(data, path, max_pixels, is_whole=len(data) <= MOST_READ_BYTES)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
@@ -119,41 +121,36 @@ class EncodedImage:
         Raises:
             ImageError: Pillow cannot decode it either, or it is too large.
         """
+        return cls._taken(data, path, max_pixels, is_whole=True)
+
+    @classmethod
+    def _taken(cls, data: bytes, path: str, max_pixels: int | None, is_whole: bool) -> EncodedImage:
         if not data:
             raise _bad(path, "the file is empty (0 bytes)")
         if data.startswith(JPEG_START):
-            header = read_jpeg_header(data, count_scans=not scans.are_known_to_be_sound(data))
-            if header is not None and not header.scans:
-                scans.note_damage()
+            start = data[:MOST_READ_BYTES]
+            header = read_jpeg_header(start)
             if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
-                refuse_too_large(header.height, header.width, path, max_pixels, header.scans)
-                if not scans.needs_pillow(data, header.is_progressive):
-                    return cls(data, header.height, header.width, path)
-        return cls.by_pillow(data, path, max_pixels)
+                refuse_too_large(header.height, header.width, path, max_pixels)
+                if header.is_progressive or not data.endswith(JPEG_END) or len(start) < len(data):
+                    scans, end = count_scans(start, header)
+                    refuse_too_large(header.height, header.width, path, max_pixels, scans)
+                    start = start[:end]
+                if start:  # in a JPEG that ends as it should scans are counted later, where that is not known yet
+                    return cls(start, header.height, header.width, path, header)
+        return cls.by_pillow(data if is_whole else None, path, max_pixels)
 
     @classmethod
-    def by_pillow(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
+    def by_pillow(cls, data: bytes | None, path: str = "", max_pixels: int | None = None) -> EncodedImage:
         """Decode with Pillow, whatever the format; the pixels travel uncompressed.
+
+        Args:
+            data: all of the file; None: Pillow reads it, at ``path``.
 
         Raises:
             ImageError: Pillow cannot decode it, or it is too large.
         """
-        try:
-            with _opened(data, max_pixels) as image:
-                passes = count_scan_headers(data) if image.format in ("JPEG", "MPO") else 1
-                refuse_too_large(image.height, image.width, path, max_pixels, passes)
-                return cls.from_pil(image.convert("RGB"), path)
-        except (ImageError, MemoryError):
-            raise
-        except Image.DecompressionBombError as error:
-            reason = f"it could be a decompression bomb: {str(error).rstrip('.')}"
-            raise ImageError(
-                f"{path or 'an image'}: {reason}. Give the loader max_pixels if it is meant", path=path, reason=reason
-            ) from error
-        except UnidentifiedImageError as error:
-            raise _bad(path, f"{len(data)} bytes, in no image format that Pillow knows") from error
-        except Exception as error:  # whatever the library behind a format raises; AVIF's is a RuntimeError
-            raise _bad(path, f"Pillow cannot decode it: {error}") from error
+        return cls.from_pil(_decoded(data, path, max_pixels), path)
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
@@ -196,29 +193,81 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
 
 
 def _content(path: str) -> bytes:
-    """All of a file, in four calls of the system; Python's own way takes three more."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    """All of a file, in four calls of the system; Python's own way takes three more. Of a larger one a byte more than
+    ``MOST_READ_BYTES``.
+
+    Raises:
+        OSError: it cannot be read, or is none: a directory, a device, a pipe, which might have no end.
+    """
+    # Without O_NONBLOCK a pipe would be waited for until somebody opens its other end.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
-        wanted = os.fstat(descriptor).st_size + 1  # so that a short answer is all there is
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file, but a device or a pipe")
+        wanted = min(status.st_size, MOST_READ_BYTES) + 1  # so that a short answer is all there is
         data = os.read(descriptor, wanted)
         if len(data) == wanted - 1:
             return data
-        parts = [data]  # no ordinary file, or a large one
-        while parts[-1]:
-            parts.append(os.read(descriptor, max(wanted, 1 << 20)))
+        parts = [data]  # it has grown, or does not say how large it is, as those of /proc
+        missing = MOST_READ_BYTES + 1 - len(data)
+        while parts[-1] and missing:
+            parts.append(os.read(descriptor, min(missing, 1 << 20)))
+            missing -= len(parts[-1])
         return b"".join(parts)
     finally:
         os.close(descriptor)
 
 
-def _opened(data: bytes, max_pixels: int | None) -> Image.Image:
-    if max_pixels is None:
-        return Image.open(io.BytesIO(data))
-    pillows, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the user's own limit counts
+def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Image:
+    """The image in mode RGB.
+
+    Args:
+        data: all of its file; None: it is read at ``path``.
+
+    Raises:
+        ImageError: as of ``EncodedImage.by_pillow``.
+    """
     try:
-        return Image.open(io.BytesIO(data))
-    finally:
-        Image.MAX_IMAGE_PIXELS = pillows
+        file: IO[bytes]
+        with open(path, "rb") if data is None else io.BytesIO(data) as file, _opened(file, max_pixels) as image:
+            scans = 1
+            if image.format in ("JPEG", "MPO"):
+                file.seek(0)
+                scans = count_scan_headers(file.read(MOST_READ_BYTES))
+            refuse_too_large(image.height, image.width, path, max_pixels, scans)
+            decoded: Image.Image = image.convert("RGB")
+            return decoded
+    except (ImageError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        reason = f"it could be a decompression bomb: {str(error).rstrip('.')}"
+        raise ImageError(
+            f"{path or 'an image'}: {reason}. Give the loader max_pixels if it is meant", path=path, reason=reason
+        ) from error
+    except UnidentifiedImageError as error:
+        size = os.path.getsize(path) if data is None else len(data)
+        raise _bad(path, f"{size} bytes, in no image format that Pillow knows") from error
+    except Exception as error:  # whatever the library behind a format raises; AVIF's is a RuntimeError
+        raise _bad(path, f"Pillow cannot decode it: {error}") from error
+
+
+def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
+    """As Pillow opens it; with a limit of our own without Pillow's, which is one of the whole process."""
+    if max_pixels is None:
+        return Image.open(file)
+    Image.init()
+    start = file.read(16)
+    for opens, accepts in [Image.OPEN[name] for name in Image.ID]:
+        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):  # of a format that it is not
+            accepted = accepts is None or accepts(start)
+            if accepted and not isinstance(accepted, str):  # which says why it is not
+                file.seek(0)
+                image: Image.Image = opens(file, "")
+                return image
+    raise UnidentifiedImageError
 
 
 def _bad(path: str, reason: str) -> ImageError:

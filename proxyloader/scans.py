@@ -8,6 +8,9 @@ JPEG goes to a GPU for the first time its scan is read through on the CPU, as li
 by its index: a dataset that opens other files for the same index is looked at the first time only. (A file that was
 sound, and does not end as a JPEG any more, is looked at again: it may have been cut off meanwhile.)
 
+Images are looked at when the dataset has given its sample, in the thread that asked for it. So it does not matter in
+which threads the dataset opens them, and what other loaders of the process read meanwhile.
+
 Damage in the later scans of a progressive JPEG may be such that libjpeg does not notice it, and a GPU makes of it what
 Pillow does not. No engine decodes those, and most of the work is to read their scans (three quarters of
 Pillow's and more, ``parts.jsonl``), which is looking at them. So all of them go to Pillow.
@@ -17,17 +20,19 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .jpeg import JPEG_END
+from .jpeg import JpegHeader, count_scans
+from .proxy import image_calls_in
+from .sample import EncodedImage
 
 
 class Scan(enum.IntEnum):
-    """What is known of a sample's images."""
+    """What is known of the scans of a sample's images."""
 
     UNKNOWN = 0
     SOUND = 1
@@ -67,43 +72,35 @@ def _numbers(indices: Sequence[Any]) -> NDArray[np.int64]:
     return numbers
 
 
-class _Watch:
-    """What the images that are being opened in this process need."""
+def leave_to_pillow(sample: Any, known: int) -> bool:
+    """Decode with Pillow, of a sample's images, those whose scans DALI is not to be given. Worker.
 
-    known = Scan.UNCHECKED
+    Args:
+        sample: as the dataset gave it.
+        known: the ``Scan`` of its images.
+
+    Returns:
+        A scan was damaged, which is to be remembered.
+
+    Raises:
+        ImageError: Pillow cannot decode it either.
+    """
     found_damage = False
+    for call in image_calls_in(sample):
+        image = call.image
+        if image.header is not None and _is_for_pillow(image, image.header, known):
+            # The limit was held when it was opened.
+            call.take(EncodedImage.by_pillow(image.data, image.path, max_pixels=image.height * image.width))
+            found_damage |= not image.header.is_progressive
+    return found_damage
 
 
-@contextlib.contextmanager
-def opening(known: Scan) -> Iterator[_Watch]:
-    """Around the opening of one sample's images. Worker."""
-    _Watch.known, _Watch.found_damage = known, False
-    try:
-        yield _watch
-    finally:
-        _Watch.known = Scan.UNCHECKED
-
-
-_watch = _Watch()
-
-
-def are_known_to_be_sound(data: bytes) -> bool:
-    """The scans of this JPEG were looked at before."""
-    return _Watch.known is Scan.SOUND and data.endswith(JPEG_END)
-
-
-def note_damage() -> None:
-    """The JPEG that is being opened is damaged, which is to be remembered."""
-    _Watch.found_damage = _Watch.known is Scan.UNKNOWN
-
-
-def needs_pillow(data: bytes, is_progressive: bool) -> bool:
-    """This JPEG is to be decoded by Pillow, because its scan is damaged, or might be."""
-    if is_progressive:
-        return _Watch.known is not Scan.UNCHECKED
-    if _Watch.known is Scan.UNKNOWN and not is_whole(data):
-        note_damage()
-    return _Watch.known is Scan.DAMAGED or _Watch.found_damage
+def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: int) -> bool:
+    if header.is_progressive:  # its scans were counted when it was opened
+        return known != Scan.UNCHECKED
+    if known in (Scan.SOUND, Scan.DAMAGED):
+        return known == Scan.DAMAGED
+    return not any(count_scans(image.data, header)) or (known == Scan.UNKNOWN and not is_whole(image.data))
 
 
 def is_whole(data: bytes) -> bool:

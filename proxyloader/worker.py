@@ -50,7 +50,7 @@ class PackedDataset(Dataset[Any]):
 
     def _packed(self, request: Request) -> PackedBatch:
         fetched = self.fetcher(request)
-        if not fetched.samples and fetched.unreadable:
+        if fetched.unreadable and not fetched.samples:
             return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
         self.fetcher.seed_batch(request)
         packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request)
@@ -63,12 +63,17 @@ class PackedDataset(Dataset[Any]):
 class PackStream:
     """A stream's collate_fn."""
 
-    def __init__(self, packer: Packer, dataset: Any) -> None:
-        self._packer, self._dataset = packer, dataset
+    def __init__(self, fetcher: Fetcher, packer: Packer, batched: bool) -> None:
+        self._fetcher, self._packer, self._batched = fetcher, packer, batched
 
     def __call__(self, samples: Any) -> PackedBatch | Parcel:
-        packed = self._packer(samples)
-        return packed if own_worker_info(self._dataset) is None else Parcel.of(packed)
+        fetched = self._fetcher.of_stream(samples if self._batched else [samples])
+        if fetched.unreadable and not fetched.samples:
+            packed = PackedBatch(None, indices=())
+        else:
+            packed = self._packer(fetched.samples if self._batched else fetched.samples[0])
+        packed = dataclasses.replace(packed, unreadable=tuple(fetched.unreadable)) if fetched.unreadable else packed
+        return packed if own_worker_info(self._fetcher.dataset) is None else Parcel.of(packed)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:

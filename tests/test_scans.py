@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms
 from proxyloader.fetch import Fetcher
 from proxyloader.packing import Packer
 from proxyloader.photograph import photograph
-from proxyloader.sampling import RequestSampler
-from proxyloader.scans import KnownScans, Scan, is_whole, opening
+from proxyloader.proxy import Proxy
+from proxyloader.sampling import Request, RequestSampler
+from proxyloader.scans import KnownScans, Scan, is_whole, leave_to_pillow
+from proxyloader.worker import PackStream
+from tests.integration.test_bad_input import broken_tables
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 
@@ -42,57 +47,68 @@ def test_a_whole_scan_is_told_from_a_damaged_one(options: dict[str, Any]) -> Non
     assert is_whole(data) and not is_whole(cut(data))
 
 
+def looked_at(data: bytes, known: Scan, max_pixels: int | None = None) -> tuple[bytes, bool]:
+    """What a worker makes of a file, and whether it found damage."""
+    transform = dataclasses.replace(compile_transforms(TRANSFORM), max_pixels=max_pixels)
+    sample = transform(EncodedImage.from_bytes(data, max_pixels=max_pixels)), 0
+    found = leave_to_pillow(sample, known)
+    return bytes(sample[0].call.inputs[0]), found
+
+
+def pixels_of(data: bytes) -> Any:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
 def test_a_damaged_image_is_decoded_by_pillow_where_it_is_looked_at_or_known() -> None:
     data, damaged = jpeg(), cut(jpeg())
-    pixels = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
-    for known, found in ((Scan.UNKNOWN, True), (Scan.DAMAGED, False)):
-        with opening(known) as watch:
-            image = EncodedImage.from_bytes(damaged)
-        assert watch.found_damage is found
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(image.data))), pixels)
-    for known in (Scan.UNKNOWN, Scan.SOUND):
-        with opening(known) as watch:
-            assert EncodedImage.from_bytes(data).data is data
-        assert not watch.found_damage
-    assert EncodedImage.from_bytes(damaged).data is damaged  # nobody asked
+    for known in (Scan.UNKNOWN, Scan.DAMAGED):
+        image, found = looked_at(damaged, known)
+        assert found and image.startswith(b"P6") and np.array_equal(pixels_of(image), pixels_of(damaged))
+    for known in (Scan.UNKNOWN, Scan.SOUND, Scan.UNCHECKED):
+        assert looked_at(data, known) == (data, False)
+    assert looked_at(damaged, Scan.UNCHECKED) == (damaged, False), "nobody asked"
 
 
 def test_a_progressive_image_is_decoded_by_pillow_and_not_taken_for_damaged() -> None:
     data = jpeg(progressive=True)
     for known in Scan:
-        with opening(known) as watch:
-            image = EncodedImage.from_bytes(data)
-        assert image.data.startswith(b"P6") == (known is not Scan.UNCHECKED)
-        assert not watch.found_damage
-        pixels = np.asarray(Image.open(io.BytesIO(image.data)).convert("RGB"))
-        assert np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+        image, found = looked_at(data, known)
+        assert image.startswith(b"P6") == (known is not Scan.UNCHECKED) and not found
+        assert np.array_equal(pixels_of(image), pixels_of(data))
 
 
-def test_a_limit_on_pixels_that_was_raised_holds_for_a_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_on_pixels_that_was_raised_holds_where_pillow_decodes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(ImageError, match="max_pixels"):
-        EncodedImage.from_bytes(jpeg(progressive=True))
-    image = EncodedImage.from_bytes(jpeg(progressive=True), max_pixels=10_000)
-    transform = dataclasses.replace(compile_transforms(TRANSFORM), max_pixels=10_000)
-    batch = Packer(default_collate, None, 8, check_scans=True)([transform(image)])
-    assert bytes(batch.runs[0].inputs[0].views(batch.memory(None))[0][:2]) == b"P6"
+    for data in (jpeg(progressive=True), cut(jpeg())):
+        with pytest.raises(ImageError, match="max_pixels"):
+            EncodedImage.from_bytes(data)
+        assert looked_at(data, Scan.UNKNOWN, max_pixels=10_000)[0].startswith(b"P6")
 
 
 def test_a_file_that_was_sound_is_looked_at_again_where_it_does_not_end_as_a_jpeg() -> None:
     data = jpeg()
-    with opening(Scan.SOUND):
-        with pytest.raises(ImageError, match="Pillow cannot decode it"):
-            EncodedImage.from_bytes(data[: len(data) // 2])
-        assert EncodedImage.from_bytes(data + b"more").data.endswith(b"more")
+    with pytest.raises(ImageError, match="Pillow cannot decode it"):
+        looked_at(data[: len(data) // 2], Scan.SOUND)
+    assert looked_at(data + b"more", Scan.SOUND) == (data, False)
 
 
-def test_scans_that_make_no_sense_are_damage_that_is_remembered() -> None:
-    data = jpeg(progressive=True)
-    without_the_last = data[: data.rindex(b"\xff\xda")] + b"\xff\xd9"
-    for known, found in ((Scan.UNKNOWN, True), (Scan.DAMAGED, False), (Scan.UNCHECKED, False)):
-        with opening(known) as watch:
-            assert EncodedImage.from_bytes(without_the_last).data.startswith(b"P6")
-        assert watch.found_damage is found
+def test_scans_that_make_no_sense_are_left_to_pillow_whoever_looks_and_remembered() -> None:
+    data = jpeg()
+    middle = data.index(b"\xff\x00", len(data) // 2)
+    stray = data[:middle] + b"\xff\xd3" + data[middle:]
+    for known in (Scan.UNKNOWN, Scan.DAMAGED, Scan.UNCHECKED):
+        image, found = looked_at(stray, known)
+        assert found and image.startswith(b"P6") and np.array_equal(pixels_of(image), pixels_of(stray))
+    progressive = jpeg(progressive=True)
+    without_the_last = progressive[: progressive.rindex(b"\xff\xda")] + b"\xff\xd9"
+    assert all(looked_at(without_the_last, known)[0].startswith(b"P6") for known in Scan)
+
+
+def test_what_a_pipeline_by_hand_is_given_is_not_looked_at() -> None:
+    encoded = np.frombuffer(cut(jpeg()), np.uint8)
+    sample = Proxy("server", ("images",), 1)(encoded)
+    assert not leave_to_pillow([sample, compile_transforms(TRANSFORM)(Image.new("RGB", (9, 9)))], Scan.DAMAGED)
+    assert np.array_equal(sample.call.inputs[0], encoded)
 
 
 def test_what_is_known_is_kept_by_index() -> None:
@@ -134,7 +150,7 @@ def test_each_sample_is_looked_at_in_its_first_epoch_and_damaged_ones_are_known_
         for request in requests:
             assert (request.scans is None) == (epoch > 0 and request.indices[0] not in (0, 16))
             fetched = fetcher(request)
-            assert fetched.damaged == ([i for i in request.indices if i in (5, 20)] if epoch == 0 else [])
+            assert fetched.damaged == [i for i in request.indices if i in (5, 20)]
             by_pillow = [
                 index
                 for index, (image, _) in zip(fetched.indices, fetched.samples)
@@ -155,25 +171,94 @@ class Lists(ImageFolder):
         return [self[index] for index in indices]
 
 
-def test_a_dataset_that_reads_lists_goes_on_doing_so_but_for_batches_with_damage(damaged_folder: ImageFolder) -> None:
+def is_by_pillow(sample: Any) -> bool:
+    return bytes(sample[0].call.inputs[0][:2]) == b"P6"
+
+
+def test_a_dataset_that_reads_lists_goes_on_doing_so_whatever_is_damaged(damaged_folder: ImageFolder) -> None:
     dataset = wrap(Lists(damaged_folder.root, TRANSFORM))
-    fetcher, known = Fetcher(dataset), KnownScans(48)
-    for epoch, reads in enumerate((6, 4)):  # two batches have damage; the first time they are read to find that out
+    fetcher, known = Fetcher(dataset, otherwise=Scan.SOUND), KnownScans(48)
+    for _ in range(2):
         dataset.read = 0
         requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
         for request in requests:
             fetched = fetcher(request)
-            assert fetched.damaged == ([i for i in request.indices if i in (5, 20)] if epoch == 0 else [])
+            assert fetched.damaged == [i for i in request.indices if i in (5, 20)]
+            assert [i for i, sample in zip(request.indices, fetched.samples) if is_by_pillow(sample)] == fetched.damaged
             requests.answered(request.number)
             requests.note_scans(request, (), fetched.damaged)
-        assert dataset.read == reads
+        assert dataset.read == 6
+
+
+class Threads(Lists):
+    """Reads a batch at once, with threads of its own."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(self.__getitem__, indices))
+
+
+class Whole(Lists):
+    """Gives batches, not lists of samples."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return default_collate([self[index] for index in indices])
+
+
+def test_images_that_a_datasets_own_threads_open_are_looked_at_too(damaged_folder: ImageFolder) -> None:
+    fetcher, known = Fetcher(wrap(Threads(damaged_folder.root, TRANSFORM)), otherwise=Scan.SOUND), KnownScans(48)
+    requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
+    for request in requests:
+        fetched = fetcher(request)
+        assert fetched.damaged == [i for i in request.indices if i in (5, 20)]
+        assert [i for i, sample in zip(request.indices, fetched.samples) if is_by_pillow(sample)] == fetched.damaged
+
+
+def test_in_a_batch_of_the_datasets_own_making_all_are_looked_at(damaged_folder: ImageFolder) -> None:
+    fetcher, known = Fetcher(wrap(Whole(damaged_folder.root, TRANSFORM)), otherwise=Scan.SOUND), KnownScans(48)
+    for _ in range(2):
+        requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
+        for request in requests:
+            images, _ = fetcher(request).samples
+            by_pillow = [bytes(call.inputs[0][:2]) == b"P6" for call in images.run.calls]
+            assert by_pillow == [index in (5, 20) for index in request.indices]
+            requests.answered(request.number)
+            requests.note_scans(request, (), fetcher(request).damaged)
+
+
+def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder: ImageFolder) -> None:
+    """One reads what is known to be sound, the other what nobody has looked at yet."""
+    at_once = threading.Barrier(2)
+
+    class Meet(ImageFolder):
+        """Both threads are between opening one image and the next at the same time."""
+
+        def __getitem__(self, index: int) -> Any:
+            at_once.wait(10)
+            sample = super().__getitem__(index)
+            at_once.wait(10)
+            return sample
+
+    dataset = wrap(Meet(damaged_folder.root, TRANSFORM))
+    indices = list(range(8))
+    unknown, sound = bytes([Scan.UNKNOWN] * 8), None
+    for scans in ((unknown, sound), (sound, unknown), (unknown, unknown)):
+        requests = [Request(k, 0, indices, True, None, scans=each) for k, each in enumerate(scans)]
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(Fetcher(dataset, otherwise=Scan.SOUND), requests))
+        for fetched, each in zip(found, scans):
+            assert fetched.damaged == ([5] if each else [])
+            assert [is_by_pillow(sample) for sample in fetched.samples] == [
+                index in fetched.damaged for index in indices
+            ]
 
 
 @pytest.mark.parametrize("check_scans", [True, False])
 def test_replacements_are_looked_at_only_where_that_was_asked_for(
     damaged_folder: ImageFolder, check_scans: bool
 ) -> None:
-    fetcher = Fetcher(wrap(damaged_folder), "replace", check_scans=check_scans)
+    otherwise = Scan.SOUND if check_scans else Scan.UNCHECKED
+    fetcher = Fetcher(wrap(damaged_folder), "replace", otherwise=otherwise)
     index, (image, _) = fetcher.next_readable(4, 0, [])
     assert index == 5 and (bytes(image.call.inputs[0][:2]) == b"P6") is check_scans
 
@@ -210,6 +295,23 @@ class Opens(Dataset[Any]):
 def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -> None:
     dataset = wrap(Opens(damaged_folder))
     Path(dataset.paths[6]).write_bytes(jpeg(progressive=True))
-    batch = Packer(default_collate, None, 8, check_scans=True)([dataset[k] for k in range(4, 8)])
+    samples = [dataset[k] for k in range(4, 8)]
+    packer = Packer(default_collate, None, 8)
+    batch = PackStream(Fetcher(dataset, otherwise=Scan.UNKNOWN), packer, batched=True)(samples)
     images = batch.runs[0].inputs[0].views(batch.memory(None))
     assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, True, False]
+
+
+def test_a_streams_images_that_pillow_cannot_decode_either_are_left_out_alone(damaged_folder: ImageFolder) -> None:
+    dataset = wrap(Opens(damaged_folder))
+    broken_tables(Path(dataset.paths[6]))
+    for on_error in ("raise", "skip"):
+        fetcher = Fetcher(dataset, on_error, otherwise=Scan.UNKNOWN)
+        pack = PackStream(fetcher, Packer(default_collate, None, 8), batched=True)
+        if on_error == "raise":
+            with pytest.raises(ImageError, match=dataset.paths[6]):
+                pack([dataset[k] for k in range(4, 8)])
+            continue
+        batch = pack([dataset[k] for k in range(4, 8)])
+        assert len(batch.runs[0]) == 3 and [each.path for each in batch.unreadable] == [dataset.paths[6]]
+        assert pack([dataset[6]]).is_empty

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import InputError
-from ..proxy import NO_TENSOR_YET, ProxyCall, ProxySample
+from ..proxy import NO_TENSOR_YET, ImageCall, ProxySample
 from ..sample import EncodedImage, refuse_too_large
 from .held import held_in, with_held
 from .plan import Plan
@@ -63,9 +63,7 @@ class CompiledTransform:
                 "it must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes of a file"
             )
         refuse_too_large(image.height, image.width, image.path, self.max_pixels)
-        encoded = np.frombuffer(image.data, np.uint8)
-        row = self.plan.draw(image.height, image.width)
-        call = ProxyCall(self.plan.key, (encoded, row) if row.size else (encoded,), image.path)
+        call = ImageCall(self.plan, image, self.plan.draw(image.height, image.width))
         if self.plan.output.images == 1:
             return ProxySample(call)
         return tuple(ProxySample(call, output) for output in range(self.plan.output.images))

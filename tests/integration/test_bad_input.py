@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -87,8 +88,26 @@ def broken_tables(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def a_device_without_end(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def a_pipe_that_nobody_writes_to(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def ten_gigabytes_of_nothing(path: Path) -> None:
+    empty(path)
+    os.truncate(path, 10 << 30)
+
+
 WAYS = [
     broken_tables,
+    a_device_without_end,
+    a_pipe_that_nobody_writes_to,
+    ten_gigabytes_of_nothing,
     missing,
     a_directory,
     empty,
@@ -141,8 +160,6 @@ def test_a_scan_that_ends_too_early_is_the_grey_that_pillow_makes_of_it(
 
 
 def test_a_file_without_permission_is_named(damaged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     dataset = damaged(lambda path: path.chmod(0))
     if os.access(dataset.samples[BAD][0], os.R_OK):
         pytest.skip("this user may read everything")

@@ -30,7 +30,7 @@ from proxyloader import (
 from proxyloader.spelled import numbers_in, spell_dataset
 from tests.outcomes import outcomes
 
-from .test_bad_input import broken_tables, empty, missing, text
+from .test_bad_input import a_device_without_end, broken_tables, empty, missing, text
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH = 24, 4
@@ -65,7 +65,9 @@ def numbers_of(batches: list[Any], dataset: ImageFolder) -> list[list[int]]:
 
 
 WAYS = pytest.mark.parametrize(
-    "how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI, missing, empty], ids=["text", "broken tables", "missing", "empty"]
+    "how",
+    [FOUND_BY_THE_WORKER, FOUND_BY_DALI, missing, empty, a_device_without_end],
+    ids=["text", "broken tables", "missing", "empty", "a device"],
 )
 
 
