@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,7 @@ from .rescue import Rescue, Saved
 from .road import Road
 from .run_starter import Fed, RunStarter
 from .sampling import Progress, Request
+from .transforms.plan import Plan
 from .unreadable import OnError, UnreadableSample, UnreadableSamples
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -78,6 +79,7 @@ class Feeder:
         prefetch: most decoded batches that wait.
         pin: put CPU tensors into page-locked memory.
         format: of images; those of plans are in it already.
+        serve: makes the server of a plan that came with a batch.
     """
 
     _process = 0
@@ -87,7 +89,7 @@ class Feeder:
         self,
         batches: Iterator[Parcel | PackedBatch],
         road: Road,
-        servers: Mapping[str, ProxyServer],
+        servers: dict[str, ProxyServer],
         *,
         progress: Progress,
         errors: UnreadableSamples,
@@ -96,6 +98,7 @@ class Feeder:
         prefetch: int,
         pin: bool,
         format: BatchFormat,
+        serve: Callable[[Plan], ProxyServer],
     ) -> None:
         self._fed: deque[Fed] = deque()
         self._batches: Iterator[Parcel | PackedBatch] | None = batches
@@ -104,7 +107,7 @@ class Feeder:
         self._run_starter, self._rescue = RunStarter(road, servers), Rescue(servers, road, on_error, format)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
         self._ahead = prefetch if road.workers.num_workers and servers else 0
-        self._pin, self._format = pin, format
+        self._pin, self._format, self._serve = pin, format, serve
         # A stream has no sampler that could start further on: what the loop had of it is thrown away.
         self._to_throw_away = progress.batches if road.requests is None else 0
         self._nothing_yet = not progress.batches
@@ -242,6 +245,9 @@ class Feeder:
                 if self._road.requests is not None and request is not None and fed.batch.failure is None:
                     unreadable = [each.index for each in fed.batch.unreadable]
                     self._road.requests.note_scans(request, unreadable, fed.batch.damaged)
+                for plan in fed.batch.plans:  # of a transform that no attribute of the dataset holds
+                    self._servers[plan.key] = self._serve(plan)
+                    self._road.plans[plan.key] = plan
                 fed.is_to_start = True
             except Exception as error:
                 fed.error = error

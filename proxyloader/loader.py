@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -25,6 +25,9 @@ from .transforms.plan import Plan
 from .translation import UNSUPPORTED, Unsupported, translated
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
 from .world import Auto
+
+if TYPE_CHECKING:  # importing the server imports DALI
+    from .server import ProxyServer
 
 log = logging.getLogger("proxyloader")
 
@@ -208,6 +211,7 @@ class DataLoader(TorchDataLoader[T]):
         self._scans: KnownScans | None = None
         self._road: Road | None = None
         self._servers: dict[str, Any] = {}
+        self._found_plans: dict[str, Plan] = {}  # of transforms that no attribute of the dataset holds
         self._process = os.getpid()
         self._translated()  # a transform that is not translated is refused now, not in the first epoch
 
@@ -253,6 +257,7 @@ class DataLoader(TorchDataLoader[T]):
                 prefetch=self.prefetch,
                 pin=self.pin_memory and not road.workers.pin_memory and torch.cuda.is_available(),
                 format=self._format,
+                serve=self._serve_found,
             )
         except BaseException:
             road.let_go(batches)
@@ -368,12 +373,16 @@ class DataLoader(TorchDataLoader[T]):
         if road is not None and self.persistent_workers and not road.broken:
             return road  # its workers keep the dataset that they were given
         dataset, plans = self._translated()
+        plans |= self._found_plans
         arena = road.left_arena() if road is not None else None
-        looks_at_scans = bool(plans) and self.check_scans and self._on_gpu
-        if self._scans is None and looks_at_scans:
+        if self._scans is None and plans and self._looks_at_scans:
             self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)
-        self._road = Road.build(self, dataset, plans, arena, self._scans if looks_at_scans else None)
+        self._road = Road.build(self, dataset, plans, arena, self._scans if self._looks_at_scans else None)
         return self._road
+
+    @property
+    def _looks_at_scans(self) -> bool:
+        return self.check_scans and self._on_gpu
 
     def _start(self, road: Road, progress: Progress) -> Any:
         """Let torch start an epoch; with a seed, what it draws for its workers follows that."""
@@ -397,18 +406,26 @@ class DataLoader(TorchDataLoader[T]):
             if self.device is not None:
                 cuda_ordinal(self.device)  # which says so where it does not exist
             return {} if self.server is None else {self.server.key: self.server}
+        self._servers = {key: self._servers.get(key) or self._server_of(plan) for key, plan in plans.items()}
+        return self._servers if self.server is None else self._servers | {self.server.key: self.server}
+
+    def _server_of(self, plan: Plan) -> ProxyServer:
         from .pipeline import PipelineOptions
         from .plan_server import PlanServer
 
-        device_id = cuda_ordinal(self.device)
         options = PipelineOptions(
             run_size(self),
-            device_id,
+            cuda_ordinal(self.device),
             None if self.num_threads == "auto" else self.num_threads,
             self.prefetch + 1,
             None if self.hw_decoder_load == "auto" else self.hw_decoder_load,
         )
-        self._servers = {
-            key: self._servers.get(key) or PlanServer(plan, options, self._format) for key, plan in plans.items()
-        }
-        return self._servers if self.server is None else self._servers | {self.server.key: self.server}
+        return PlanServer(plan, options, self._format)
+
+    def _serve_found(self, plan: Plan) -> ProxyServer:
+        """The server of a plan that came with a batch, and is known from the next epoch on."""
+        self._format.check(plan)
+        self._found_plans[plan.key] = plan
+        server: ProxyServer = self._servers.get(plan.key) or self._server_of(plan)
+        self._servers[plan.key] = server
+        return server

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch.utils.data import default_collate, get_worker_info
 from .arena import Arena, Memory
 from .errors import InputError
 from .parcel import PackedBatch, PackedInput, PackedRun, aligned
-from .proxy import ProxyBatch, ProxyCall, ProxySample
+from .proxy import ImageCall, ProxyBatch, ProxyCall, ProxySample, image_calls_in
 from .sampling import Request
+from .transforms.plan import Plan
 
 LARGE_TENSOR_BYTES = 1 << 18
 
@@ -34,9 +35,11 @@ class Packer:
     Args:
         collate_fn: of the loader; runs here where it is torch's own or the samples hold no images.
         arena: of the loader, or None.
-        run_size: most samples that a pipeline takes at once; 0: the dataset has no images, and nothing is looked for.
+        run_size: most samples that a pipeline takes at once.
         batched: it is given lists of samples, not one at a time.
         keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
+        has_images: the loader has servers; else the dataset may hold compiled transforms that it could not see.
+        plans: keys of those that it knows of.
     """
 
     def __init__(
@@ -46,10 +49,13 @@ class Packer:
         run_size: int,
         batched: bool = True,
         keep_samples: bool = False,
+        has_images: bool = True,
+        plans: Collection[str] = (),
     ) -> None:
         self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self._batched, self._keep_samples = batched, keep_samples
-        self._collate_here = collate_fn is default_collate or not run_size
+        self._has_images, self._plans = has_images, plans
+        self._collate_here = collate_fn is default_collate
 
     def __call__(self, samples: Any, request: Request | None = None) -> PackedBatch:
         """
@@ -57,9 +63,9 @@ class Packer:
             samples: what the dataset gave: a list of samples, or one sample where batching is off.
             request: that asked for them; its slot is written to.
         """
+        if not self._has_images and not image_calls_in(samples):
+            return PackedBatch(request, content=self._collate_fn(samples))
         content = self._collate_fn(samples) if self._collate_here else samples
-        if not self._run_size:
-            return PackedBatch(request, content=content)
         pickler = _ContentPickler(self._run_size)
         data = pickler.dumps(content)
         if not pickler.runs:
@@ -80,7 +86,12 @@ class Packer:
             collated=self._collate_here,
             batched=self._batched,
             samples=samples_alone,
+            plans=tuple(self._unknown_plans(pickler.runs)),
         )
+
+    def _unknown_plans(self, runs: list[list[ProxyCall]]) -> list[Plan]:
+        firsts = {calls[0].server: calls[0] for calls in runs}  # those of a run are of one server
+        return [call.plan for key, call in firsts.items() if isinstance(call, ImageCall) and key not in self._plans]
 
 
 class _ContentPickler:

@@ -21,6 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from .arena import Arena, Memory
 from .errors import ProxyLoaderError
 from .sampling import Request
+from .transforms.plan import Plan
 from .unreadable import UnreadableSample
 
 ALIGNMENT_BYTES = 64
@@ -132,6 +133,7 @@ class PackedBatch:
         indices: of the samples, where they are not those of the request.
         unreadable: samples that are missing in it.
         damaged: indices of samples whose JPEG is not whole.
+        plans: of its runs, where the loader did not know them before.
         failure: what the worker met instead.
     """
 
@@ -147,6 +149,7 @@ class PackedBatch:
     indices: Sequence[Any] | None = None
     unreadable: tuple[UnreadableSample, ...] = ()
     damaged: tuple[Any, ...] = ()
+    plans: tuple[Plan, ...] = ()
     failure: Failure | None = None
 
     def __repr__(self) -> str:

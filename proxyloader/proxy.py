@@ -5,6 +5,7 @@ All of it can be pickled, and none of it needs DALI: workers hold nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import pickle
@@ -121,14 +122,15 @@ def _unpack_run(
 
 
 NO_TENSOR_YET = (
-    "inside the dataset a transformed image is no tensor yet; DALI makes it, a batch at a time. "
-    "Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset. "
+    "inside the dataset a transformed image is no tensor yet; behind proxyloader.DataLoader DALI makes it, a batch at "
+    "a time. Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset. "
     "(In a batch that is collated, all samples are transformed so, or none)"
 )
 
 NO_BATCH_YET = (
-    "a stock DataLoader's batch holds no tensor yet where the dataset called server.proxy. First call "
-    "batch = server.produce_data(batch), or load with proxyloader.DataLoader(dataset, ..., server=server)"
+    "a stock DataLoader's batch holds no tensor yet where the dataset called a compiled transform, or server.proxy. "
+    "Load with proxyloader.DataLoader(dataset, ...), with server=server where it is that; or first call "
+    "batch = server.produce_data(batch)"
 )
 
 
@@ -200,7 +202,8 @@ def image_calls_in(content: Any) -> list[ImageCall]:
         return []
     walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     walk.found = {}
-    walk.dump(content)
+    with contextlib.suppress(Exception):  # if it holds images, it fails when it is packed
+        walk.dump(content)
     return list(walk.found.values())
 
 

@@ -78,21 +78,31 @@ class Road:
             dataset: the wrapped one.
             plans: that it refers to.
             arena: of an earlier epoch, to be used again; None: a new one.
-            scans: what is known of its JPEGs; None where they are not looked at.
+            scans: what is known of its JPEGs; None where that is not remembered.
         """
         has_images = bool(plans) or loader.server is not None
         streams = isinstance(dataset, IterableDataset)
         batched = loader.batch_size is not None if streams else loader.batch_sampler is not None
-        size = (run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size) * has_images
+        size = run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size
         if loader.num_workers and has_images and arena is None and not streams:
             # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
             # handed out, and two that the GPU may still be reading.
             slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
             arena = _arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
         # No scans come with a request all of whose samples are sound; and a stream's come with none.
-        otherwise = Scan.UNCHECKED if scans is None else Scan.UNKNOWN if streams else Scan.SOUND
+        otherwise = Scan.UNCHECKED
+        if loader._looks_at_scans:
+            otherwise = Scan.UNKNOWN if streams or scans is None else Scan.SOUND
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise)
-        packer = Packer(loader.collate_fn, arena, size, batched, keep_samples=loader.on_error != "raise")
+        packer = Packer(
+            loader.collate_fn,
+            arena,
+            size,
+            batched,
+            keep_samples=loader.on_error != "raise",
+            has_images=has_images,
+            plans=frozenset(plans),
+        )
         arguments: dict[str, Any] = dict(
             num_workers=loader.num_workers,
             timeout=loader.timeout,

@@ -91,8 +91,8 @@ def _say_that_nothing_is_to_do(dataset: Any) -> None:
     within = next((name for name, value in getattr(dataset, "__dict__", {}).items() if _has_transform(value)), None)
     advice = f" (.{within} has one: let {kind} itself keep it, in .transform, and call it)" if within else ""
     _say_once(
-        f"{found} no torchvision transform{advice}, so there is nothing for DALI to do: "
-        "proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
+        f"{found} no torchvision transform{advice}, so there is nothing for DALI to do, but for what it calls that "
+        "compile_transforms made: proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
     )
 
 

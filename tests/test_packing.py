@@ -81,7 +81,7 @@ def test_each_sample_can_be_kept_by_itself_for_a_batch_that_loses_some() -> None
 
 
 def test_a_dataset_without_images_is_not_searched_for_them() -> None:
-    batch = Packer(list, None, run_size=0)([lambda: 1])  # which cannot be pickled
+    batch = Packer(list, None, 4, has_images=False)([lambda: 1])  # which cannot be pickled
     assert batch.content[0]() == 1
 
 

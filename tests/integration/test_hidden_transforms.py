@@ -1,0 +1,172 @@
+"""Compiled transforms that no attribute of the dataset holds: the loader learns of them from the batches."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset, IterableDataset, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+
+from proxyloader import DataLoader, EncodedImage, InputError, compile_transforms
+from tests.side_by_side import MEAN_ALLOWED
+
+from .test_bad_input import broken_tables, text
+
+TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+COMPILED = compile_transforms(TRANSFORM)
+SMALLER = compile_transforms(transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()]))
+
+
+class Hides(Dataset[Any]):
+    """Calls a global in its methods; with ``is_stock``, the transform that it was made from."""
+
+    def __init__(self, folder: ImageFolder, is_stock: bool = False) -> None:
+        self.paths, self.is_stock = [path for path, _ in folder.samples], is_stock
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        if self.is_stock:
+            return TRANSFORM(default_loader(self.paths[index])), index
+        return COMPILED(EncodedImage.open(self.paths[index])), index
+
+
+class HidesTwo(Hides):
+    """The second half of its samples has a picture more, from another transform."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, index = super().__getitem__(index)
+        return (image, index) if index < 24 else (image, index, SMALLER(EncodedImage.open(self.paths[index])))
+
+
+class HidesInStream(IterableDataset[Any]):
+    def __init__(self, folder: ImageFolder) -> None:
+        self.map_style = Hides(folder)
+
+    def __iter__(self) -> Any:
+        return iter([self.map_style[index] for index in range(8)])
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    assert len(ours) == len(theirs)
+    for (images, indices), (stock, stock_indices) in zip(ours, theirs):
+        assert torch.equal(indices, stock_indices)
+        assert images.shape == stock.shape and (images.cpu() - stock).abs().mean() <= MEAN_ALLOWED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(num_workers=0),
+        dict(num_workers=2),
+        dict(num_workers=2, persistent_workers=True),
+        pytest.param(dict(num_workers=1, multiprocessing_context="spawn"), marks=pytest.mark.slow),
+        dict(num_workers=1, pin_memory=True, collate_fn=lambda samples: default_collate(samples)),
+    ],
+    ids=["no workers", "workers", "persistent", "spawn", "own collate_fn"],
+)
+def test_a_transform_in_a_global_gives_the_stock_loaders_batches(
+    folder: ImageFolder, arguments: dict[str, Any], device: str
+) -> None:
+    ours, theirs = (
+        kind(Hides(folder, is_stock=kind is StockLoader), 8, shuffle=True, **arguments, **more)
+        for kind, more in ((DataLoader, dict(device=device)), (StockLoader, {}))
+    )
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        found = list(ours)
+        torch.manual_seed(epoch)
+        assert_close(found, list(theirs))
+
+
+def test_a_transform_in_a_closure_works_and_is_resumed(folder: ImageFolder, device: str) -> None:
+    compiled = compile_transforms(TRANSFORM)
+
+    class Closure(Hides):
+        def __getitem__(self, index: int) -> Any:
+            return compiled(EncodedImage.open(self.paths[index])), index
+
+    for workers in (0, 2):
+        loader = DataLoader(Closure(folder), 8, num_workers=workers, shuffle=True, seed=3, device=device)
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        state = loader.state_dict()
+        left = list(batches)
+        other = DataLoader(Closure(folder), 8, num_workers=workers, shuffle=True, seed=3, device=device)
+        other.load_state_dict(state)
+        assert_close(list(other), [(images.cpu(), indices) for images, indices in left])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_transform_may_come_in_mid_epoch(folder: ImageFolder, workers: int, device: str) -> None:
+    batches = list(DataLoader(HidesTwo(folder), 8, num_workers=workers, device=device))
+    assert [[tuple(part.shape) for part in batch] for batch in batches] == [
+        *[[(8, 3, 32, 32), (8,)]] * 3,
+        *[[(8, 3, 32, 32), (8,), (8, 3, 16, 16)]] * 3,
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_may_hide_its_transform_too(folder: ImageFolder, workers: int, device: str) -> None:
+    batches = list(DataLoader(HidesInStream(folder), 4, num_workers=workers, device=device))
+    assert [tuple(images.shape) for images, _ in batches] == [(4, 3, 32, 32)] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", [text, broken_tables], ids=["by the worker", "by DALI"])
+def test_what_cannot_be_read_is_left_out(
+    folder: ImageFolder, tmp_path: Path, how: Any, workers: int, device: str
+) -> None:
+    dataset = Hides(folder)
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(Path(dataset.paths[3]).read_bytes())
+    how(bad)
+    dataset.paths[3] = str(bad)
+    loader = DataLoader(dataset, 8, num_workers=workers, on_error="skip", device=device)
+    for _ in range(2):
+        assert next(iter(loader))[1].tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert {error.index for error in loader.errors} == {3}
+
+
+class NotPickled(Dataset[Any]):
+    """Samples that cannot travel, and need not without workers."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return lambda: index
+
+
+def test_a_dataset_without_images_is_not_touched_beside_one_with_some(
+    folder: ImageFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    next(iter(DataLoader(Hides(folder), 8, device="cpu")))
+    with caplog.at_level(logging.WARNING):
+        found = [sample() for samples in DataLoader(NotPickled(), 2, collate_fn=list) for sample in samples]
+    assert found == [0, 1, 2, 3]
+
+
+def test_a_format_that_the_transform_does_not_give_is_refused_at_its_batch(folder: ImageFolder) -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        next(iter(DataLoader(Hides(folder), 8, dtype=torch.uint8, device="cpu")))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_under_the_stock_loader_the_error_says_which_loader_it_takes(folder: ImageFolder, workers: int) -> None:
+    images, _ = next(iter(StockLoader(Hides(folder), 8, num_workers=workers)))
+    with pytest.raises(AttributeError, match=r"called a compiled transform.*proxyloader\.DataLoader\(dataset"):
+        images.to("cpu")
+    with pytest.raises(TypeError, match=r"proxyloader\.DataLoader"):
+        torch.stack([images])
+    with pytest.raises((TypeError, InputError), match=r"proxyloader\.DataLoader"):
+        images + 1
