@@ -61,6 +61,9 @@ ENOUGH = 2
 LONG_STEP_S = 2 * sys.getswitchinterval()
 """Of the loop: in so much a thread gets the interpreter, even from one that never waits."""
 
+OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
+"""Attributes, where it has workers, or a thread that pins."""
+
 _NOTHING = object()
 """In the place of a batch, none of whose samples could be read."""
 
@@ -106,8 +109,12 @@ class Feeder:
         self._progress, self._errors, self._on_error = progress, errors, on_error
         self._run_starter, self._rescue = RunStarter(road, servers), Rescue(servers, road, on_error, format)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
-        self._ahead = prefetch if road.workers.num_workers and servers else 0
+        # Nor may runs be started ahead of a loop that is left early, where what they draw is to be the same again.
+        runs_ahead = road.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
+        self._ahead = prefetch if runs_ahead else 0
         self._pin, self._format, self._serve = pin, format, serve
+        # Scripts ask torch's iterators for these, to see that the workers end.
+        vars(self).update({name: getattr(batches, name) for name in OF_TORCHS_ITERATOR if hasattr(batches, name)})
         # A stream has no sampler that could start further on: what the loop had of it is thrown away.
         self._to_throw_away = progress.batches if road.requests is None else 0
         self._nothing_yet = not progress.batches

@@ -97,6 +97,8 @@ class DataLoader(TorchDataLoader[T]):
         ValueError: an argument is wrong, or two contradict each other; torch's own checks, and those of the above.
     """
 
+    _road: Road | None = None
+
     def __init__(
         self,
         dataset: Any,
@@ -209,11 +211,20 @@ class DataLoader(TorchDataLoader[T]):
         self._next_epoch = Progress()
         self._progress: Progress | None = None  # of the epoch that was begun last
         self._scans: KnownScans | None = None
-        self._road: Road | None = None
         self._servers: dict[str, Any] = {}
         self._found_plans: dict[str, Plan] = {}  # of transforms that no attribute of the dataset holds
         self._process = os.getpid()
         self._translated()  # a transform that is not translated is refused now, not in the first epoch
+
+    @property
+    def _iterator(self) -> Any:
+        """torch's iterator over persistent workers. Trainers end these by it: ``_shutdown_workers``, and None here."""
+        return None if self._road is None else self._road.workers._iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        if iterator is None and self._road is not None and self.persistent_workers:
+            self._road.let_go(None)
 
     def __iter__(self) -> Any:
         if self._process != os.getpid():
@@ -353,7 +364,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # As before the first epoch: a copy has workers, and a count of epochs, of its own.
-        own: dict[str, Any] = {"_road": None, "_servers": {}, "_iterator": None, "_progress": None, "_scans": None}
+        own: dict[str, Any] = {"_road": None, "_servers": {}, "_progress": None, "_scans": None}
         return self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": Progress(self._next_epoch.epoch)}
 
     def _translated(self) -> tuple[Any, dict[str, Plan]]:

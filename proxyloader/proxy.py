@@ -250,11 +250,12 @@ class Proxy:
         Raises:
             InputError: the names differ from the pipeline's, or a value is nothing that DALI takes.
         """
-        if len(args) == 1 and len(self.input_names) == 1 and not inputs:
-            inputs = {self.input_names[0]: args[0]}
-        if (args and len(self.input_names) > 1) or set(inputs) != set(self.input_names):
+        if len(args) == len(self.input_names) == 1 and not inputs:
+            inputs, args = {self.input_names[0]: args[0]}, ()
+        if args or set(inputs) != set(self.input_names):
             raise InputError(
-                f"the pipeline's inputs are {', '.join(self.input_names)}; got {len(args)} positional arguments and "
+                f"{'too many positional arguments: ' if args else ''}the pipeline's inputs are "
+                f"{', '.join(self.input_names)}; got {len(args)} positional arguments and "
                 f"{', '.join(inputs) or 'none by name'}. Call server.proxy({'=..., '.join(self.input_names)}=...)"
             )
         arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)

@@ -177,6 +177,9 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
     lost = False
     """A worker is gone, and the batches that it had: some that are waited for never come."""
 
+    _send_idx = _rcvd_idx = 0
+    """What workers were asked for and have given. torch counts from when it has started them, which may fail."""
+
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._process = os.getpid()
         super().__init__(loader)
@@ -213,15 +216,17 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
         if self._process != os.getpid():
             self._shutdown = True  # a forked copy: the workers are the parent's
             return
-        # torch waits five seconds for each worker that is busy; and what it is busy with is wanted no more.
         if not self._shutdown:
             queue: Any
             for queue in self._index_queues:
                 # An interrupt in the middle of `put` may leave its lock closed, and torch puts something in once more.
                 queue._notempty.acquire(timeout=GRACE_S)
                 queue._notempty.release()
-            deadline_s = time.monotonic() + GRACE_S
-            self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
+            # torch waits five seconds for each worker that is busy; and what it is busy with is wanted no more. Those
+            # that have given all they were asked for may take them for what they do at their end.
+            if not 0 < self._rcvd_idx == self._send_idx:
+                deadline_s = time.monotonic() + GRACE_S
+                self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()
 
 

@@ -56,9 +56,9 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
     Args:
         pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. (With ``exec_async=False`` it
             works in ``next()`` alone, not beside the model.)
-        deterministic: as upstream; runs are always started in the order of the training loop, so both values give the
-            same. Batches are reproducible, but for what the pipeline itself draws at random after a loop was left
-            early: runs that were started ahead have drawn, too.
+        deterministic: as upstream: no run is started before the loop asks for its batch, which is slower. Without it,
+            too, runs are started in the loop's order, and batches are reproducible, but for what the pipeline itself
+            draws at random after a loop was left early: runs that were started ahead have drawn.
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.
@@ -81,7 +81,7 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
         self._runs: deque[Ticket] = deque()
-        self._lock = threading.RLock()
+        self._lock, self.deterministic = threading.RLock(), deterministic
         self._started = self._is_lost = self._is_forked = False
         self._in_step = True  # there is a ticket for each run that DALI has, and no other
         _executor.take_over(pipeline, self)  # from here on another server may take it from this one

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import multiprocessing
+import multiprocessing.util
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +209,62 @@ def test_an_iterator_has_the_length_of_its_loader_and_the_class_can_be_subscript
     for workers in (0, 1):
         assert len(iter(DataLoader(dataset, 7, num_workers=workers, device="cpu"))) == 7
     assert DataLoader[int] is not None
+
+
+@pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])
+@pytest.mark.parametrize("is_left", [False, True], ids=["to its end", "left early"])
+def test_an_iterator_has_torchs_list_of_its_workers_who_end_with_it(
+    dataset: ImageFolder, loader_class: Any, is_left: bool
+) -> None:
+    batches = iter(loader_class(dataset, 8, num_workers=2))
+    workers = batches._workers
+    assert [worker.is_alive() for worker in workers] == [True, True]
+    for _ in batches:
+        if is_left:
+            break
+    assert batches._workers == workers
+    del batches, _
+    for worker in workers:
+        worker.join(60)
+    assert is_left or [worker.exitcode for worker in workers] == [0, 0]
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])
+def test_workers_that_have_given_all_may_finish_what_they_do_at_their_end(
+    dataset: ImageFolder, tmp_path: Path, loader_class: Any
+) -> None:
+    init = functools.partial(write_at_the_end, tmp_path / "note")
+    assert len(list(loader_class(dataset, 8, num_workers=1, worker_init_fn=init))) == 6
+    assert (tmp_path / "note").read_text() == "written"
+
+
+def write_at_the_end(path: Path, worker_id: int) -> None:
+    def write() -> None:
+        time.sleep(1)  # as a profiler that writes what it has
+        path.write_text("written")
+
+    multiprocessing.util.Finalize(None, write, exitpriority=0)
+
+
+@pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])
+@pytest.mark.parametrize("is_told_to_stop", [False, True], ids=["forgotten", "told to stop and forgotten"])
+def test_persistent_workers_end_where_a_trainer_resets_the_loaders_iterator(
+    dataset: ImageFolder, loader_class: Any, is_told_to_stop: bool
+) -> None:
+    loader = loader_class(dataset, 8, num_workers=1, persistent_workers=True)
+    assert loader._iterator is None
+    expected = [labels.tolist() for _, labels in loader]
+    (worker,) = loader._iterator._workers
+    assert worker.is_alive()
+    if is_told_to_stop:
+        loader._iterator._shutdown_workers()
+        assert not worker.is_alive()
+    loader._iterator = None
+    worker.join(5)
+    assert not worker.is_alive()
+    assert [labels.tolist() for _, labels in loader] == expected
+    loader._iterator = None
 
 
 def test_persistent_workers_keep_the_transform_they_started_with_as_torchs_do(dataset: ImageFolder) -> None:

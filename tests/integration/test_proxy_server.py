@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 import time
 from collections import namedtuple
@@ -296,6 +297,16 @@ def test_the_same_seed_gives_the_same_random_outputs_for_any_number_of_workers(d
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+def test_a_deterministic_servers_draws_follow_from_the_batches_that_loops_had_until_they_were_left(device: str) -> None:
+    found = []
+    for workers in (0, 1, 3):
+        with ProxyServer(spelled(device), deterministic=True) as server:
+            loader = DataLoader(Numbers(server.proxy), 2, num_workers=workers, server=server)
+            loops = [list(itertools.islice(loader, 3)) for _ in range(3)]
+            found.append(torch.stack([batch["outputs"][0].cpu() for loop in loops for batch in loop]))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 @pytest.mark.parametrize("method", ["ours", "stock"])
 def test_two_loaders_on_one_server_take_turns_in_any_way(folder: ImageFolder, images_in: Any, method: str) -> None:
     with ProxyServer(resized("cpu")) as server:
@@ -578,6 +589,8 @@ def test_the_proxy_says_which_inputs_it_takes() -> None:
         for call in (lambda: server.proxy(1, 2), lambda: server.proxy(a=1), lambda: server.proxy(a=1, c=2)):
             with pytest.raises(InputError, match=r"the pipeline's inputs are a, b; got .*server.proxy\(a=..., b=...\)"):
                 call()
+        with pytest.raises(ValueError, match="too many positional arguments"):  # DALI's words
+            server.proxy(1, 2)
         copy = pickle.loads(pickle.dumps(server.proxy))
         assert copy.input_names == ("a", "b") and copy.server == server.key
 
