@@ -27,6 +27,7 @@ try:
     from nvidia.dali import pipeline_def as pipeline_def
     from nvidia.dali import tfrecord as tfrecord
     from nvidia.dali import types as types
+    from nvidia.dali.pipeline import _shutdown_pipelines as _shutdown_pipelines
     from nvidia.dali.pipeline import do_not_convert as do_not_convert
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator as DALIClassificationIterator

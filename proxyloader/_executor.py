@@ -13,7 +13,9 @@ PER_BACKEND, gives decoders a stream of their own; ``tests/gpu/test_behind.py`` 
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import re
 import weakref
 from typing import Any
@@ -23,7 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from . import forks
-from ._dali import Pipeline, StreamPolicy, _external_source_node_names, backend, types
+from ._dali import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_pipelines, backend, types
+from .at_exit import at_exit, before_exit
 from .errors import PipelineError
 
 log = logging.getLogger("proxyloader")
@@ -280,7 +283,8 @@ def build(pipeline: Any) -> None:
     if device_id is not None:
         _make_room(device_id)
     try:
-        pipeline.build()
+        with before_exit():
+            pipeline.build()
     except (RuntimeError, MemoryError) as error:
         # A decoder that finds no memory on a GPU says nothing of it.
         if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
@@ -349,3 +353,25 @@ def forget_in_child(pipeline: Any) -> None:
     if getattr(pipeline, "_pipe", None) is not None:
         forks.never_destroy(pipeline._pipe)
         pipeline._pipe = None
+
+
+_inherited: set[weakref.ref[Pipeline]] = set()
+"""Those that this process was forked with."""
+
+
+@at_exit
+def _end_pipelines() -> None:
+    for server in forks.watched():
+        server.end()
+    for known in list(Pipeline._pipes):
+        pipeline = known()
+        if known in _inherited:
+            forget_in_child(pipeline)
+        elif pipeline is not None:
+            pipeline._shutdown()
+    if "__del__" in vars(Pipeline):
+        del Pipeline.__del__  # its names are gone when it is called
+
+
+atexit.unregister(_shutdown_pipelines)  # DALI's own way to do so. See NOTE [ The end of the interpreter ].
+os.register_at_fork(after_in_child=lambda: _inherited.update(Pipeline._pipes))

@@ -60,7 +60,8 @@ class Arena:
         self._read_by: deque[tuple[int, Reader]] = deque()
 
     def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
-        self._fd: int | None = fd
+        self._fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False
         self.slots, self.slot_bytes = slots, slot_bytes
         self._ready = _map_file(fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
@@ -68,16 +69,10 @@ class Arena:
     def __repr__(self) -> str:
         return f"Arena({self.slots} slots of {self.slot_bytes} bytes)"
 
-    def __del__(self) -> None:
-        fd, self._fd = getattr(self, "_fd", None), None
-        if fd is not None:
-            os.close(fd)
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Only while a worker process is being started (spawn, forkserver): DupFd hands the descriptor over.
         from multiprocessing.reduction import DupFd  # not on Windows
 
-        assert self._fd is not None
         return _attach_arena, (DupFd(self._fd), self.slots, self.slot_bytes)
 
     def lend(self) -> int | None:
@@ -108,7 +103,6 @@ class Arena:
         """The beginning of a slot, ``size_bytes`` of it or more, (bytes,) uint8. What was written before is there."""
         mapped = self._mapped.get(slot)
         if mapped is None or len(mapped) < size_bytes:
-            assert self._fd is not None
             # Half as much again, so that a slot that grows step by step is not mapped at each of them.
             length = max(self.slot_bytes, size_bytes if mapped is None else size_bytes * 3 // 2)
             mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)

@@ -174,6 +174,8 @@ class _Reservation(threading.Thread):
 
     def forget_in_child(self) -> None: ...
 
+    def end(self) -> None: ...
+
 
 _reservation: _Reservation | None = None
 """The last one."""

@@ -88,6 +88,9 @@ class Feeder:
     _process = 0
     """That it belongs to; 0: it was not finished."""
 
+    _is_interpreter_ending = staticmethod(sys.is_finalizing)
+    """Here, since a module's names are gone then."""
+
     def __init__(
         self,
         batches: Iterator[Parcel | PackedBatch],
@@ -131,7 +134,8 @@ class Feeder:
         return len(self._road.workers._index_sampler)  # as torch's iterators; those of streams have none
 
     def __del__(self) -> None:
-        self.close()
+        if not self._is_interpreter_ending():
+            self.close()
 
     def close(self) -> None:
         """Forget the batches under way and let the workers go. An iterator that is dropped does it by itself."""

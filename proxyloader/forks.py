@@ -23,6 +23,8 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from .at_exit import at_exit
+
 log = logging.getLogger("proxyloader")
 
 LET_GO_S = 0.002
@@ -40,6 +42,9 @@ class Server(Protocol):
         """In the thread that made it hold still."""
 
     def forget_in_child(self) -> None: ...
+
+    def end(self) -> None:
+        """The interpreter ends, and its pipeline before: let no other thread use that."""
 
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
@@ -63,6 +68,10 @@ _collects_garbage = False
 def watch(server: Server) -> None:
     """Settle this server before each fork, and let children forget it."""
     _servers.add(server)
+
+
+def watched() -> list[Server]:
+    return list(_servers)
 
 
 def keep_from_children(thing: Any) -> None:
@@ -177,6 +186,7 @@ def _after_in_child() -> None:
     global _forking, _starting, _nested
     if _servers:
         gc.freeze()
+        at_exit(gc.unfreeze)  # or modules in C that look for what is left would find all of it, and print that
     for thing in list(_kept):
         never_destroy(thing)
     for server in list(_servers):

@@ -401,6 +401,11 @@ class FileReaderLoader:
             _executor.forget_in_child(self.pipeline)
             self.close()
 
+    def end(self) -> None:
+        """The interpreter ends, and the pipeline before."""
+        self._lock = threading.RLock()  # a thread that waits until Python ends may hold the other
+        self.close()
+
 
 class _Turn:
     """Whose batches are handed out: those of one loop, or of ``next(loader)`` in one epoch."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from . import _dali, _executor, engines
+from .at_exit import before_exit
 from .errors import PipelineError
 from .reader_arguments import names_of, what_failed, what_is_missing
 from .sharding import LastBatchPolicy
@@ -220,7 +221,8 @@ class Epochs:
         self._at_start = self._goes_on = False
         try:
             while True:
-                (batch,) = next(self._batches)
+                with before_exit():
+                    (batch,) = next(self._batches)
                 self._handed_out += 1
                 if self._policy is LastBatchPolicy.DROP and self._handed_out > len(self):
                     continue  # the next one ends the epoch

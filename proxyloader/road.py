@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import logging
 import os
+import sys
 import time
 import weakref
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from . import forks
 from .arena import Arena
+from .at_exit import END_S, at_exit
 from .fetch import Fetcher
 from .packing import Packer
 from .parcel import PackedBatch, Parcel
@@ -180,6 +181,9 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
     _send_idx = _rcvd_idx = 0
     """What workers were asked for and have given. torch counts from when it has started them, which may fail."""
 
+    _is_interpreter_ending = staticmethod(sys.is_finalizing)
+    """Here, since a module's names are gone then."""
+
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._process = os.getpid()
         super().__init__(loader)
@@ -213,6 +217,8 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
         return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
 
     def _shutdown_workers(self) -> None:
+        if self._is_interpreter_ending():
+            return
         if self._process != os.getpid():
             self._shutdown = True  # a forked copy: the workers are the parent's
             return
@@ -228,6 +234,21 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
                 deadline_s = time.monotonic() + GRACE_S
                 self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()
+
+    def end_workers(self) -> None:
+        """Those of a script that closed nothing, before it ends. multiprocessing waits for a deaf one for ever."""
+        # A spawned one that is still starting dies of the signal, which torch would report as a lost worker.
+        if self._worker_pids_set:
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+        for worker in self._workers:
+            worker._popen.terminate()
+        until_s = time.monotonic() + END_S
+        for worker in self._workers:
+            _Impatient(worker, until_s).join()
+            if worker.is_alive():
+                worker.kill()
 
 
 class _Impatient:
@@ -254,12 +275,8 @@ class _Impatient:
 _iterators: weakref.WeakSet[_WorkersIterator] = weakref.WeakSet()
 
 
-@atexit.register
-def _expect_the_end_of_workers() -> None:
-    # multiprocessing ends the workers of a script that closed nothing. A spawned one that is still starting dies of the
-    # signal, which torch would report as a lost worker.
+@at_exit
+def _end_workers() -> None:
     for iterator in list(_iterators):
-        if iterator._worker_pids_set:
-            with contextlib.suppress(ValueError):  # another thread was quicker
-                signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-            iterator._worker_pids_set = False
+        if iterator._process == os.getpid():
+            iterator.end_workers()

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from . import _dali, _executor, _outputs, engines, forks
+from .at_exit import before_exit
 from .batch_format import Output as Output
 from .batch_format import Outputs as Outputs
 from .batch_format import stacked_or_listed
@@ -162,10 +163,11 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
             ticket = Ticket(len(inputs[0]), self._kinds_of(inputs))
             batches = [_executor.tensor_list(samples) for samples in inputs]
             self._in_step = False
-            for name, batch in zip(self._dali_input_names, batches):
-                self._pipe.feed_input(name, batch)
-            ticket.inputs = batches
-            _executor.run(self._pipe)
+            with before_exit():
+                for name, batch in zip(self._dali_input_names, batches):
+                    self._pipe.feed_input(name, batch)
+                ticket.inputs = batches
+                _executor.run(self._pipe)
             ticket.was_alone = not self._runs
             if ticket.was_alone and self._lone_run_s < math.inf:
                 ticket.busy_until_s = ticket.started_s + SURELY * self._lone_run_s
@@ -229,7 +231,8 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         stream, asked_s = self._stream(), time.monotonic()
         outputs: Outputs = []
         try:
-            outputs = self._take_outputs(stream)
+            with before_exit():
+                outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
             ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
         except (RuntimeError, MemoryError) as error:
@@ -318,6 +321,10 @@ class ProxyServer(_dali.DALIServer):  # type: ignore[misc]
         self._runs.clear()
         self._is_forked = True
         self._lock = threading.RLock()
+
+    def end(self) -> None:
+        """The interpreter ends, and the pipeline before. What this thread asks for after all builds it anew."""
+        self._lock, self._in_step = threading.RLock(), False  # a thread that waits until Python ends may hold the other
 
     def _stream(self) -> torch.cuda.Stream | None:
         device_id = self._pipe.device_id

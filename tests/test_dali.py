@@ -44,6 +44,7 @@ def test_the_pipeline_has_the_private_names_we_use() -> None:
     for name in ("exec_async", "exec_dynamic", "max_batch_size", "device_id", "num_outputs", "prefetch_queue_depth"):
         assert isinstance(inspect.getattr_static(Pipeline, name), property), name
     assert isinstance(inspect.getattr_static(Pipeline, "stream_policy"), property)
+    assert isinstance(Pipeline._pipes, set) and callable(Pipeline._shutdown) and callable(_dali._shutdown_pipelines)
     assert "cuda_stream" in inspect.signature(Pipeline.outputs).parameters
 
 
