@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils import signal_handling
 
 from ..make_dataset import usable_cores
 from .setting import CROP_PX, MEAN, STD, Setting
@@ -92,6 +93,7 @@ def upstream(setting: Setting, loader: Callable[[str], Any], reads_files: bool) 
 
     server = proxy.DALIServer(pipeline())
     server.start_thread()
+    batches: Any = None
     try:
         batches = proxy.DataLoader(
             server,
@@ -105,6 +107,17 @@ def upstream(setting: Setting, loader: Callable[[str], Any], reads_files: bool) 
     finally:
         # It waits for as long as five seconds, and nobody is to wait with it.
         threading.Thread(target=server.stop_thread, daemon=True).start()
+        if batches is not None and batches._iterator is not None:
+            _kill_workers(batches._iterator)
+
+
+def _kill_workers(iterator: Any) -> None:
+    """The workers of the proxy wait for a server that is gone, and torch waits five seconds for each of them."""
+    if iterator._worker_pids_set:  # or torch would take them for lost
+        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False
+    for worker in iterator._workers:
+        worker.kill()
 
 
 def file_as_array(path: str) -> Any:
