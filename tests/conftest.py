@@ -25,6 +25,8 @@ from proxyloader.make_dataset import make_dataset
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
 
+from .limits import STOP_S, WAIT_S
+
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("nightly", print_blob=True, deadline=None)
 settings.load_profile("same")  # unless it is asked for others: --hypothesis-profile=nightly
@@ -98,12 +100,12 @@ def nothing_survives() -> object:
     if multiprocessing.active_children() or set(threading.enumerate()) - threads or _arenas() > arenas:
         gc.collect()  # a caught exception holds the frames it came through, and with them the loader
     for child in multiprocessing.active_children():
-        child.join(5)
+        child.join(STOP_S)
     assert not multiprocessing.active_children(), "child processes outlived the test"
     new = {thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("QueueFeeder")}
     for thread in new:
         # Told to end; but for the one that tries the engines, which builds decoders, on a GPU that others use, too.
-        thread.join(60 if thread.name == "proxyloader-engines" else 5)
+        thread.join(WAIT_S if thread.name == "proxyloader-engines" else STOP_S)
     left = {thread for thread in new if thread.is_alive()}
     assert not left, f"threads outlived the test: {left}"
     assert _arenas() <= arenas, "an arena outlived the test"

@@ -27,12 +27,11 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader
 from proxyloader.spelled import BLOCKS, SIDE_PX
 
+from .limits import LONG_S, WAIT_S
+
 T = TypeVar("T")
 
 BATCH = 4
-LONG_S = 60
-"""A hang, as far as a test can tell; and short enough that nothing is left of it where all else fails."""
-
 WORKER_LOST = "DataLoader worker .*(exited unexpectedly|killed by signal|exit)"
 
 
@@ -59,7 +58,7 @@ class Misstep:
             return
         self.do()
 
-    def await_s(self, timeout_s: float = 15) -> float:
+    def await_s(self, timeout_s: float = WAIT_S) -> float:
         """Wait until it happened; returns when that was, on the clock of ``time.monotonic``."""
         await_true(self._taken.exists, timeout_s)
         return time.monotonic() - (time.time() - self._taken.stat().st_mtime)
@@ -133,14 +132,14 @@ def say_ready_and_hang(*_: Any) -> None:
 # --- waiting ---------------------------------------------------------------------------------------------------------
 
 
-def await_true(happened: Callable[[], Any], timeout_s: float = 15) -> None:
+def await_true(happened: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < deadline, f"waited {timeout_s} s in vain"
         time.sleep(0.01)
 
 
-def await_line(process: subprocess.Popen[str], line: str, timeout_s: float = 60) -> None:
+def await_line(process: subprocess.Popen[str], line: str, timeout_s: float = WAIT_S) -> None:
     """Wait until a script prints a line, alone."""
     assert process.stdout is not None and process.stderr is not None
     readable, _, _ = select.select([process.stdout], [], [], timeout_s)
@@ -148,7 +147,7 @@ def await_line(process: subprocess.Popen[str], line: str, timeout_s: float = 60)
     assert found == f"{line}\n", found or process.stderr.read()
 
 
-def in_thread(run: Callable[[], T], timeout_s: float = 12) -> T:
+def in_thread(run: Callable[[], T], timeout_s: float = WAIT_S) -> T:
     """What ``run`` returns or raises in a thread of its own; fails where that takes too long."""
     results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -205,7 +204,7 @@ def assert_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
     assert not alive, f"still there after {timeout_s} s: {alive}"
 
 
-def in_fork(run: Callable[[], Any], timeout_s: float = 10) -> int:
+def in_fork(run: Callable[[], Any], timeout_s: float = WAIT_S) -> int:
     """Run a function in a forked child that then leaves without cleaning up.
 
     Returns:
@@ -284,7 +283,7 @@ def training(
         process.stderr.close()
 
 
-def output_of(folder: Path, root: Path, body: str, *, timeout_s: float = 60, **arguments: Any) -> str:
+def output_of(folder: Path, root: Path, body: str, *, timeout_s: float = WAIT_S, **arguments: Any) -> str:
     """What a script prints that ends well and quietly."""
     with training(folder, root, body, **arguments) as process:
         output, errors = process.communicate(timeout=timeout_s)
@@ -292,7 +291,7 @@ def output_of(folder: Path, root: Path, body: str, *, timeout_s: float = 60, **a
         return output
 
 
-def run_alone(script: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_alone(script: str, timeout_s: float = WAIT_S, **environment: str) -> subprocess.CompletedProcess[str]:
     """A script, in an interpreter and a session of its own."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],

@@ -12,9 +12,9 @@ import pytest
 
 from proxyloader.spelled import spell_dataset
 from tests.faults import HEADER, assert_gone, children_of, training
+from tests.limits import ERROR_S, WAIT_S
 
 IMAGES = 48
-ENDS_IN_S = 10.0
 
 KEPT = """
 import atexit, ctypes, sys
@@ -40,7 +40,7 @@ def ended(folder: Path, root: Path, body: str, early: str = "") -> tuple[int, st
     children: set[psutil.Process] = set()
     header = KEPT.format(early=textwrap.dedent(early)) + HEADER + "    notes = Path(sys.argv[0]).parent\n"
     with training(folder, root, body, header=header) as process:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + WAIT_S
         while process.poll() is None:
             assert time.monotonic() < deadline_s, "it does not end"
             try:
@@ -48,8 +48,8 @@ def ended(folder: Path, root: Path, body: str, early: str = "") -> tuple[int, st
             except psutil.Error:
                 continue
             time.sleep(0.02)
-        output, errors = process.communicate(timeout=ENDS_IN_S)
-        assert_gone(list(children), 2)
+        output, errors = process.communicate(timeout=WAIT_S)
+        assert_gone(list(children), ERROR_S)
         return process.returncode, output, errors
 
 

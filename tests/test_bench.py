@@ -29,6 +29,8 @@ from proxyloader.bench.sweep import Sweep, sweep
 from proxyloader.bench.tables import as_markdown, for_readme, records_for_readme, rows_of
 from proxyloader.cli import main
 
+from .limits import STOP_S, WAIT_S
+
 SMALL = ["--batch-size", "16", "--workers", "1", "--threads", "1", "--hw-decoder-load", "1", "--passes", "2"]
 ON_CPU = ["--device", "cpu"]
 SHORT = ["--rounds", "1", "--seconds", "0.1"]
@@ -423,18 +425,18 @@ def test_ctrl_c_in_a_first_loop_ends_it_with_all_its_processes(photos: Path, tmp
     try:
         started = time.monotonic()
         children: list[psutil.Process] = []
-        while not children and time.monotonic() < started + 60:
+        while not children and time.monotonic() < started + WAIT_S:
             time.sleep(2)  # a case imports torch and DALI, or loops; those that look at the machine are soon gone
             children = psutil.Process(process.pid).children(recursive=True)
         assert children
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        assert process.wait(30) == 130
-        _, left = psutil.wait_procs(children, 10)
+        assert process.wait(WAIT_S) == 130
+        _, left = psutil.wait_procs(children, STOP_S)
         assert not left
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(WAIT_S)
 
 
 def test_records_of_other_settings_are_not_compared(photos: Path) -> None:

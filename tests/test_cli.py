@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,9 @@ from proxyloader import cli
 from proxyloader.cli import main
 from proxyloader.errors import ImageError
 from proxyloader.make_dataset import MANIFEST
+
+from .faults import await_true
+from .limits import WAIT_S
 
 VERBS = ("demo", "explain", "make-dataset")
 COMMAND = (sys.executable, "-m", "proxyloader")
@@ -103,7 +105,7 @@ class TestHelp:
                 env=ENVIRONMENT,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=WAIT_S,
                 check=True,
             )
             assert run.stdout.splitlines()[-1] == "[]"
@@ -229,7 +231,7 @@ class TestAsAProcess:
     def test_python_m_proxyloader(self, tmp_path: Path) -> None:
         argv = ("make-dataset", str(tmp_path / "set"), "--images", "8", "--size", "48x36", "--processes", "2")
         run = subprocess.run(
-            [*COMMAND, *argv], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+            [*COMMAND, *argv], env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False
         )
         assert (run.returncode, run.stderr) == (0, "")
         assert run.stdout.startswith(f"{tmp_path / 'set'}: 8 images, 0.")
@@ -237,7 +239,7 @@ class TestAsAProcess:
     def test_its_exit_status_is_the_one_of_main(self, tmp_path: Path) -> None:
         argv = ("make-dataset", str(tmp_path / "set"), "--images", "0")
         run = subprocess.run(
-            [*COMMAND, *argv], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+            [*COMMAND, *argv], env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False
         )
         assert (run.returncode, run.stdout) == (1, "")
         assert run.stderr == "proxyloader: error: images=0: there must be at least 1\n"
@@ -253,18 +255,14 @@ class TestAsAProcess:
             start_new_session=True,
             preexec_fn=interruptible,
         )
-        deadline = time.monotonic() + 60
         # By then both children are at work: one that is interrupted while it imports says so.
-        while len(list(tmp_path.glob("*/*.jpg"))) < 1000 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        await_true(lambda: len(list(tmp_path.glob("*/*.jpg"))) >= 1000)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=WAIT_S)
         assert (process.returncode, out, err) == (130, "", "")
-        while any(map(is_alive, children)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        await_true(lambda: not any(map(is_alive, children)))
 
 
 def interruptible() -> None:

@@ -20,6 +20,8 @@ from proxyloader import PipelineError, _executor, engines
 from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
 
+from .limits import LONG_S, WAIT_S
+
 DECODED = plan_for(PILToTensor())
 
 
@@ -171,7 +173,7 @@ class Gpu:
         self.built.append(_executor.uses_engines(pipeline))
 
     def levels_off(self, device_id: int, padding: Any) -> float:
-        self.goes_on.wait(10)
+        self.goes_on.wait(WAIT_S)
         self.tried.append(padding)
         return 0 if self.has_engines else 1
 
@@ -276,7 +278,7 @@ def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_with
 def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "AFTER_FIRST_BATCH_S", 60.0)  # which nobody waits for
+    monkeypatch.setattr(engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
     gpu.goes_on.clear()
     first, second = decoder_of({}), decoder_of({})
     began_s = time.monotonic()
@@ -285,7 +287,7 @@ def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
     threading.Timer(0.2, gpu.goes_on.set).start()
     engines.build(second)
     assert gpu.tried == [()] and gpu.built == [True, True]
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < WAIT_S
 
 
 ENDS = """
@@ -298,7 +300,7 @@ print("ends")
 
 
 def test_a_process_that_ends_neither_waits_for_the_trial_nor_tries() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=WAIT_S)
     assert (done.stdout, done.returncode) == ("ends\n", 0), done.stderr
 
 
@@ -308,7 +310,7 @@ def test_the_trial_is_not_in_the_way_of_the_first_batch(gpu: Gpu, monkeypatch: p
     began_s = time.monotonic()
     engines.build(pipeline)
     assert gpu.tried == [] and engines._reservation is not None
-    engines._reservation.join(10)
+    engines._reservation.join(WAIT_S)
     assert gpu.tried == [()] and time.monotonic() - began_s >= 0.2
 
 

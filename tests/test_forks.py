@@ -12,6 +12,7 @@ import pytest
 
 from proxyloader import forks
 from tests.faults import in_fork, run_alone
+from tests.limits import LONG_S, WAIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ class Slow:
     def hold_still(self) -> bool:
         self.asked.set()
         self.held.append(threading.get_ident())
-        return self.done.wait(10)
+        return self.done.wait(WAIT_S)
 
     def go_on(self) -> None:
         self.held.remove(threading.get_ident())
@@ -58,10 +59,10 @@ def test_the_collector_is_on_again_after_two_threads_forked_at_once() -> None:
     threads = [threading.Thread(target=lambda: results.append(in_fork(lambda: child(True)))) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert slow.asked.wait(10) and not gc.isenabled()
+    assert slow.asked.wait(WAIT_S) and not gc.isenabled()
     slow.done.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(WAIT_S)
     assert results == [0, 0] and gc.isenabled() and not slow.held
 
 
@@ -110,10 +111,10 @@ def test_an_interrupt_before_a_fork_comes_after_it() -> None:
         with pytest.raises(KeyboardInterrupt):
             assert in_fork(lambda: child(True)) == 0
             assert server.asked.is_set()
-            time.sleep(10)
+            time.sleep(LONG_S)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began_s < 8
+    assert time.monotonic() - began_s < WAIT_S
     assert gc.isenabled() and not server.held
 
 

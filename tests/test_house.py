@@ -156,6 +156,19 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         proxyloader.nothing  # noqa: B018
 
 
+LIMITS = (
+    r"(monotonic\(\)|perf_counter\(\)|_s\)? -).* < \(?[\d.]",
+    r"\.(join|wait)\((timeout=)?\d",
+    r"assert_gone\(.*, \d",
+    r"timeout_s.*= \d",
+)
+
+
+def test_how_long_something_may_take_is_said_in_one_place() -> None:
+    lines = [line for path in (ROOT / "tests").rglob("*.py") for line in path.read_text().splitlines()]
+    assert [line for line in lines if re.search("|".join(LIMITS), line)] == []
+
+
 def test_every_number_has_its_record() -> None:
     for script in (ROOT / "benchmarks").glob("*.py"):
         assert (ROOT / "benchmarks" / "results" / f"{script.stem}.jsonl").exists(), script.name

@@ -26,6 +26,8 @@ from proxyloader import DataLoader, InputError
 from proxyloader.proxy import Proxy
 from proxyloader.ticket import Ticket
 
+from .limits import WAIT_S
+
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
 
 
@@ -190,7 +192,7 @@ for _ in range(2):
 
 def test_without_dali_the_loader_is_torchs_own_and_says_so_once(dataset: ImageFolder) -> None:
     command = [sys.executable, "-c", WITHOUT_DALI, dataset.root]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
     assert done.stdout.splitlines() == [str([(16, 3, 8, 8)] * 3)] * 2
     assert done.stderr.count("NVIDIA DALI is not installed") == 1
 
@@ -202,7 +204,7 @@ def test_importing_the_package_loads_no_dali_and_starts_no_cuda() -> None:
         "assert not any(name.startswith('nvidia.dali') for name in sys.modules); "
         "import torch; assert not torch.cuda.is_initialized()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
 
 
 def test_an_iterator_has_the_length_of_its_loader_and_the_class_can_be_subscripted(dataset: ImageFolder) -> None:
@@ -225,7 +227,7 @@ def test_an_iterator_has_torchs_list_of_its_workers_who_end_with_it(
     assert batches._workers == workers
     del batches, _
     for worker in workers:
-        worker.join(60)
+        worker.join(WAIT_S)
     assert is_left or [worker.exitcode for worker in workers] == [0, 0]
     assert not any(worker.is_alive() for worker in workers)
 
@@ -261,7 +263,7 @@ def test_persistent_workers_end_where_a_trainer_resets_the_loaders_iterator(
         loader._iterator._shutdown_workers()
         assert not worker.is_alive()
     loader._iterator = None
-    worker.join(5)
+    worker.join(WAIT_S)
     assert not worker.is_alive()
     assert [labels.tolist() for _, labels in loader] == expected
     loader._iterator = None
@@ -294,7 +296,7 @@ def test_a_loader_that_was_used_works_in_a_forked_child_too(dataset: ImageFolder
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(30)
+    process.join(WAIT_S)
     assert process.exitcode == 0 and queue.get() == expected
 
 

@@ -21,6 +21,8 @@ from proxyloader.make_dataset import MANIFEST, UNFINISHED, make_dataset
 from proxyloader.odd_formats import ODD_FORMATS
 from proxyloader.photograph import photograph
 
+from .limits import WAIT_S
+
 SMALL = (48, 36)
 
 
@@ -213,7 +215,7 @@ class TestRefusals:
             env={**os.environ, "PYTHONPATH": str(package)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=WAIT_S,
             check=False,
         )
         assert run.returncode == 1

@@ -44,6 +44,7 @@ from proxyloader import (
 from proxyloader.sources import Reader
 
 from .faults import run_alone
+from .limits import WAIT_S
 from .record_writers import write_caffe, write_caffe2, write_tar, write_tfrecord
 
 SMALL = dict(resize=40, size=32, num_threads=2)
@@ -280,7 +281,7 @@ def test_threads_may_share_a_loop(numbered: Path, threads: int) -> None:
         for thread in pulling:
             thread.start()
         for thread in pulling:
-            thread.join(30)
+            thread.join(WAIT_S)
         assert sorted(found) == list(range(23))
 
 
@@ -298,7 +299,7 @@ def in_threads(*tasks: Callable[[], object]) -> list[str]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_S)
     return errors
 
 

@@ -26,6 +26,7 @@ from proxyloader.sampling import Request, RequestSampler
 from proxyloader.scans import KnownScans, Scan, is_whole, leave_to_pillow
 from proxyloader.worker import PackStream
 from tests.integration.test_bad_input import broken_tables
+from tests.limits import WAIT_S
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 
@@ -234,9 +235,9 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
         """Both threads are between opening one image and the next at the same time."""
 
         def __getitem__(self, index: int) -> Any:
-            at_once.wait(10)
+            at_once.wait(WAIT_S)
             sample = super().__getitem__(index)
-            at_once.wait(10)
+            at_once.wait(WAIT_S)
             return sample
 
     dataset = wrap(Meet(damaged_folder.root, TRANSFORM))

@@ -15,6 +15,7 @@ from torchvision import transforms
 from proxyloader import DataLoader
 from proxyloader.spelled import numbers_in, spell_dataset, spelled_picture
 from tests.faults import Spelled
+from tests.limits import WAIT_S
 
 IMAGES, BATCH = 512, 32
 LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()])
@@ -210,6 +211,6 @@ def test_workers_and_children_are_forked_after_cuda_was_started(dataset: Spelled
     seen = right(next(batches))
     child = multiprocessing.get_context("fork").Process(target=gc.collect)
     child.start()
-    child.join(20)
+    child.join(WAIT_S)
     assert child.exitcode == 0
     assert seen + sum(map(right, batches)) == IMAGES

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ..limits import STOP_S
 from .roads import road as road
 from .roads import spelled_root as spelled_root
 from .roads import start_method as start_method
@@ -21,7 +22,7 @@ def a_worker_that_stays_fails_its_own_test_alone() -> Iterator[None]:
     if multiprocessing.active_children():
         gc.collect()  # a caught exception holds the frames it came through, and with them the loader
     for child in multiprocessing.active_children():
-        child.join(1)
+        child.join(STOP_S)
     stayed = multiprocessing.active_children()
     for child in stayed:
         with contextlib.suppress(RuntimeError):  # by which torch says that a worker was killed

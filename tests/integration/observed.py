@@ -12,6 +12,7 @@ from torchvision.datasets import ImageFolder
 
 import proxyloader
 
+from ..limits import WAIT_S
 from .roads import BATCH, Road
 
 
@@ -48,7 +49,7 @@ class Gated(ImageFolder):
 
 def wait_until_read(log: Path, pictures: int) -> None:
     """Wait until the workers of a ``Counted`` have read so many."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + WAIT_S
     while not log.exists() or log.stat().st_size < pictures:
         assert time.monotonic() < deadline, f"the workers read no more; {pictures} pictures were asked for"
         time.sleep(0.005)

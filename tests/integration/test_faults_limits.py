@@ -20,6 +20,7 @@ from proxyloader import DataLoader, ProxyServer
 from proxyloader.spelled import spelled_picture
 from tests.outcomes import outcomes
 
+from ..limits import WAIT_S
 from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
 from .roads import (
     BATCH,
@@ -239,7 +240,7 @@ def test_a_batch_that_is_there_is_handed_out_while_the_workers_are_busy_with_the
             dataset,
             num_workers=1,
             prefetch_factor=6,
-            timeout=20,
+            timeout=WAIT_S,
             multiprocessing_context=start_method,
             **prefetch,
         )

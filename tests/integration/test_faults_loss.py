@@ -22,6 +22,7 @@ from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 
 from tests.faults import WITH_THE_PROJECT, without_torchs_signal
+from tests.limits import WAIT_S
 from tests.outcomes import outcomes, without_frames
 
 from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match
@@ -123,8 +124,8 @@ def test_a_worker_killed_at_a_full_pipe_does_not_block_the_next_epoch(road: Road
     loader = road.loader(dataset, num_workers=1, prefetch_factor=8, multiprocessing_context=start_method)
     batches = iter(loader)
     assert_pictures_match(*next(batches)[:2])
-    assert dataset.ahead.wait(20)
-    with without_torchs_signal(), at_most(15):
+    assert dataset.ahead.wait(WAIT_S)
+    with without_torchs_signal(), at_most(int(WAIT_S)):
         kill_workers()
         loss_of(batches)
         del batches
@@ -141,19 +142,19 @@ def test_a_worker_killed_under_a_loop_in_a_thread_is_an_error_there(spelled_root
     def loop(at: int) -> None:
         batches = iter(loaders[at])
         assert_pictures_match(*next(batches))
-        begun.wait(60)
-        killed.wait(60)
+        begun.wait(WAIT_S)
+        killed.wait(WAIT_S)
         errors[at] = loss_of(batches)
 
     threads = [threading.Thread(target=loop, args=(at,)) for at in range(len(roads))]
     for thread in threads:
         thread.start()
-    begun.wait(60)
+    begun.wait(WAIT_S)
     with without_torchs_signal():
         kill_workers()
         killed.set()
         for thread in threads:
-            thread.join(15)
+            thread.join(WAIT_S)
     assert sorted(errors) == list(range(len(roads)))
     for loader in loaders if start_method != "spawn" else loaders[:1]:
         assert_batches_match(loader)
@@ -208,7 +209,7 @@ def test_a_killed_trainer_takes_its_workers_along(spelled_root: Path, tmp_path: 
         process.kill()
         process.wait()
         assert len(children) >= len(ours)
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
         for child in alive:
             child.kill()
     assert not alive

@@ -19,6 +19,7 @@ from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer, UnsupportedTransformError
 from tests.faults import WITH_THE_PROJECT
+from tests.limits import STOP_S, WAIT_S
 
 from .observed import Heavy, wait_until_read
 from .roads import (
@@ -65,7 +66,7 @@ def test_a_server_is_left_at_once(name: str, moment: str, spelled_root: Path, de
                     raise LookupError
         except LookupError:
             assert "exception" in moment
-        assert time.perf_counter() - start_s < 1
+        assert time.perf_counter() - start_s < STOP_S
         del batches
         assert_batches_match(loader)
 
@@ -106,7 +107,7 @@ def test_a_script_that_closes_nothing_ends_by_itself_on_every_road(
     )
     try:
         # Both pipes are at their end when the last worker, too, has let go of them.
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=WAIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -154,8 +155,8 @@ def test_a_loader_dropped_in_mid_epoch_after_its_server_was_left_lets_full_worke
     start_s = time.perf_counter()
     del batches, loader
     # A stock loader's worker gets five seconds from torch before it is ended.
-    assert time.perf_counter() - start_s < (8 if road.name == "produced" else 4)
-    assert not psutil.wait_procs(workers, timeout=2)[1]
+    assert time.perf_counter() - start_s < (WAIT_S if road.name == "produced" else STOP_S)
+    assert not psutil.wait_procs(workers, timeout=STOP_S)[1]
 
 
 def test_persistent_workers_go_with_their_loader_and_not_with_the_garbage_collector(
@@ -167,8 +168,8 @@ def test_persistent_workers_go_with_their_loader_and_not_with_the_garbage_collec
     assert len(workers) == 1
     start_s = time.perf_counter()
     del loader
-    assert time.perf_counter() - start_s < (8 if road.name == "produced" else 4)
-    assert not psutil.wait_procs(workers, timeout=2)[1]
+    assert time.perf_counter() - start_s < (WAIT_S if road.name == "produced" else STOP_S)
+    assert not psutil.wait_procs(workers, timeout=STOP_S)[1]
 
 
 def wrong_constructions(root: Path) -> dict[str, Any]:

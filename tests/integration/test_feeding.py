@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 import proxyloader
+
+from ..limits import WAIT_S
 
 
 class LateByOneBatch(Dataset[Any]):
@@ -53,16 +56,21 @@ def test_nobody_waits_for_a_worker_that_takes_longer_than_dali(photos: Path) -> 
     transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
     path = next(photos.rglob("*.jpg"))
 
+    handed_out = multiprocessing.get_context("fork").Event()
+
     class Slow(LateByOneBatch):
         def __getitem__(self, index: int) -> Any:
-            time.sleep(1.0 * (index == 4))
+            if index == 4:
+                handed_out.wait(WAIT_S)
             return super().__getitem__(index)
 
     loader = proxyloader.DataLoader(
         Slow(path, transform), 4, num_workers=2, persistent_workers=True, multiprocessing_context="fork", device="cpu"
     )
     for _ in range(2):
+        handed_out.clear()
         batches = iter(loader)
         next(batches)
         assert not batches._fed, "the first batch is handed out before the second is there"
+        handed_out.set()
         assert len(list(batches)) == 2

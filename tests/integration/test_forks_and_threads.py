@@ -31,6 +31,7 @@ from tests.faults import (
     numbers_of,
     run_alone,
 )
+from tests.limits import STOP_S, WAIT_S
 
 ALL = list(range(48))
 WORKERS = pytest.mark.parametrize(
@@ -134,10 +135,10 @@ def in_process(target: Callable[..., None], *args: Any, method: str = "fork", da
     process = context.Process(target=target, args=(*args, results), daemon=daemon)  # type: ignore[attr-defined]
     process.start()
     try:
-        await_true(lambda: not results.empty() or not process.is_alive(), 30)  # which spawn may take on busy cores
+        await_true(lambda: not results.empty() or not process.is_alive())  # which spawn may take on busy cores
         assert not results.empty(), f"the process ended with {process.exitcode}"
         found = results.get()
-        process.join(5)
+        process.join(STOP_S)
         assert process.exitcode == 0
         return found
     finally:
@@ -175,7 +176,7 @@ def test_a_fork_while_a_thread_waits_for_a_batch(spelled_root: Path, tmp_path: P
     assert in_fork(lambda: numbers_of(next(iter(loader_of(spelled_root))))) == 0
     assert in_fork(lambda: numbers_of(next(iter(loader_of(spelled_root, workers=0))))) == 0
     (tmp_path / "go_on").touch()
-    thread.join(10)
+    thread.join(WAIT_S)
     assert found == ALL
 
 
@@ -231,7 +232,7 @@ def test_four_threads_may_have_a_loader_each(spelled_root: Path, arguments: Any,
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(15)
+        thread.join(WAIT_S)
     assert found == {name: [ALL, ALL] for name in range(4)}
 
 
@@ -259,7 +260,7 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
         os.register_at_fork(before=mark, after_in_parent=lambda: forking.discard(threading.get_ident()))
         threads = [threading.Thread(target=loop, args=(seed,)) for seed in (None, None, 1, 1)]
         [thread.start() for thread in threads]
-        [thread.join(20) for thread in threads]
+        [thread.join(WAIT_S) for thread in threads]
         print(len(done), len(forks), len(refused))
     """
     done = run_alone(script, timeout_s=90)
@@ -273,7 +274,7 @@ class MeetsOthers(Sampler[int]):
         self.barrier = barrier
 
     def __iter__(self) -> Iterator[int]:
-        self.barrier.wait(20)
+        self.barrier.wait(WAIT_S)
         return iter(ALL)
 
     def __len__(self) -> int:
@@ -291,7 +292,7 @@ def test_samplers_of_threads_that_start_workers_may_wait_for_each_other(spelled_
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_S)
     assert found == [ALL, ALL]
 
 
@@ -322,7 +323,7 @@ def test_a_seed_holds_beside_those_of_other_threads(dataset: Any, epochs: int, a
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_S)
     assert together == alone
     if (
         "num_workers" in arguments
@@ -355,7 +356,7 @@ def test_an_iterator_may_be_shared_by_threads_that_take_turns(spelled_root: Path
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(WAIT_S)
     assert sorted(numbers) == [ALL[k : k + BATCH] for k in range(0, 48, BATCH)]
 
 
@@ -450,7 +451,7 @@ def test_a_hundred_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(sp
     before = kept_by_this_process()
     use(100)
     # What is ending has ended soon; what leaks stays.
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + WAIT_S
     while any(kept_by_this_process()[name] > before[name] for name in before) and time.monotonic() < deadline:
         time.sleep(0.05)
     after = kept_by_this_process()
@@ -461,7 +462,7 @@ def test_workers_of_dropped_loaders_are_gone_when_the_next_loader_starts(spelled
     for _ in range(5):
         before = children_of()
         leave_in_mid_epoch(loader_of(spelled_root))
-        assert_gone([child for child in children_of() if child not in before], 1)
+        assert_gone([child for child in children_of() if child not in before], STOP_S)
 
 
 @pytest.mark.parametrize("kind", ["loader", "reader"])

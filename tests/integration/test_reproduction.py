@@ -7,7 +7,6 @@ import pickle
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage
 from proxyloader.seeding import kept_generators, seed_generators
+
+from ..limits import WAIT_S
 
 TRAIN = transforms.Compose(
     [transforms.RandomResizedCrop((24, 32)), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -343,16 +344,6 @@ def test_a_state_out_of_order_is_refused_in_the_middle_of_an_epoch_only(noisy: N
     assert loader.state_dict()["epoch"] == 1
 
 
-def test_a_state_costs_less_than_a_millisecond_a_step(noisy: Noisy) -> None:
-    loader = DataLoader(noisy, 7, shuffle=True, num_workers=1, device="cpu")
-    times_s = []
-    for _ in loader:
-        start_s = time.perf_counter()
-        loader.state_dict()
-        times_s.append(time.perf_counter() - start_s)
-    assert min(times_s) < 1e-3
-
-
 SCRIPT = """
 import sys, torch
 from torchvision import transforms
@@ -375,7 +366,7 @@ torch.save(found, sys.argv[2])
 def test_another_process_gets_the_batches_that_were_left(photos: Path, tmp_path: Path) -> None:
     def run(*arguments: str) -> Any:
         command = [sys.executable, "-c", SCRIPT, str(photos), *arguments]
-        subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parents[2])
+        subprocess.run(command, check=True, timeout=WAIT_S, cwd=Path(__file__).parents[2])
         return torch.load(arguments[0])
 
     whole = run(str(tmp_path / "whole"))

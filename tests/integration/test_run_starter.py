@@ -19,7 +19,8 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader, ImageError
 from proxyloader.feeder import LONG_STEP_S
 from proxyloader.spelled import numbers_in, spell_dataset
-from tests.faults import Spelled, in_fork
+from tests.faults import Spelled, await_true, in_fork
+from tests.limits import WAIT_S
 
 TO_TENSOR = transforms.ToTensor()
 BATCH = 8
@@ -56,10 +57,7 @@ def test_a_loop_of_long_steps_sees_each_picture_with_its_number_and_leaves_no_th
             threads |= {thread.name for thread in run_starters()}
         assert sorted(seen) == list(range(12 * BATCH))
         assert len(threads) == 1, "one thread starts what is not urgent"
-    deadline = time.monotonic() + 5
-    while run_starters():
-        assert time.monotonic() < deadline, "the thread outlives its loop"
-        time.sleep(0.01)
+    await_true(lambda: not run_starters())  # which go with their loop
 
 
 def test_a_loop_of_short_steps_needs_no_thread(root: Path, device: str) -> None:
@@ -74,7 +72,7 @@ def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(root: Path, devi
         next(batches)
         time.sleep(STEP_S)
         in_thread = [fed.starting for fed in batches._fed if fed.starting is not None]
-        wait(in_thread, timeout=5)
+        wait(in_thread, timeout=WAIT_S)
         assert all(len(fed.tickets) == 1 and not fed.is_to_start for fed in batches._fed)
         assert in_thread or at < 3
 
@@ -151,6 +149,6 @@ if __name__ == "__main__":
 
 def test_a_script_ends_with_an_iterator_that_is_half_way(root: Path, device: str) -> None:
     command = [sys.executable, "-c", SCRIPT, str(root), device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr and "Exception" not in done.stderr, done.stderr

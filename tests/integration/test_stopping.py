@@ -1,4 +1,4 @@
-"""Stopping takes under a second from any state, and leaves no worker behind."""
+"""Stopping is done at once in any state, and leaves no worker behind."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.faults import (
     numbers_of,
     training,
 )
+from tests.limits import ERROR_S, STOP_S, WAIT_S
 
-STOP_S = 1.0
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
 
 
@@ -103,7 +103,7 @@ def after_an_error(root: Path, notes: Path, **arguments: Any) -> Any:
 
 
 def after_a_timeout(root: Path, notes: Path, **arguments: Any) -> Any:
-    batches = iter(loader_of(root, Misstep(5, hang, notes), timeout=0.3, **arguments))
+    batches = iter(loader_of(root, Misstep(5, hang, notes), timeout=1, **arguments))
     assert numbers_of(next(batches)) == [0, 1, 2, 3]
     try:
         next(batches)
@@ -185,7 +185,7 @@ ANY_STATE = pytest.mark.parametrize("state", STATES, ids=lambda state: state.__n
 
 @ANY_STATE
 @PERSISTENT
-def test_dropping_a_loader_takes_under_a_second(
+def test_dropping_a_loader_takes_but_a_moment(
     spelled_root: Path, tmp_path: Path, state: Callable[..., Any], persistent: bool, device: str
 ) -> None:
     before = set(children_of())
@@ -226,7 +226,7 @@ def test_an_iterator_dropped_in_another_thread_stops_as_fast(
 
 @PERSISTENT
 @pytest.mark.parametrize("how", ["break", "return", "raise"])
-def test_leaving_the_loop_while_a_worker_hangs_takes_under_a_second(
+def test_leaving_the_loop_while_a_worker_hangs_takes_but_a_moment(
     spelled_root: Path, tmp_path: Path, persistent: bool, how: str
 ) -> None:
     misstep, left_s = Misstep(13, hang, tmp_path), 0.0
@@ -252,7 +252,7 @@ def test_leaving_the_loop_while_a_worker_hangs_takes_under_a_second(
     assert_gone(children_of(), STOP_S)
 
 
-def test_a_new_epoch_begins_under_two_seconds_after_one_that_was_left_with_a_hanging_worker(
+def test_a_new_epoch_begins_at_once_after_one_that_was_left_with_a_hanging_worker(
     spelled_root: Path, tmp_path: Path
 ) -> None:
     misstep = Misstep(13, hang, tmp_path)
@@ -263,7 +263,7 @@ def test_a_new_epoch_begins_under_two_seconds_after_one_that_was_left_with_a_han
     start_s = time.monotonic()
     batches = iter(loader)
     assert numbers_of(next(batches)) == [0, 1, 2, 3]
-    assert time.monotonic() - start_s < 2
+    assert time.monotonic() - start_s < STOP_S
     assert all_numbers(batches) == list(range(4, 48))
 
 
@@ -271,7 +271,7 @@ def test_timeout_also_ends_the_wait_for_a_persistent_worker_that_hangs_from_the_
     spelled_root: Path, tmp_path: Path
 ) -> None:
     misstep = Misstep(13, hang, tmp_path)
-    loader = loader_of(spelled_root, misstep, persistent_workers=True, timeout=0.5)
+    loader = loader_of(spelled_root, misstep, persistent_workers=True, timeout=2)
     for _ in loader:
         misstep.await_s()
         break
@@ -283,7 +283,7 @@ def test_timeout_also_ends_the_wait_for_a_persistent_worker_that_hangs_from_the_
         error.__traceback__ = None
         numbers = all_numbers(loader)
     assert numbers == list(range(48))
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < WAIT_S
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, i
     steps = ("\n" + " " * 12).join(line.strip() for line in body.strip().splitlines())
     # Python loses an interrupt that comes in the middle of a fork; then the end of the workers ends the training.
     in_a_fork = "worker_init_fn" in body
-    stop, stop_s = ("(KeyboardInterrupt, RuntimeError)", 2.0) if in_a_fork else ("KeyboardInterrupt", STOP_S)
+    stop, stop_s = ("(KeyboardInterrupt, RuntimeError)", ERROR_S) if in_a_fork else ("KeyboardInterrupt", STOP_S)
     script = f"""
         notes = Path({str(folder)!r})
         def train():
@@ -335,19 +335,17 @@ def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, i
         children = children_of(process.pid)
         start_s = time.monotonic()
         interrupt(process.pid, signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 130, errors
         word, stopped_s = output.replace("ready\n", "").split()
         assert word == "stopped" and float(stopped_s) - start_s < stop_s
-        assert_gone(children, 2)
+        assert_gone(children, STOP_S)
         if "spawn" not in body and not in_a_fork:  # where a worker says that its dataset never came
             assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("body", CONTROL_C.values(), ids=CONTROL_C.keys())
-def test_control_c_stops_the_training_and_its_workers_in_under_a_second(
-    spelled_root: Path, tmp_path: Path, body: str
-) -> None:
+def test_control_c_stops_the_training_and_its_workers_at_once(spelled_root: Path, tmp_path: Path, body: str) -> None:
     interrupted(tmp_path, spelled_root, body, os.killpg)
 
 
@@ -381,7 +379,7 @@ def numbers_of_bytes(batch: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("hanging", [False, True], ids=["", "a worker sleeps"])
-def test_leaving_a_server_in_mid_epoch_takes_under_a_second(
+def test_leaving_a_server_in_mid_epoch_takes_but_a_moment(
     spelled_root: Path, tmp_path: Path, hanging: bool, device: str
 ) -> None:
     misstep = Misstep(13, hang, tmp_path) if hanging else None
@@ -404,7 +402,7 @@ def test_leaving_a_server_in_mid_epoch_takes_under_a_second(
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["never started", "started"])
-def test_dropping_a_server_that_was_not_closed_takes_under_a_second(
+def test_dropping_a_server_that_was_not_closed_takes_but_a_moment(
     spelled_root: Path, started: bool, device: str
 ) -> None:
     server = server_of(device)
@@ -431,7 +429,7 @@ def test_a_server_that_was_left_with_runs_under_way_starts_again_with_right_pict
         assert [number for batch in loader for number in numbers_of_bytes(batch)] == list(range(48))
 
 
-def test_an_error_in_a_with_block_leaves_it_under_a_second_and_is_that_error(spelled_root: Path, device: str) -> None:
+def test_an_error_in_a_with_block_leaves_it_at_once_and_is_that_error(spelled_root: Path, device: str) -> None:
     start_s = 0.0
     with pytest.raises(LookupError, match="mine"), server_of(device) as server:
         for _ in DataLoader(
@@ -462,7 +460,7 @@ def test_a_stop_in_a_forked_child_is_harmless_there_too(spelled_root: Path, tmp_
     held = [with_a_worker_that_sleeps(spelled_root, tmp_path)]
     start_s = time.monotonic()
     assert in_fork(held.clear) == 0
-    assert time.monotonic() - start_s < 2
+    assert time.monotonic() - start_s < STOP_S
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a destructor

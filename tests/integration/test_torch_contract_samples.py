@@ -26,6 +26,8 @@ import proxyloader
 from proxyloader.spelled import spell_dataset
 from tests.side_by_side import Failed, assert_as_torch, epochs, one_epoch, walked
 
+from ..limits import LONG_S
+
 SAMPLES = 7
 TRANSFORM = transforms.Compose([transforms.RandomCrop(28), transforms.ToTensor()])
 
@@ -327,7 +329,7 @@ class Waiting:
 
     def __call__(self, image: Any, k: int) -> Any:
         if k == 4:
-            self.event.wait(60)
+            self.event.wait(LONG_S)
         return image, k
 
 
