@@ -108,9 +108,9 @@ class Arena:
             mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)
         return mapped
 
-    def mark_ready(self, slot: int) -> None:
+    def mark_ready(self, slot: int, ready: bool = True) -> None:
         """Say that the slot's batch is on its way. Worker."""
-        self._ready[slot] = 1
+        self._ready[slot] = ready
 
     def is_ready(self, slot: int) -> bool:
         """Whether the slot's batch is on its way: asking torch for it now will not wait long. Main process."""

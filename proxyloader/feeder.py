@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -28,10 +29,11 @@ from .batch_format import BatchFormat, stacked
 from .errors import ImageError, PipelineError
 from .packing import ContentUnpickler
 from .parcel import PackedBatch, PackedRun, Parcel
+from .progress import Progress
 from .rescue import Rescue, Saved
 from .road import Road
 from .run_starter import Fed, RunStarter
-from .sampling import Progress, Request
+from .sampling import Request
 from .transforms.plan import Plan
 from .unreadable import OnError, UnreadableSample, UnreadableSamples
 
@@ -119,16 +121,23 @@ class Feeder:
         # Scripts ask torch's iterators for these, to see that the workers end.
         vars(self).update({name: getattr(batches, name) for name in OF_TORCHS_ITERATOR if hasattr(batches, name)})
         # A stream has no sampler that could start further on: what the loop had of it is thrown away.
-        self._to_throw_away = progress.batches if road.requests is None else 0
+        # Not where its dataset or its iterators were given their states.
+        self._to_throw_away = progress.batches if road.requests is None and not progress.worker_states else 0
         self._nothing_yet = not progress.batches
         self._handed_out_s = time.monotonic()
         self._cut_short = False  # a worker was lost: the error, and then no more batches
         self._was_interrupted = False
+        self._turn = threading.RLock()  # threads that share the iterator take turns
         self._process = os.getpid()
         road.user = weakref.ref(self)
 
     def __iter__(self) -> Feeder:
         return self
+
+    @property
+    def workers(self) -> Sequence[Any]:
+        """torch's worker processes, as long as the epoch lasts."""
+        return getattr(self._batches, "_workers", ())
 
     def __len__(self) -> int:
         return len(self._road.workers._index_sampler)  # as torch's iterators; those of streams have none
@@ -150,20 +159,21 @@ class Feeder:
     def __next__(self) -> Any:
         if self._process != os.getpid():
             raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
-        if self._was_interrupted:
-            raise RuntimeError(
-                "this iterator was interrupted (KeyboardInterrupt, SystemExit) in the middle of a batch, which may be "
-                "lost; begin a new one: iter(loader)"
-            )
-        try:
-            batch = self._next()
-            for fed in self._fed:
-                self._run_starter.start_soon(fed)
-            self._handed_out_s = time.monotonic()
-        except (KeyboardInterrupt, SystemExit):  # in whatever line it was, of torch's queues, too
-            self._was_interrupted = self._road.broken = True
-            raise
-        return batch
+        with self._turn:
+            if self._was_interrupted:
+                raise RuntimeError(
+                    "this iterator was interrupted (KeyboardInterrupt, SystemExit) in the middle of a batch, which may "
+                    "be lost; begin a new one: iter(loader)"
+                )
+            try:
+                batch = self._next()
+                for fed in self._fed:
+                    self._run_starter.start_soon(fed)
+                self._handed_out_s = time.monotonic()
+            except (KeyboardInterrupt, SystemExit):  # in whatever line it was, of torch's queues, too
+                self._was_interrupted = self._road.broken = True
+                raise
+            return batch
 
     def _next(self) -> Any:
         step_s, batch = time.monotonic() - self._handed_out_s, _NOTHING
@@ -190,6 +200,9 @@ class Feeder:
             self._progress.batches += 1
         elif fed.batch is not None and fed.batch.request is not None:
             self._road.requests.handed_out(fed.batch.request)
+        if fed.batch is not None and fed.batch.worker_state is not None:
+            self._progress.worker_states[fed.batch.worker] = fed.batch.worker_state
+            self._progress.next_worker = (fed.batch.worker + 1) % self._road.workers.num_workers
 
     def _end(self) -> None:
         self._progress.finished = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -14,16 +14,19 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, Sequential
 
 from .arguments import at_least, check_num_threads
 from .batch_format import BatchFormat
+from .dataset_state import between_epochs, dataset_state
 from .device import check_device, cuda_ordinal, keep_near
 from .feeder import Feeder
+from .progress import Progress
 from .road import Road, run_size
-from .sampling import Progress, of_samples
+from .sampling import note_the_order_to_come, of_samples, own_generator, sampler_state
 from .scans import KnownScans
 from .seeding import SeededIterator, generator_of, kept_generators, seed_generators
 from .sharding import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
 from .transforms.plan import Plan
 from .translation import UNSUPPORTED, Unsupported, translated
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
+from .worker import PackedDataset
 from .world import Auto
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -32,6 +35,11 @@ if TYPE_CHECKING:  # importing the server imports DALI
 log = logging.getLogger("proxyloader")
 
 T = TypeVar("T")
+
+_one_begins = threading.RLock()
+"""Held while an iteration of a loader is given its epoch and its workers: several threads may share a loader."""
+
+os.register_at_fork(after_in_child=_one_begins._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class DataLoader(TorchDataLoader[T]):
@@ -227,17 +235,19 @@ class DataLoader(TorchDataLoader[T]):
             self._road.let_go(None)
 
     def __iter__(self) -> Any:
-        if self._process != os.getpid():
-            # A forked copy: workers, pipelines and the memory between them belong to the parent.
-            self._road, self._servers, self._process = None, {}, os.getpid()
-        road, progress = self._road_for_epoch(), self._upcoming
-        at_first = copy.deepcopy(progress)
+        with _one_begins:
+            if self._process != os.getpid():
+                # A forked copy: workers, pipelines and the memory between them belong to the parent.
+                self._road, self._servers, self._process = None, {}, os.getpid()
+            progress = self._upcoming
+            road, at_first = self._road_for_epoch(progress), progress.copied()
+            self._next_epoch = progress.following()  # which another thread may begin meanwhile
         try:
             feeder = self._feeder(road, progress)
         except BaseException:
             self._begin(at_first)  # so that the next attempt is at this epoch
             raise
-        self._progress, self._next_epoch = progress, Progress(progress.epoch + 1)
+        self._progress = progress
         return feeder
 
     def _feeder(self, road: Road, progress: Progress) -> Feeder:
@@ -251,7 +261,7 @@ class DataLoader(TorchDataLoader[T]):
                     raise
                 log.warning("a persistent worker was lost (%s); starting new ones", str(error))
                 road.broken = True
-                road = self._road_for_epoch()
+                road = self._road_for_epoch(progress)
                 batches = self._start(road, progress)
             servers = self._servers_for(road.plans)
             gpus = {server.pipeline.device_id for server in servers.values()} - {None}
@@ -294,17 +304,58 @@ class DataLoader(TorchDataLoader[T]):
         Raises:
             ValueError: with ``in_order=False``, in the middle of an epoch: what is left is not known.
         """
-        progress = self._progress or self._upcoming  # which a state that was loaded is
-        if progress.batches and not progress.finished and not self.in_order and self.num_workers > 1:
+        begun = self._progress
+        if begun is not None and begun.batches and not begun.finished and not self.in_order and self.num_workers > 1:
             raise ValueError(
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
                 "call state_dict between epochs, or use in_order=True"
             )
-        state = progress.state_dict(self.seed, self._dataset_length, self._order, self._stream_workers)
-        generator = getattr(of_samples(self._own_sampler), "generator", None)
-        if isinstance(generator, torch.Generator) and not state["batches"] and not state["generator_states"]:
-            state["generator_states"] = {"iter": generator.get_state()}  # of an epoch that is to come
-        return state
+        here = self._between_epochs() if begun is None or begun.finished else self._in_epoch(begun)
+        depends_on_workers = isinstance(self.dataset, IterableDataset) or bool(here.worker_states)
+        workers = self.num_workers if depends_on_workers else None
+        return here.state_dict(self.seed, self._dataset_length, self._order, workers)
+
+    def _in_epoch(self, begun: Progress) -> Progress:
+        here = begun.copied()
+        if not here.batches and not isinstance(self.dataset, IterableDataset):
+            note_the_order_to_come(here, of_samples(self._own_sampler), self.seed, "next")
+        if not self.num_workers and self._road is not None:
+            here.worker_states = {0: state} if (state := self._road.source.state()) else {}
+        elif self._road is not None:  # the batches bring it
+            unknown = [worker for worker in range(self.num_workers) if worker not in here.worker_states]
+            here.worker_states |= self._road.states_at_start(unknown)
+        return here
+
+    def _between_epochs(self) -> Progress:
+        here, before = self._upcoming.copied(), self._progress
+        if here.resumes:  # a state that was loaded, and not yet begun
+            return here
+        sampler = of_samples(self._own_sampler)
+        note_the_order_to_come(here, sampler, self.seed, "iter")
+        if self._generator_of_seeds is not None:
+            here.generator_states["workers"] = self._generator_of_seeds.get_state()
+        goes_on = self.persistent_workers and self._road is not None and self._road.has_workers
+        here.new_workers = not goes_on and (own_generator(sampler) is not None or self.generator is None)
+        if before is not None:
+            # One that is told its epoch begins that anew, wherever it was in another.
+            if not hasattr(sampler, "set_epoch"):
+                here.sampler_state = sampler_state(sampler)
+            if not self.num_workers:
+                here.worker_states = {0: state} if (state := dataset_state(self.dataset)) else {}
+            elif self.persistent_workers:
+                here.worker_states = self._states_at_end(before)
+        return here
+
+    def _states_at_end(self, before: Progress) -> dict[int, dict[str, Any]]:
+        states = dict(before.worker_states)
+        if self._road is not None and self._road.board is not None:
+            states |= self._road.board.read_ends()
+        return {worker: between_epochs(state) for worker, state in states.items()}
+
+    @property
+    def _generator_of_seeds(self) -> torch.Generator | None:
+        """The user's, from which torch draws the workers' seeds, where the sampler draws from another one."""
+        return None if self.generator is own_generator(of_samples(self._own_sampler)) else self.generator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
@@ -320,7 +371,7 @@ class DataLoader(TorchDataLoader[T]):
                 is of mid-epoch, and of other shards, or in another order (``shuffle``), or of an IterableDataset with
                 another number of workers.
         """
-        here = self.seed, self._dataset_length, self._order, self._stream_workers
+        here = self.seed, self._dataset_length, self._order, self.num_workers
         saved = Progress.from_state_dict(state_dict, *here)
         self._begin(saved.taken_up_by(self._sharded))
         self._progress = None
@@ -334,10 +385,6 @@ class DataLoader(TorchDataLoader[T]):
         """Of torch's own samplers, "shuffled" or "unshuffled"; "" where the order is another one's matter."""
         names = {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}
         return names.get(type(of_samples(self._own_sampler)), "")
-
-    @property
-    def _stream_workers(self) -> int | None:
-        return self.num_workers if isinstance(self.dataset, IterableDataset) else None
 
     @property
     def _sharded(self) -> ShardedSampler | None:
@@ -379,16 +426,18 @@ class DataLoader(TorchDataLoader[T]):
     def _on_gpu(self) -> bool:
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
 
-    def _road_for_epoch(self) -> Road:
-        road = self._road
-        if road is not None and self.persistent_workers and not road.broken:
+    def _road_for_epoch(self, progress: Progress) -> Road:
+        road, is_given_states = self._road, progress.resumes and bool(progress.worker_states)
+        if road is not None and self.persistent_workers and not road.broken and not is_given_states:
+            if not progress.resumes and self._progress is not None:
+                progress.worker_states = self._states_at_end(self._progress)
             return road  # its workers keep the dataset that they were given
         dataset, plans = self._translated()
         plans |= self._found_plans
         arena = road.left_arena() if road is not None else None
         if self._scans is None and plans and self._looks_at_scans:
             self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)
-        self._road = Road.build(self, dataset, plans, arena, self._scans if self._looks_at_scans else None)
+        self._road = Road.build(self, dataset, plans, arena, self._scans if self._looks_at_scans else None, progress)
         return self._road
 
     @property
@@ -401,7 +450,24 @@ class DataLoader(TorchDataLoader[T]):
         if road.requests is not None:
             road.requests.begin(progress)
         road.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
+        if road.board is not None and (road.requests is None or not road.has_workers):
+            road.board.forget()  # what workers that stay will write anew, as streams begin anew there
+        batches = self._begun(road, progress)
+        if isinstance(road.source, PackedDataset) and not self.num_workers:
+            road.source.begin(0)  # when torch has drawn its seed, for a dataset may set the generators
+        return batches
+
+    def _begun(self, road: Road, progress: Progress) -> Any:
+        generator, states = self._generator_of_seeds, progress.generator_states
+        if generator is not None and progress.resumes and "workers" in states:
+            generator.set_state(states["workers"])
+        elif generator is not None:
+            states["workers"] = generator.get_state()
         if self.seed is None:
+            order = progress.random_states if progress.resumes else {}
+            if self.generator is None and "iter" in order and "next" not in order:  # of a state between epochs
+                road.workers.generator = torch.Generator()
+                road.workers.generator.set_state(order["iter"])
             return iter(road.workers)
         if self.generator is None:  # not the default one, from which other threads draw
             road.workers.generator = generator_of(self.seed, progress.epoch, "workers")

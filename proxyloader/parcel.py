@@ -135,6 +135,7 @@ class PackedBatch:
         damaged: indices of samples whose JPEG is not whole.
         plans: of its runs, where the loader did not know them before.
         failure: what the worker met instead.
+        worker, worker_state: the worker's number, and the state of its dataset after this batch, where that has one.
     """
 
     request: Request | None
@@ -151,6 +152,8 @@ class PackedBatch:
     damaged: tuple[Any, ...] = ()
     plans: tuple[Plan, ...] = ()
     failure: Failure | None = None
+    worker: int = 0
+    worker_state: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"PackedBatch({self.request}, runs={list(self.runs)}, failure={self.failure is not None})"

@@ -9,20 +9,23 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from . import forks
 from .arena import Arena
 from .at_exit import END_S, at_exit
+from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher
 from .packing import Packer
 from .parcel import PackedBatch, Parcel
+from .progress import Progress
 from .sampling import RequestSampler
 from .scans import KnownScans, Scan
 from .transforms.plan import Plan
@@ -57,6 +60,8 @@ class Road:
         arena: the memory, or None where there are no workers to share it with, or no images.
         plans: of the dataset that the workers hold, by key; persistent workers keep it, whatever becomes of the user's.
         in_order: torch gives batches in the order of the sampler.
+        source: what the workers hold.
+        board: where they leave the states of an epoch's start and end.
         broken: a worker was lost; the next epoch needs new ones.
     """
 
@@ -65,13 +70,21 @@ class Road:
     requests: RequestSampler | None
     arena: Arena | None
     plans: dict[str, Plan]
+    source: PackedDataset | StatefulStream
+    board: StateBoard | None
     in_order: bool = True
     broken: bool = False
     user: weakref.ref[Any] | None = field(default=None, repr=False)
 
     @classmethod
     def build(
-        cls, loader: Any, dataset: Any, plans: dict[str, Plan], arena: Arena | None, scans: KnownScans | None
+        cls,
+        loader: Any,
+        dataset: Any,
+        plans: dict[str, Plan],
+        arena: Arena | None,
+        scans: KnownScans | None,
+        progress: Progress,
     ) -> Road:
         """
         Args:
@@ -80,6 +93,7 @@ class Road:
             plans: that it refers to.
             arena: of an earlier epoch, to be used again; None: a new one.
             scans: what is known of its JPEGs; None where that is not remembered.
+            progress: of the epoch that comes first, with the states that its dataset begins with.
         """
         has_images = bool(plans) or loader.server is not None
         streams = isinstance(dataset, IterableDataset)
@@ -118,18 +132,38 @@ class Road:
             and loader._format.is_default,  # else it is copied once more
         )
         requests = None
+        states = progress.worker_states if progress.resumes else {}
+        board = StateBoard.of(dataset, loader.num_workers)
+        source: Any
         if streams:
-            arguments |= dict(
-                dataset=dataset, collate_fn=PackStream(fetcher, packer, batched), batch_size=loader.batch_size
-            )
+            source = StatefulStream(dataset, states, board)
+            # torch prepares data pipes itself, and knows them by their class.
+            first = dataset if isinstance(dataset, IterDataPipe) else source
+            collate = PackStream(fetcher, packer, source, batched)
+            arguments |= dict(dataset=first, collate_fn=collate, batch_size=loader.batch_size)
             if loader.batch_size is not None:
                 arguments["drop_last"] = loader.drop_last
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
             requests = RequestSampler(sampler, batched, arena, loader.seed, scans)
-            packed = PackedDataset(fetcher, packer, arena)
-            arguments |= dict(dataset=packed, batch_sampler=requests, collate_fn=_as_it_is)
-        return cls(_Workers(**arguments), fetcher, requests, arena, plans, loader.in_order)
+            source = PackedDataset(fetcher, packer, arena, states, board)
+            arguments |= dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
+        workers = _Workers(**arguments)
+        workers.first_worker = progress.next_worker
+        return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order)
+
+    def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Of the datasets of these workers, none of whose batches has come yet."""
+        processes = getattr(self.user and self.user(), "workers", ())
+        if self.board is None or not processes:
+            return {}
+        found = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}
+        return {worker: state for worker, state in found.items() if state}
+
+    @property
+    def has_workers(self) -> bool:
+        """Workers of an earlier epoch wait for the next."""
+        return self.workers._iterator is not None and not self.broken
 
     def let_go(self, batches: Any) -> None:
         """End the workers of an epoch that could not begin. Until then they write to the arena, so nobody else may.
@@ -144,7 +178,7 @@ class Road:
 
     def left_arena(self) -> Arena | None:
         """The memory, for the next road; None while somebody may still use it."""
-        if self.arena is None or self.requests is None or self.broken or (self.user and self.user() is not None):
+        if self.arena is None or self.requests is None or self.broken or self.user is None or self.user() is not None:
             return None
         self.requests.forget_unanswered()  # its workers have ended
         return self.arena
@@ -165,6 +199,9 @@ def _as_it_is(batch: Any) -> Any:
 class _Workers(TorchDataLoader[Any]):
     """torch's loader, quicker to see that a worker is gone and to let workers go."""
 
+    first_worker = 0
+    """That is asked for the first batch when workers start."""
+
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             return super()._get_iterator()
@@ -184,10 +221,17 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
     _is_interpreter_ending = staticmethod(sys.is_finalizing)
     """Here, since a module's names are gone then."""
 
-    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+    def __init__(self, loader: _Workers) -> None:
         self._process = os.getpid()
+        self._first_worker = loader.first_worker
         super().__init__(loader)
         _iterators.add(self)
+
+    def _try_put_index(self) -> None:
+        for _ in range(self._first_worker):
+            next(self._worker_queue_idx_cycle)
+        self._first_worker = 0
+        super()._try_put_index()
 
     def _get_data(self) -> Any:
         in_use = list(self._workers_status)  # torch may mark a lost one as unused before it raises

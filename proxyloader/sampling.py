@@ -6,142 +6,36 @@ Runs in the main process, in the thread that iterates, as torch advances it ther
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import itertools
+import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .arena import Arena
+from .progress import Progress, is_stateful
 from .scans import KnownScans, Scan
 from .seeding import generator_of, kept_generators, seed_generators
-from .sharding import ShardedSampler, check_dealt, dealt_in, sharded_in
-
-STATE_VERSION = 2
+from .sharding import ShardedSampler, sharded_in
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Those of torch that draw from it; without one they draw from the default, as other threads may do meanwhile."""
 
 
+_generator_is_lent = threading.RLock()
+"""Held while one of these has a generator that is not its own: threads that share a loader share its sampler."""
+
+os.register_at_fork(after_in_child=_generator_is_lent._at_fork_reinit)  # type: ignore[attr-defined]
+
+
 def of_samples(sampler: Any) -> Any:
     """The sampler that yields one index at a time, as far as there is one to be seen in a loader's."""
     return sampler.sampler if type(sampler) is BatchSampler else sampler
-
-
-@dataclass
-class Progress:
-    """Where the loop stands in an epoch: what a checkpoint keeps of a loader.
-
-    Attributes:
-        epoch: its number, from 0.
-        batches: that the loop was given.
-        samples: that were in them; of a sampler for several processes, in all of them together; of a
-            ``ShardedSampler``, in this shard, if all of them had been full.
-        finished: the epoch has ended.
-        random_states: of torch's default generator when the order was drawn: when the sampler was asked for an
-            iterator, and when that was asked for its first batch. Empty where a seed tells them.
-        generator_states: the same of the sampler's own generator, where it has one.
-        sampler_state: of a sampler with a ``state_dict`` (or ``set_epoch``), at the start of the epoch; of a
-            ``ShardedSampler``, how it deals the samples out.
-    """
-
-    epoch: int = 0
-    batches: int = 0
-    samples: int = 0
-    finished: bool = False
-    random_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
-    generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
-    sampler_state: Any = field(default=None, repr=False)
-
-    def state_dict(
-        self, seed: int | None, dataset_length: int | None, order: str = "", stream_workers: int | None = None
-    ) -> dict[str, Any]:
-        """All of it, to be loaded by a loader with the same seed, over as many samples (None: nobody knows), in
-        the same order ("": nobody knows), and, of an IterableDataset, with as many workers.
-
-        An epoch that has ended is the next one's start.
-        """
-        here = Progress(self.epoch + 1) if self.finished else self
-        return {
-            "version": STATE_VERSION,
-            "seed": seed,
-            "dataset_length": dataset_length,
-            "order": order,
-            "stream_workers": stream_workers,
-            "epoch": here.epoch,
-            "batches": here.batches,
-            "samples": here.samples,
-            "random_states": dict(here.random_states),
-            "generator_states": dict(here.generator_states),
-            "sampler_state": here.sampler_state,
-        }
-
-    @classmethod
-    def from_state_dict(
-        cls,
-        state: Any,
-        seed: int | None,
-        dataset_length: int | None,
-        order: str = "",
-        stream_workers: int | None = None,
-    ) -> Progress:
-        """
-        Raises:
-            ValueError: it is no state of a loader, or of one with another seed or another number of samples; or of
-                mid-epoch, and in another order, or of a stream dealt out to another number of workers.
-        """
-        fields = ("epoch", "batches", "samples", "random_states", "generator_states", "sampler_state")
-        if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order", *fields} <= state.keys():
-            raise ValueError(
-                f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
-                + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
-            )
-        if state["version"] != STATE_VERSION:
-            raise ValueError(f"the state is of version {state['version']}, and this loader reads {STATE_VERSION}")
-        if state["seed"] != seed:
-            raise ValueError(
-                f"the state was saved by a loader with seed={state['seed']}, and this one has seed={seed}: "
-                "it would draw other numbers than those that were left. Give it the same seed"
-            )
-        if state["dataset_length"] != dataset_length:
-            raise ValueError(
-                f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
-                f"{dataset_length}: it is another one, or was changed. Give the loader the same dataset, or begin the "
-                "epoch anew: loader.set_epoch(state['epoch'])"
-            )
-        if state["batches"] and state["order"] and order and state["order"] != order:
-            raise ValueError(
-                f"the state was saved in mid-epoch, which was {state['order']}, and this loader's is {order}; "
-                "some samples would come twice, and some never. Give the loader the same shuffle, or begin the epoch "
-                "anew: loader.set_epoch(state['epoch'])"
-            )
-        was = state.get("stream_workers")
-        if state["batches"] and None not in (was, stream_workers) and was != stream_workers:
-            raise ValueError(
-                f"the state was saved in mid-epoch of an IterableDataset with num_workers={was}, and this loader has "
-                f"{stream_workers}, which deal its samples out otherwise: some would come twice, and some never. Give "
-                "the loader as many workers, or begin the epoch anew: loader.set_epoch(state['epoch'])"
-            )
-        for name in ("epoch", "batches", "samples"):
-            if not isinstance(state[name], int) or state[name] < 0:
-                raise ValueError(f"{name!r} of the state is a whole number, 0 or more; got {state[name]!r}")
-        # Copies, for the loop notes in them what it draws from, and the state is the user's.
-        return cls(**{name: copy.copy(state[name]) for name in fields})
-
-    def taken_up_by(self, sampler: ShardedSampler | None) -> Progress:
-        """What is left of the epoch for a loader with that sampler, or without shards.
-
-        Raises:
-            ValueError: the epoch was begun with samples dealt out in another way.
-        """
-        was, now = dealt_in(self.sampler_state), None if sampler is None else sampler.dealt
-        if self.batches:
-            check_dealt(was, now)
-        return self if was == now else Progress(self.epoch)
 
 
 @dataclass(frozen=True)
@@ -189,28 +83,34 @@ class RequestSampler:
         scans: KnownScans | None = None,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed, self._scans = sampler, batched, arena, seed, scans
+        self._iterator: Any = None
         self.begin(Progress())
         self._unanswered: dict[int, Request] = {}
+        self._sampler_states: dict[int, dict[str, Any]] = {}
         self._numbers = itertools.count()
 
     def begin(self, progress: Progress) -> None:
         """Let the next iteration start there, and note in it what is needed to do so again."""
         self._progress = progress
-        self._resumes = any((progress.batches, progress.random_states, progress.generator_states))
 
     def __iter__(self) -> Iterator[Request]:
         self.forget_unanswered()  # torch begins an epoch when the workers have let go of the one before
         progress = self._progress
         self._settle_sampler(progress)
         with self._known_generators(progress, "iter"):  # at once, as torch asks for the iterator before it draws seeds
-            remaining = iter(self._remaining(progress))
+            remaining = self._remaining(progress)
         return self._requests(progress, remaining)
 
     def _requests(self, progress: Progress, remaining: Iterator[Any]) -> Iterator[Request]:
-        # Samplers draw when they yield first (torch's own do), so that much happens under generators that are known.
-        with self._known_generators(progress, "next"):
-            first = list(itertools.islice(remaining, 1))
-        for indices in itertools.chain(first, remaining):
+        first = True
+        while True:
+            # Samplers draw when they yield first (torch's own do), so that happens under generators that are known.
+            with self._known_generators(progress, "next") if first else contextlib.nullcontext():
+                try:
+                    indices = next(remaining)  # nobody asks it for an iterator again, which might begin anew
+                except StopIteration:
+                    return
+            first = False
             if self._batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot travel
             slot = self._arena.lend() if self._arena is not None else None
@@ -218,6 +118,8 @@ class RequestSampler:
             if self._scans is not None:
                 request = dataclasses.replace(request, scans=self._scans.of(request.each()))
             self._unanswered[request.number] = request
+            if is_stateful(self._of_samples) or is_stateful(self._iterator):
+                self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
             yield request
 
     def __len__(self) -> int:
@@ -229,6 +131,7 @@ class RequestSampler:
             if self._arena is not None:
                 self._arena.give_back(request.slot)
         self._unanswered.clear()
+        self._sampler_states.clear()
 
     def answered(self, number: int) -> Request:
         """Note that a batch has come back. Its slot now belongs to whoever has the batch."""
@@ -245,6 +148,7 @@ class RequestSampler:
         """Note that the loop has been given the batch."""
         self._progress.batches += 1
         self._progress.samples += self._places(request)
+        self._progress.sampler_state = self._sampler_states.pop(request.number, self._progress.sampler_state)
 
     def has_ready_batch(self, in_order: bool) -> bool:
         """Whether torch will give the next batch without waiting for a worker (as far as their slots tell)."""
@@ -273,58 +177,134 @@ class RequestSampler:
             return int(self._sampler.batch_size)  # type: ignore[attr-defined]
         return self._shard[1] * len(request.each())
 
-    def _remaining(self, progress: Progress) -> Iterable[Any]:
+    def _remaining(self, progress: Progress) -> Iterator[Any]:
+        """What is left of the epoch, by an iterator that the sampler is asked for once, as by a stock loader."""
         rank, shards = self._shard
         # Processes take their samples in turn: of the first ``samples`` this one had so many.
         done = max(0, -(-(progress.samples - rank) // shards))
-        if not progress.batches and sharded_in(self._sampler) is None:
-            return self._sampler
-        if type(self._sampler) is BatchSampler:
-            rest = itertools.islice(iter(self._sampler.sampler), done, None)
-            return BatchSampler(rest, self._sampler.batch_size, self._sampler.drop_last)
-        return itertools.islice(iter(self._sampler), progress.batches if self._batched else done, None)
+        if type(self._sampler) is not BatchSampler:
+            iterator: Iterator[Any] = iter(self._sampler)
+            self._iterator = iterator
+            return _rest(iterator, progress, progress.batches if self._batched else done)
+        if sharded_in(self._sampler) is not None:  # it counts its epochs when it is asked
+            self._iterator = iter(self._sampler.sampler)
+        return self._batches(self._sampler, progress, done)
+
+    def _batches(self, sampler: BatchSampler, progress: Progress, done: int) -> Iterator[list[int]]:
+        """Those of torch's batch sampler, whose own sampler's iterator nobody else could see."""
+        if self._iterator is None:
+            self._iterator = iter(sampler.sampler)
+        rest = _rest(self._iterator, progress, done)
+        yield from BatchSampler(rest, sampler.batch_size, sampler.drop_last)
 
     def _settle_sampler(self, progress: Progress) -> None:
         """Put a sampler that keeps a state into that of the epoch's start, or note it."""
-        sampler = self._of_samples
+        sampler, self._iterator = self._of_samples, None
         if isinstance(sampler, ShardedSampler):
             sampler.set_epoch(progress.epoch)  # also where torch asks for an iterator twice, as it does with workers
             progress.sampler_state = {"epoch": progress.epoch, "dealt": sampler.dealt}
-        elif hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
-            if self._resumes and progress.sampler_state is not None:
-                sampler.load_state_dict(progress.sampler_state)
-            else:
-                progress.sampler_state = sampler.state_dict()
-        elif hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
-            if self._resumes and progress.sampler_state is not None:
+        elif progress.resumes and progress.sampler_state:
+            if "epoch" in progress.sampler_state and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(progress.sampler_state["epoch"])
-            else:
-                progress.sampler_state = {"epoch": sampler.epoch}
+            if "sampler" in progress.sampler_state and is_stateful(sampler):
+                sampler.load_state_dict(progress.sampler_state["sampler"])
+        else:
+            progress.sampler_state = sampler_state(sampler)
 
     @contextlib.contextmanager
     def _known_generators(self, progress: Progress, moment: str) -> Iterator[None]:
         sampler = self._of_samples
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, torch.Generator):
-            if self._resumes and moment in progress.generator_states:
-                generator.set_state(progress.generator_states[moment].cpu())
+        generator = own_generator(sampler)
+        if generator is not None:
+            states = progress.generator_states
+            if progress.resumes and moment in states:
+                generator.set_state(states[moment])
             else:
-                progress.generator_states[moment] = generator.get_state()
+                states[moment] = generator.get_state()
             yield
+            if progress.resumes and moment == "iter" and "next" not in states:  # of a state between epochs
+                if progress.new_workers:
+                    del states["iter"]  # torch asks for another iterator when it has drawn a seed, as it did there
+                else:
+                    states["next"] = generator.get_state()  # torch draws a seed now, and did not there
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
-            sampler.generator = generator_of(self._seed, progress.epoch, "order", moment)
-            try:
-                yield
-            finally:
-                sampler.generator = None
+            with _generator_is_lent:
+                sampler.generator = generator_of(self._seed, progress.epoch, "order", moment)
+                try:
+                    yield
+                finally:
+                    sampler.generator = None
         elif self._seed is not None:
             with kept_generators():
                 seed_generators(self._seed, progress.epoch, "order", moment)
                 yield
-        elif self._resumes and moment in progress.random_states:
+        elif progress.resumes and moment in progress.random_states:
             with kept_generators():
-                torch.set_rng_state(progress.random_states[moment].cpu())  # wherever torch.load put it
+                torch.set_rng_state(progress.random_states[moment])  # wherever torch.load put it
                 yield
+                if moment == "iter" and "next" not in progress.random_states:
+                    if progress.new_workers:
+                        draw_seed_of_workers()
+                    progress.random_states["next"] = torch.get_rng_state()
         else:
             progress.random_states[moment] = torch.get_rng_state()
             yield
+
+
+def own_generator(sampler: Any) -> torch.Generator | None:
+    """That a sampler draws from in place of the default one."""
+    with _generator_is_lent:
+        generator = getattr(sampler, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
+
+
+def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
+    """What a sampler tells of itself, and its iterator: where it is, and the epoch that it was set to."""
+    state: dict[str, Any] = {}
+    if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
+        state["epoch"] = sampler.epoch
+    if is_stateful(sampler):
+        state["sampler"] = sampler.state_dict()
+    if iterator is not sampler and is_stateful(iterator):
+        state["iterator"] = iterator.state_dict()
+    return state
+
+
+def note_the_order_to_come(progress: Progress, sampler: Any, seed: int | None, moment: str) -> None:
+    """Note in a state what the order will be drawn from, where nothing has been drawn yet.
+
+    Args:
+        progress: of an epoch that has given no batch.
+        sampler: that yields the samples' indices.
+        seed: of the loader.
+        moment: what is drawn next, "iter" or "next"; see ``Progress.random_states``.
+    """
+    generator = own_generator(sampler)
+    if generator is not None:
+        progress.generator_states.setdefault(moment, generator.get_state())
+    elif seed is None:
+        progress.random_states.setdefault(moment, torch.get_rng_state())
+
+
+def draw_seed_of_workers() -> None:
+    """As torch's iterators do when they are made, whether they have workers or not."""
+    torch.empty((), dtype=torch.int64).random_()
+
+
+def _rest(iterator: Iterator[Any], progress: Progress, done: int) -> Iterator[Any]:
+    """What is left in an iterator of the epoch's start: by its own state, by its sampler's, or by leaving out so many.
+
+    It is never asked for an iterator, which might begin anew.
+    """
+    state = progress.sampler_state if progress.resumes else {}
+    if "iterator" in state and is_stateful(iterator):
+        iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
+    elif not {"iterator", "sampler"} & state.keys():
+        for _ in range(done):
+            next(iterator, None)
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item

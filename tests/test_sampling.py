@@ -22,7 +22,8 @@ from torch.utils.data import (
 )
 
 from proxyloader.arena import Arena
-from proxyloader.sampling import Progress, Request, RequestSampler
+from proxyloader.progress import Progress
+from proxyloader.sampling import Request, RequestSampler
 from proxyloader.sharding import ShardedSampler
 
 
@@ -172,14 +173,16 @@ def test_with_another_number_of_processes_they_share_what_was_left(
 
 
 class Stateful:
-    """A sampler that goes on where it was, and says where that is."""
+    """A sampler that says where it is, as those of torchdata do, and goes on from there."""
 
     def __init__(self) -> None:
         self.start = 0
 
     def __iter__(self) -> Iterator[int]:
-        yield from range(self.start, self.start + 10)
-        self.start += 10
+        while self.start < 10:
+            self.start += 1
+            yield self.start - 1
+        self.start = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"start": self.start}
@@ -188,19 +191,77 @@ class Stateful:
         self.start = state["start"]
 
 
-def test_a_sampler_with_a_state_is_put_back_into_that_of_the_epochs_start() -> None:
-    requests = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
-    indices(requests, Progress())
-    progress = Progress(1)
-    assert indices(requests, progress, 1) == [[10, 11, 12, 13]]
-    fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
-    assert indices(fresh, through_a_checkpoint(progress, None)) == [[14, 15, 16, 17], [18, 19]]
+class StatefulIterator:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at > 10:
+            raise StopIteration
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
-def test_an_epoch_that_has_ended_is_the_start_of_the_next() -> None:
-    progress = Progress(4, batches=7, samples=70, finished=True, random_states={"iter": torch.zeros(3)})
-    resumed = through_a_checkpoint(progress, 5)
-    assert resumed == Progress(5)
+class OfStatefulIterators:
+    def __iter__(self) -> Iterator[int]:
+        return StatefulIterator()
+
+
+@pytest.mark.parametrize("kind", [Stateful, OfStatefulIterators], ids=["sampler", "iterator"])
+@pytest.mark.parametrize("batched", [True, False], ids=["batches", "no batches"])
+def test_a_sampler_or_iterator_with_a_state_goes_on_from_that_of_the_last_batch(kind: Any, batched: bool) -> None:
+    def made() -> RequestSampler:
+        return RequestSampler(BatchSampler(kind(), 4, False) if batched else kind(), batched)
+
+    whole = indices(made(), Progress())
+    requests, progress = made(), Progress()
+    requests.begin(progress)
+    drawn = list(itertools.islice(requests, 2))  # the second is on its way to a worker
+    requests.answered(drawn[0].number)
+    requests.handed_out(drawn[0])
+    assert indices(made(), through_a_checkpoint(progress, None)) == whole[1:]
+
+
+class OnceAsked:
+    """A batch sampler that is its own iterator, and begins anew when it is asked for one."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> list[int]:
+        if self.at >= 10:
+            raise StopIteration
+        self.at += 4
+        return list(range(self.at - 4, min(self.at, 10)))
+
+
+class IndexByIndex(OnceAsked):
+    def __next__(self) -> Any:
+        if self.at >= 10:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+
+def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> None:
+    whole = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert indices(RequestSampler(OnceAsked(), True), Progress()) == whole
+    assert indices(RequestSampler(BatchSampler(IndexByIndex(), 4, False), True), Progress()) == whole
+    assert indices(RequestSampler(IndexByIndex(), False), Progress()) == list(range(10))
+    for made in (OnceAsked, lambda: BatchSampler(IndexByIndex(), 4, False)):
+        progress = Progress()
+        indices(RequestSampler(made(), True), progress, 1)
+        assert indices(RequestSampler(made(), True), through_a_checkpoint(progress, None)) == whole[1:]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +269,7 @@ def test_an_epoch_that_has_ended_is_the_start_of_the_next() -> None:
     [
         (None, "takes what state_dict gave, got NoneType"),
         ({"epoch": 3}, r"got dict with the keys \['epoch'\]"),
-        (Progress().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 2"),
+        (Progress().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 3"),
         (Progress().state_dict(4, 20), "saved by a loader with seed=4, and this one has seed=3"),
         (Progress().state_dict(3, 30), "over a dataset of 30 samples, and this one has 20: .*loader.set_epoch"),
         (Progress(batches=2).state_dict(3, 20, "shuffled"), "which was shuffled, and this loader's is unshuffled"),
@@ -232,7 +293,7 @@ def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) 
 
 
 def test_between_epochs_a_state_goes_on_in_another_order() -> None:
-    state = Progress(2, batches=5, finished=True).state_dict(3, 20, "shuffled")
+    state = Progress(3).state_dict(3, 20, "shuffled")
     assert Progress.from_state_dict(state, 3, 20, "unshuffled") == Progress(3)
 
 

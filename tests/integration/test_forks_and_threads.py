@@ -6,9 +6,11 @@ import functools
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +363,50 @@ def test_an_iterator_may_be_shared_by_threads_that_take_turns(spelled_root: Path
 
 
 # --- several loaders -------------------------------------------------------------------------------------------------
+
+
+class HandedOn:
+    """A batch sampler that is its own iterator; threads may ask it, as it hands on those of a list."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.batches = iter([[number] for number in ALL])
+        return self
+
+    def __next__(self) -> list[int]:
+        time.sleep(0)  # another thread's turn
+        return next(self.batches)
+
+
+@WORKERS
+def test_threads_may_share_an_iterator_without_taking_turns(spelled_root: Path, arguments: Any, device: str) -> None:
+    arguments = {"num_workers": arguments["workers"]} | {k: v for k, v in arguments.items() if k != "workers"}
+    batches = iter(DataLoader(Spelled(spelled_root), batch_sampler=HandedOn(), device=device, **arguments))
+    found: list[int] = []
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(lambda: found.extend(all_numbers(batches))) for _ in range(6)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert sorted(found) == ALL
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
+def test_threads_that_share_a_loader_have_an_epoch_each(spelled_root: Path, workers: int, device: str) -> None:
+    epochs: Any = loader_of(spelled_root, workers=0, device=device, shuffle=True, seed=3)
+    expected = [all_numbers(epochs) for _ in range(8)]
+    shared: Any = loader_of(spelled_root, workers=workers, device=device, shuffle=True, seed=3)
+    together = threading.Barrier(4)
+
+    def two_epochs() -> list[list[int]]:
+        together.wait()
+        return [all_numbers(shared) for _ in range(2)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [epoch for done in [pool.submit(two_epochs) for _ in range(4)] for epoch in done.result()]
+    assert sorted(found) == sorted(expected)
 
 
 def test_three_loaders_in_step_over_one_dataset(spelled_root: Path, device: str) -> None:
