@@ -134,11 +134,6 @@ class Feeder:
     def __iter__(self) -> Feeder:
         return self
 
-    @property
-    def workers(self) -> Sequence[Any]:
-        """torch's worker processes, as long as the epoch lasts."""
-        return getattr(self._batches, "_workers", ())
-
     def __len__(self) -> int:
         return len(self._road.workers._index_sampler)  # as torch's iterators; those of streams have none
 

@@ -154,7 +154,7 @@ class Road:
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Of the datasets of these workers, none of whose batches has come yet."""
-        processes = getattr(self.user and self.user(), "workers", ())
+        processes = getattr(self.user and self.user(), "_workers", ())
         if self.board is None or not processes:
             return {}
         found = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}

@@ -18,6 +18,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms, wrap
+from proxyloader.dataset_state import StatefulStream
 from proxyloader.fetch import Fetcher
 from proxyloader.packing import Packer
 from proxyloader.photograph import photograph
@@ -298,7 +299,9 @@ def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -
     Path(dataset.paths[6]).write_bytes(jpeg(progressive=True))
     samples = [dataset[k] for k in range(4, 8)]
     packer = Packer(default_collate, None, 8)
-    batch = PackStream(Fetcher(dataset, otherwise=Scan.UNKNOWN), packer, batched=True)(samples)
+    batch = PackStream(
+        Fetcher(dataset, otherwise=Scan.UNKNOWN), packer, StatefulStream(dataset, {}, None), batched=True
+    )(samples)
     images = batch.runs[0].inputs[0].views(batch.memory(None))
     assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, True, False]
 
@@ -308,7 +311,9 @@ def test_a_streams_images_that_pillow_cannot_decode_either_are_left_out_alone(da
     broken_tables(Path(dataset.paths[6]))
     for on_error in ("raise", "skip"):
         fetcher = Fetcher(dataset, on_error, otherwise=Scan.UNKNOWN)
-        pack = PackStream(fetcher, Packer(default_collate, None, 8), batched=True)
+        pack = PackStream(
+            fetcher, Packer(default_collate, None, 8), StatefulStream(fetcher.dataset, {}, None), batched=True
+        )
         if on_error == "raise":
             with pytest.raises(ImageError, match=dataset.paths[6]):
                 pack([dataset[k] for k in range(4, 8)])

@@ -262,7 +262,7 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
         os.register_at_fork(before=mark, after_in_parent=lambda: forking.discard(threading.get_ident()))
         threads = [threading.Thread(target=loop, args=(seed,)) for seed in (None, None, 1, 1)]
         [thread.start() for thread in threads]
-        [thread.join(WAIT_S) for thread in threads]
+        [thread.join({WAIT_S}) for thread in threads]
         print(len(done), len(forks), len(refused))
     """
     done = run_alone(script, timeout_s=90)
