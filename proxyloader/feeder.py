@@ -247,6 +247,7 @@ class Feeder:
             while self._to_throw_away:
                 self._to_throw_away -= 1
                 next(self._batches)
+            self._road.fetcher.look_again()
             parcel = next(self._batches)
         except StopIteration:
             self._batches = None

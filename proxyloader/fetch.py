@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,12 +53,19 @@ class Fetcher:
         on_error: what becomes of a sample that cannot be read.
         seed: that draws follow; None: torch's generators, as they are.
         otherwise: what is known of samples of which the request does not say it.
+        live: gives the dataset as it is when a batch begins. None: it is what it was.
     """
 
     def __init__(
-        self, dataset: Any, on_error: OnError = "raise", seed: int | None = None, otherwise: Scan = Scan.UNCHECKED
+        self,
+        dataset: Any,
+        on_error: OnError = "raise",
+        seed: int | None = None,
+        otherwise: Scan = Scan.UNCHECKED,
+        live: Callable[[], Any] | None = None,
     ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
+        self._live = live
         self._otherwise = otherwise
         self._unknown = Scan.UNCHECKED if otherwise is Scan.UNCHECKED else Scan.UNKNOWN
 
@@ -92,6 +99,11 @@ class Fetcher:
         if is_at_once and not fetched.unreadable:
             fetched.samples = at_once  # of whatever kind that list is
         return fetched
+
+    def look_again(self) -> None:
+        """Take the dataset as it is now, before a batch is asked for."""
+        if self._live is not None:
+            self.dataset = self._live()
 
     def of_stream(self, samples: list[Any]) -> Fetched:
         """

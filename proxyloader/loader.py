@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -17,6 +18,7 @@ from .batch_format import BatchFormat
 from .dataset_state import between_epochs, dataset_state
 from .device import check_device, cuda_ordinal, keep_near
 from .feeder import Feeder
+from .live_dataset import LiveDataset
 from .progress import Progress
 from .road import Road, run_size
 from .sampling import note_the_order_to_come, of_samples, own_generator, sampler_state
@@ -24,7 +26,7 @@ from .scans import KnownScans
 from .seeding import SeededIterator, generator_of, kept_generators, seed_generators
 from .sharding import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
 from .transforms.plan import Plan
-from .translation import UNSUPPORTED, Unsupported, translated
+from .translation import UNSUPPORTED, Translated, Unsupported, translated
 from .unreadable import ON_ERROR, OnError, UnreadableSamples
 from .worker import PackedDataset
 from .world import Auto
@@ -222,7 +224,7 @@ class DataLoader(TorchDataLoader[T]):
         self._servers: dict[str, Any] = {}
         self._found_plans: dict[str, Plan] = {}  # of transforms that no attribute of the dataset holds
         self._process = os.getpid()
-        self._translated()  # a transform that is not translated is refused now, not in the first epoch
+        self._translate()  # a transform that is not translated is refused now, not in the first epoch
 
     @property
     def _iterator(self) -> Any:
@@ -414,9 +416,12 @@ class DataLoader(TorchDataLoader[T]):
         own: dict[str, Any] = {"_road": None, "_servers": {}, "_progress": None, "_scans": None}
         return self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": Progress(self._next_epoch.epoch)}
 
-    def _translated(self) -> tuple[Any, dict[str, Plan]]:
-        """The dataset that workers get, and its plans; without plans DALI has nothing to do."""
-        return translated(self.dataset, self.max_pixels, self.unsupported, self._on_gpu, self._format, self.server)
+    @property
+    def _translate(self) -> Callable[[], Translated]:
+        """Gives the dataset that workers get, and its plans; without plans DALI has nothing to do."""
+        # Without this loader, which an iterator may outlive.
+        how = self.max_pixels, self.unsupported, self._on_gpu, self._format, self.server
+        return functools.partial(translated, self.dataset, *how)
 
     @property
     def _format(self) -> BatchFormat:
@@ -432,12 +437,17 @@ class DataLoader(TorchDataLoader[T]):
             if not progress.resumes and self._progress is not None:
                 progress.worker_states = self._states_at_end(self._progress)
             return road  # its workers keep the dataset that they were given
-        dataset, plans = self._translated()
+        translate = self._translate
+        dataset, plans = translate()
+        live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate()[0])
+        if live is not None:
+            dataset = live()
         plans |= self._found_plans
         arena = road.left_arena() if road is not None else None
         if self._scans is None and plans and self._looks_at_scans:
             self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)
-        self._road = Road.build(self, dataset, plans, arena, self._scans if self._looks_at_scans else None, progress)
+        scans = self._scans if self._looks_at_scans else None
+        self._road = Road.build(self, dataset, plans, arena, scans, progress, live)
         return self._road
 
     @property

@@ -23,6 +23,7 @@ from .arena import Arena
 from .at_exit import END_S, at_exit
 from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher
+from .live_dataset import LiveDataset
 from .packing import Packer
 from .parcel import PackedBatch, Parcel
 from .progress import Progress
@@ -85,6 +86,7 @@ class Road:
         arena: Arena | None,
         scans: KnownScans | None,
         progress: Progress,
+        live: LiveDataset | None = None,
     ) -> Road:
         """
         Args:
@@ -94,6 +96,7 @@ class Road:
             arena: of an earlier epoch, to be used again; None: a new one.
             scans: what is known of its JPEGs; None where that is not remembered.
             progress: of the epoch that comes first, with the states that its dataset begins with.
+            live: gives the dataset for each batch, where there are no workers.
         """
         has_images = bool(plans) or loader.server is not None
         streams = isinstance(dataset, IterableDataset)
@@ -108,7 +111,7 @@ class Road:
         otherwise = Scan.UNCHECKED
         if loader._looks_at_scans:
             otherwise = Scan.UNKNOWN if streams or scans is None else Scan.SOUND
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise)
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise, live)
         packer = Packer(
             loader.collate_fn,
             arena,

@@ -1,0 +1,172 @@
+"""Without workers a stock loader reads the user's own dataset: what is changed there holds from the next batch on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, EncodedImage, UnsupportedTransformError
+
+
+def transform_to(size: int) -> transforms.Compose:
+    return transforms.Compose([transforms.Resize((size, size)), transforms.ToTensor()])
+
+
+def folder(photos: Path) -> ImageFolder:
+    return ImageFolder(photos, transform_to(32))
+
+
+def exchange_the_transform(dataset: Any) -> None:
+    dataset.transform = transform_to(48)
+
+
+def change_its_size(dataset: Any) -> None:
+    dataset.transform.transforms[0].size = (40, 24)
+
+
+def take_the_transform_for_both(dataset: Any) -> None:
+    dataset.transforms = None
+    dataset.transform = transforms.Compose(
+        [transforms.Resize((16, 16)), transforms.RandAugment(), transforms.ToTensor()]
+    )
+
+
+def reverse_the_samples(dataset: Any) -> None:
+    dataset.samples = dataset.samples[::-1]
+
+
+def reverse_them_in_place(dataset: Any) -> None:
+    dataset.samples.reverse()
+
+
+CHANGES = [
+    exchange_the_transform,
+    change_its_size,
+    take_the_transform_for_both,
+    reverse_the_samples,
+    reverse_them_in_place,
+]
+WHOLES: dict[str, Callable[[Any], Any]] = {
+    "the dataset": lambda dataset: dataset,
+    "a subset": lambda dataset: Subset(dataset, range(4, 20)),
+    "a subset of several": lambda dataset: Subset(ConcatDataset([dataset, dataset]), range(4, 20)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.replace("_", " "))
+@pytest.mark.parametrize("whole", WHOLES.values(), ids=WHOLES.keys())
+def test_a_change_inside_an_epoch_holds_from_the_next_batch_on(
+    photos: Path, change: Callable[[Any], None], whole: Callable[[Any], Any], device: str
+) -> None:
+    found = {}
+    for kind, arguments in ((StockLoader, {}), (DataLoader, {"device": device})):
+        dataset = folder(photos)
+        torch.manual_seed(0)
+        batches = iter(kind(whole(dataset), 4, **arguments))
+        first = next(batches)
+        change(dataset)
+        found[kind] = [first, next(batches), next(batches)]
+    for (ours, our_labels), (stocks, labels) in zip(found[DataLoader], found[StockLoader]):
+        assert ours.shape == stocks.shape and our_labels.tolist() == labels.tolist()
+        assert (ours.cpu() - stocks).abs().mean() < 0.01
+
+
+def test_a_subsets_indices_may_change(photos: Path) -> None:
+    subset = Subset(folder(photos), list(range(8)))
+    batches: Any = iter(DataLoader(subset, 4, device="cpu"))
+    next(batches)
+    subset.indices = [0, 1, 2, 3, 20, 21, 22, 23]
+    expected = torch.stack([folder(photos)[index][0] for index in (20, 21, 22, 23)])
+    assert (next(batches)[0] - expected).abs().mean() < 0.01
+
+
+class Pictures(IterableDataset[Any]):
+    def __init__(self, paths: list[str]) -> None:
+        self.paths, self.transform = paths, transform_to(32)
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in self.paths:
+            yield self.transform(EncodedImage.open(path))
+
+
+def test_a_change_holds_in_a_stream_that_has_begun(photos: Path) -> None:
+    dataset = Pictures([path for path, _ in folder(photos).samples[:12]])
+    batches: Any = iter(DataLoader(dataset, 4, device="cpu"))
+    assert next(batches).shape[2:] == (32, 32)
+    dataset.transform.transforms[0].size = (24, 24)
+    assert next(batches).shape[2:] == (24, 24)
+
+
+class Remembering(ImageFolder):
+    asked = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        self.last = index
+        assert isinstance(self, Remembering) and self.__class__ is Remembering
+        assert copy.copy(self).transform is self.__dict__["transform"]
+        return super().__getitem__(index)
+
+
+def test_what_getitem_assigns_to_self_is_the_datasets(photos: Path) -> None:
+    dataset = Remembering(photos, transform_to(32))
+    loader = DataLoader(dataset, 4, device="cpu")
+    for epoch in (1, 2):
+        next(iter(loader))
+        assert (dataset.asked, dataset.last) == (4 * epoch, 3)
+    assert type(dataset.transform) is transforms.Compose and type(dataset) is Remembering
+
+
+class Choosing(ImageFolder):
+    """Gives itself another transform for each batch of four."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.transform = transform_to(16 + index // 4)
+        return super().__getitem__(index)
+
+
+def test_a_dataset_may_give_itself_a_transform(photos: Path) -> None:
+    loader = DataLoader(Choosing(photos, transform_to(32)), 4, device="cpu")
+    for number, (images, _) in zip(range(4), loader):
+        assert images.shape[2:] == (16 + number, 16 + number)
+
+
+class Slotted(torch.utils.data.Dataset[Any]):
+    __slots__ = ("paths", "transform")
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths, self.transform = paths, transform_to(32)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(EncodedImage.open(self.paths[index]))
+
+
+def test_a_dataset_with_slots_is_read_from_a_copy_that_is_made_for_each_batch(photos: Path) -> None:
+    dataset = Slotted([path for path, _ in folder(photos).samples[:12]])
+    batches: Any = iter(DataLoader(dataset, 4, device="cpu"))
+    assert next(batches).shape[2:] == (32, 32)
+    dataset.transform = transform_to(24)
+    assert next(batches).shape[2:] == (24, 24)
+
+
+def test_a_transform_that_is_not_translated_is_refused_at_the_batch_that_meets_it(photos: Path) -> None:
+    dataset = folder(photos)
+    batches: Any = iter(DataLoader(dataset, 4, device="cpu"))
+    next(batches)
+    dataset.transform = transforms.Compose([transforms.Lambda(lambda image: image), transforms.ToTensor()])
+    with pytest.raises(UnsupportedTransformError, match="Lambda"):
+        next(batches)
+    dataset.transform = transform_to(16)
+    assert next(batches)[0].shape[2:] == (16, 16)
