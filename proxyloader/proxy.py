@@ -200,11 +200,28 @@ def image_calls_in(content: Any) -> list[ImageCall]:
     """The calls of compiled transforms in a sample or a batch, wherever it holds them: that is, where pickle goes."""
     if not ImageCall.was_made:
         return []
-    walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-    walk.found = {}
-    with contextlib.suppress(Exception):  # if it holds images, it fails when it is packed
-        walk.dump(content)
-    return list(walk.found.values())
+    found: dict[int, ImageCall] = {}
+    if not _note_calls(content, found):
+        walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+        walk.found = found
+        with contextlib.suppress(Exception):  # if it holds images, it fails when it is packed
+            walk.dump(content)
+    return list(found.values())
+
+
+_WITHOUT_CALLS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
+
+
+def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
+    """Note those in what nearly all samples are made of, which takes a tenth of what pickle takes; False elsewhere."""
+    kind = type(content)
+    if kind is tuple or kind is list:
+        return all(_note_calls(each, found) for each in content)
+    if kind is ProxySample:
+        if isinstance(content.call, ImageCall):
+            found[id(content.call)] = content.call
+        return True
+    return kind in _WITHOUT_CALLS
 
 
 class _Walk(ForkingPickler):
