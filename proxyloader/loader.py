@@ -21,7 +21,7 @@ from .feeder import Feeder
 from .live_dataset import LiveDataset
 from .progress import Progress
 from .road import Road, run_size
-from .sampling import note_the_order_to_come, of_samples, own_generator, sampler_state
+from .sampling import draw_seed, note_the_order_to_come, of_samples, own_generator, sampler_state
 from .scans import KnownScans
 from .seeding import SeededIterator, generator_of, kept_generators, seed_generators
 from .sharding import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
@@ -478,6 +478,8 @@ class DataLoader(TorchDataLoader[T]):
             if self.generator is None and "iter" in order and "next" not in order:  # of a state between epochs
                 road.workers.generator = torch.Generator()
                 road.workers.generator.set_state(order["iter"])
+                if progress.new_workers:
+                    draw_seed()  # which torch does not do now
             return iter(road.workers)
         if self.generator is None:  # not the default one, from which other threads draw
             road.workers.generator = generator_of(self.seed, progress.epoch, "workers")

@@ -84,6 +84,7 @@ class RequestSampler:
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed, self._scans = sampler, batched, arena, seed, scans
         self._iterator: Any = None
+        self._draws_elsewhere = False
         self.begin(Progress())
         self._unanswered: dict[int, Request] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
@@ -239,13 +240,21 @@ class RequestSampler:
                 seed_generators(self._seed, progress.epoch, "order", moment)
                 yield
         elif progress.resumes and moment in progress.random_states:
+            is_between_epochs = moment == "iter" and "next" not in progress.random_states
             with kept_generators():
-                torch.set_rng_state(progress.random_states[moment])  # wherever torch.load put it
+                torch.set_rng_state(progress.random_states[moment])
                 yield
-                if moment == "iter" and "next" not in progress.random_states:
+                if is_between_epochs:
                     if progress.new_workers:
-                        draw_seed_of_workers()
+                        draw_seed()
                     progress.random_states["next"] = torch.get_rng_state()
+            # Such a state is of before the order was drawn. So the default generator goes on as well: it may be in that
+            # very state, and then the next epoch would have the order of this one.
+            if is_between_epochs:
+                self._draws_elsewhere = True
+            elif moment == "next" and self._draws_elsewhere:
+                self._draws_elsewhere = False
+                draw_seed()
         else:
             progress.random_states[moment] = torch.get_rng_state()
             yield
@@ -286,8 +295,8 @@ def note_the_order_to_come(progress: Progress, sampler: Any, seed: int | None, m
         progress.random_states.setdefault(moment, torch.get_rng_state())
 
 
-def draw_seed_of_workers() -> None:
-    """As torch's iterators do when they are made, whether they have workers or not."""
+def draw_seed() -> None:
+    """As torch's iterators do when they are made, with or without workers, and its samplers when they begin."""
     torch.empty((), dtype=torch.int64).random_()
 
 
