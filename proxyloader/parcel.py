@@ -88,11 +88,13 @@ class Failure:
     def caught(cls, where: str) -> Failure:
         """Of the exception that is being handled."""
         error = sys.exc_info()[1]
-        failure = cls(ExceptionWrapper(where=where), error if isinstance(error, ProxyLoaderError) else None)  # type: ignore[no-untyped-call]
+        wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        if isinstance(error, MemoryError):
+            wrapper.exc_type = MemoryError  # numpy's own is not made of a message
+        failure = cls(wrapper, error if isinstance(error, ProxyLoaderError) else None)
         try:
             ForkingPickler.dumps(failure)
         except Exception:  # of a class that only the worker can see
-            wrapper: Any = failure.wrapper
             wrapper.exc_type = RuntimeError
             failure = cls(wrapper, None)
         return failure

@@ -197,16 +197,15 @@ def _content(path: str) -> bytes:
     ``MOST_READ_BYTES``.
 
     Raises:
-        OSError: it cannot be read, or is none: a directory, a device, a pipe, which might have no end.
+        OSError: it cannot be read, or is none: a directory, or a device, which might have no end.
     """
-    # Without O_NONBLOCK a pipe would be waited for until somebody opens its other end.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no file, but a device or a pipe")
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file, but a device")
         wanted = min(status.st_size, MOST_READ_BYTES) + 1  # so that a short answer is all there is
         data = os.read(descriptor, wanted)
         if len(data) == wanted - 1:

@@ -93,11 +93,6 @@ def a_device_without_end(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def a_pipe_that_nobody_writes_to(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 def ten_gigabytes_of_nothing(path: Path) -> None:
     empty(path)
     os.truncate(path, 10 << 30)
@@ -106,7 +101,6 @@ def ten_gigabytes_of_nothing(path: Path) -> None:
 WAYS = [
     broken_tables,
     a_device_without_end,
-    a_pipe_that_nobody_writes_to,
     ten_gigabytes_of_nothing,
     missing,
     a_directory,
