@@ -87,7 +87,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     return None
 
 
-def count_scans(data: bytes, header: JpegHeader) -> tuple[int, int]:
+def count_scans(data: bytes | memoryview, header: JpegHeader) -> tuple[int, int]:
     """Walk over all of a JPEG's scans, which takes longer than reading its header.
 
     Args:
@@ -100,7 +100,7 @@ def count_scans(data: bytes, header: JpegHeader) -> tuple[int, int]:
     """
     array = np.frombuffer(data, np.uint8)
     is_marker = array[:-1] == 0xFF
-    is_marker &= array[1:] != 0  # 0: a stuffed byte
+    np.logical_and(is_marker, array[1:], out=is_marker)  # 0: a stuffed byte
     missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS)
     scans, restarts, at = 0, 0, header.first_scan
     while at < len(is_marker):
@@ -126,7 +126,7 @@ def count_scans(data: bytes, header: JpegHeader) -> tuple[int, int]:
     return 0, 0
 
 
-def _scan_brings_something_new(header: bytes, missing: dict[int, int], progressive: bool) -> bool:
+def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, int], progressive: bool) -> bool:
     """Take the coefficients of a scan from the missing ones; a bit for each of a component's 64."""
     if not header or len(header) != 4 + 2 * header[0]:
         return False

@@ -128,16 +128,16 @@ class EncodedImage:
         if not data:
             raise _bad(path, "the file is empty (0 bytes)")
         if data.startswith(JPEG_START):
-            start = data[:MOST_READ_BYTES]
-            header = read_jpeg_header(start)
+            header = read_jpeg_header(data)
             if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
                 refuse_too_large(header.height, header.width, path, max_pixels)
-                if header.is_progressive or not data.endswith(JPEG_END) or len(start) < len(data):
-                    scans, end = count_scans(start, header)
+                jpeg = data
+                if header.is_progressive or not data.endswith(JPEG_END) or len(data) > MOST_READ_BYTES:
+                    scans, end = count_scans(memoryview(data)[:MOST_READ_BYTES], header)
                     refuse_too_large(header.height, header.width, path, max_pixels, scans)
-                    start = start[:end]
-                if start:  # in a JPEG that ends as it should scans are counted later, where that is not known yet
-                    return cls(start, header.height, header.width, path, header)
+                    jpeg = data[:end]
+                if jpeg:  # in a JPEG that ends as it should scans are counted later, where that is not known yet
+                    return cls(jpeg, header.height, header.width, path, header)
         return cls.by_pillow(data if is_whole else None, path, max_pixels)
 
     @classmethod

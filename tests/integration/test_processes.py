@@ -270,8 +270,8 @@ def test_a_worker_out_of_memory_is_a_memory_error_of_its_batch_and_all_others_ar
     assert consumed(lambda: all_numbers(loader)) == list(range(48))
 
 
-class WithoutRoom(Spelled):
-    """The file itself is too large for the worker's memory."""
+class WithALargeFile(Spelled):
+    """One JPEG has a gigabyte of zeros behind it, more than the worker's memory has room for."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -279,14 +279,13 @@ class WithoutRoom(Spelled):
             file.truncate(1 << 30)
 
 
-def test_a_file_larger_than_the_workers_memory_is_an_error_of_its_batch(spelled_root: Path, tmp_path: Path) -> None:
+def test_of_a_file_larger_than_the_workers_memory_no_more_is_read_than_there_is_room_for(
+    spelled_root: Path, tmp_path: Path
+) -> None:
     shutil.copytree(spelled_root, tmp_path / "set")
-    dataset = WithoutRoom(tmp_path / "set")
-    batches = iter(DataLoader(dataset, BATCH, num_workers=1, worker_init_fn=allow_little_memory, device="cpu"))
-    assert [numbers_of(next(batches)) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    with pytest.raises((MemoryError, OSError)):
-        next(batches)
-    assert all_numbers(batches) == list(range(16, 48))
+    dataset = WithALargeFile(tmp_path / "set")
+    loader = DataLoader(dataset, BATCH, num_workers=1, worker_init_fn=allow_little_memory, device="cpu")
+    assert all_numbers(loader) == list(range(48))
 
 
 # --- datasets that fail ----------------------------------------------------------------------------------------------
