@@ -17,7 +17,7 @@ from .proxy import Proxy
 from .sample import EncodedImage
 from .transforms import CompiledTransform, compile_transforms
 from .transforms.compiled import WorkerTransform, compiled_in, with_max_pixels
-from .transforms.held import held_in
+from .transforms.held import held_in, is_transform
 from .transforms.plan import Plan
 
 D = TypeVar("D")
@@ -92,10 +92,7 @@ def path_of(dataset: Any, index: Any) -> str:
 
 def is_for_images(dataset: Any, transform: Any) -> bool:
     """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
-    known = ("torchvision.transforms", "timm.data", __package__)
-    return (
-        isinstance(dataset, VisionDataset) or type(transform).__module__.startswith(known) or bool(held_in(transform))
-    )
+    return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(held_in(transform))
 
 
 def _is_of_timm(dataset: Any, name: str) -> bool:

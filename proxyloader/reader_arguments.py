@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from . import _dali
+from . import _dali, pipelines
 from .errors import PipelineError
 from .reader_files import is_of_an_image
 from .sources import DIGITS, class_number
 from .transformed import transformed
+from .transforms.held import TransformStandIn
+from .transforms.plan import Plan
 
 NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
 """What outputs are called, by how many there are."""
@@ -46,8 +48,10 @@ def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
 
 def is_transform(pipeline: Any) -> bool:
     """Of torchvision or timm, or of a class of one's own that is made from theirs."""
-    homes = ("torchvision.", "timm.", "proxyloader.transforms.")
-    return not isinstance(pipeline, type) and any(cls.__module__.startswith(homes) for cls in type(pipeline).__mro__)
+    if isinstance(pipeline, type):
+        return False
+    of_theirs = any(cls.__module__.startswith(("torchvision.", "timm.")) for cls in type(pipeline).__mro__)
+    return of_theirs or isinstance(pipeline, (Plan, TransformStandIn))
 
 
 BY_NAME = {"random_shuffle": "shuffle", "num_shards": "num_shards", "shard_id": "shard_id"}
@@ -87,7 +91,7 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
             "and use FileReaderLoader.from_pipeline(pipeline)"
         )
     given = {"device_id", "prefetch_queue_depth"}
-    if pipeline.__module__ == "proxyloader.pipelines":  # a function of one's own may take what it likes
+    if pipeline.__module__ == pipelines.__name__:  # a function of one's own may take what it likes
         given = {*ELSEWHERE, *BY_NAME}
     for name in (name for name in graph_options if name in given):
         raise TypeError(

@@ -11,13 +11,13 @@ from PIL import Image
 from ..errors import InputError
 from ..proxy import NO_TENSOR_YET, ImageCall, ProxySample
 from ..sample import EncodedImage, refuse_too_large
-from .held import held_in, with_held
+from .held import TransformStandIn, held_in, with_held
 from .plan import Plan
 from .registry import is_holder, plan_for
 
 
 @dataclass(frozen=True)
-class CompiledTransform:
+class CompiledTransform(TransformStandIn):
     """Takes an image where the torchvision transform took one; draws what is random, and leaves the rest to DALI.
 
     Attributes:
@@ -70,7 +70,7 @@ class CompiledTransform:
 
 
 @dataclass(frozen=True)
-class WorkerTransform:
+class WorkerTransform(TransformStandIn):
     """Takes an image where the torchvision transform took one, and lets torchvision do all of it, in the worker.
 
     Attributes:

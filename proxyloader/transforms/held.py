@@ -19,6 +19,10 @@ Exchange = Callable[[str, Any], Any]
 THEIR_MODULES = ("torchvision.transforms", "timm.data", __package__)
 
 
+class TransformStandIn:
+    """What is put in a transform's place in a dataset."""
+
+
 def held_in(holder: Any) -> dict[str, Any]:
     """The transforms that a callable object keeps in attributes, also in lists, tuples and dicts there, or in callable
     objects there; by where they are held. Nothing for what is a transform of torchvision's, a function or a class."""
@@ -34,11 +38,11 @@ def held_in(holder: Any) -> dict[str, Any]:
 
 def with_held(holder: Any, exchange: Exchange) -> Any:
     """A copy of ``holder`` with what ``exchange`` gives for each transform in its place, or itself."""
-    return holder if _is_transform(holder) or not _may_hold(holder) else _exchanged(holder, "", exchange, set())
+    return holder if is_transform(holder) or not _may_hold(holder) else _exchanged(holder, "", exchange, set())
 
 
 def _exchanged(value: Any, position: str, exchange: Exchange, seen: set[int]) -> Any:
-    if _is_transform(value):
+    if is_transform(value):
         return exchange(position, value)
     if type(value) in (list, tuple):
         items = [_exchanged(each, f"{position}[{k}]", exchange, seen) for k, each in enumerate(value)]
@@ -66,8 +70,10 @@ def _changed_in(values: dict[str, Any], position: str, exchange: Exchange, seen:
     return {name: value for name, value in new.items() if value is not values[name]}
 
 
-def _is_transform(value: Any) -> bool:
-    return type(value).__module__.startswith(THEIR_MODULES) and callable(value)
+def is_transform(value: Any) -> bool:
+    """Of torchvision's or timm's classes, or one that stands in for such a transform."""
+    known = isinstance(value, TransformStandIn) or type(value).__module__.startswith(THEIR_MODULES)
+    return known and callable(value)
 
 
 def _may_hold(value: Any) -> bool:
