@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from proxyloader.bench.machine import machine
 from proxyloader.make_dataset import make_dataset
+from proxyloader.tools.bench.system_info import machine
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali", "synthetic")

@@ -33,21 +33,21 @@ from torchvision.transforms import PILToTensor
 from tqdm import tqdm
 
 from proxyloader import compile_transforms, wrap
-from proxyloader._dali import fn, pipeline_def, types
-from proxyloader._executor import run as run_pipeline
-from proxyloader.arena import Arena
-from proxyloader.bench.machine import machine
-from proxyloader.bench.setting import AUGMENTATIONS, transform_with
-from proxyloader.fetch import Fetcher
+from proxyloader.dali.api import fn, pipeline_def, types
+from proxyloader.dali.build import PipelineOptions, build_pipeline
+from proxyloader.dali.executor import run as run_pipeline
+from proxyloader.dali.server import ProxyServer
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.jpeg_integrity import Scan, is_whole
 from proxyloader.make_dataset import make_dataset
-from proxyloader.packing import Packer
-from proxyloader.pipeline import PipelineOptions, build_pipeline
-from proxyloader.sample import EncodedImage
-from proxyloader.sampling import Request
-from proxyloader.scans import Scan, is_whole
-from proxyloader.server import ProxyServer
-from proxyloader.transforms import Plan
-from proxyloader.worker import PackedDataset, keep_freed_memory
+from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
+from proxyloader.tools.bench.system_info import machine
+from proxyloader.transforms.plan import Plan
+from proxyloader.workers.arena import Arena
+from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.packing import Packer
+from proxyloader.workers.request_sampler import Request
+from proxyloader.workers.worker import PackedDataset, keep_freed_memory
 
 PARTS = ("reading", "road", "crops", "progressive")
 GPU_PARTS = ("decoders", "registered_memory")

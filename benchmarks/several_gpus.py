@@ -32,9 +32,9 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from proxyloader import DataLoader, FileReaderLoader, pipelines
-from proxyloader.bench.machine import machine
-from proxyloader.bench.setting import transform_with
 from proxyloader.make_dataset import make_dataset
+from proxyloader.tools.bench.config import transform_with
+from proxyloader.tools.bench.system_info import machine
 
 Rounds = dict[str, list[float]]
 """Images per second, ``alone`` and ``together``, in each round."""

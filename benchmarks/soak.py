@@ -65,9 +65,9 @@ from torchvision.transforms import InterpolationMode
 from tqdm import tqdm
 
 import proxyloader
-from proxyloader.bench.machine import machine
-from proxyloader.feeder import LONG_STEP_S
-from proxyloader.spelled import numbers_in, spelled_picture
+from proxyloader.loader.iterator import LONG_STEP_S
+from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.synthetic.numbered import numbers_in, spelled_picture
 
 HANG_S = 60
 ERROR_WITHIN_S = 2.0
@@ -873,7 +873,7 @@ SERVER_SIDE_PX = 64
 
 
 def server_by_hand(batch_size: int, device: str, depth: int) -> Any:
-    from proxyloader._dali import fn, pipeline_def, types
+    from proxyloader.dali.api import fn, pipeline_def, types
 
     cpu = device == "cpu"
 

@@ -57,10 +57,10 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 import proxyloader
-from proxyloader.bench.machine import machine
-from proxyloader.bench.setting import MEAN, STD
-from proxyloader.make_dataset import usable_cores
-from proxyloader.photograph import photograph
+from proxyloader.tools.bench.config import MEAN, STD
+from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.synthetic.dataset import usable_cores
+from proxyloader.tools.synthetic.photograph import photograph
 
 PARTS_OF_AN_EPOCH = 4
 """Of each, the mean of the training loss is a point."""

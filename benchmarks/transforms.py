@@ -31,11 +31,11 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from proxyloader import EncodedImage, compile_transforms
-from proxyloader.batch_format import BatchFormat
-from proxyloader.bench.machine import machine
+from proxyloader.dali.operators import PipelineOptions
+from proxyloader.dali.output_format import BatchFormat
+from proxyloader.dali.plan_server import PlanServer
 from proxyloader.make_dataset import make_dataset
-from proxyloader.operators import PipelineOptions
-from proxyloader.plan_server import PlanServer
+from proxyloader.tools.bench.system_info import machine
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
 CASES: dict[str, list[Any]] = {

@@ -3,7 +3,7 @@
     from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader
 
 Importing this package loads neither torch nor DALI and touches no CUDA; using a name loads what it needs. It sets one
-variable of the environment, CUDA_DEVICE_MAX_CONNECTIONS, unless you have: see NOTE [ Queues ] in device.py.
+variable of the environment, CUDA_DEVICE_MAX_CONNECTIONS, unless you have: see NOTE [ Queues ] in dali/device.py.
 """
 
 import importlib
@@ -12,45 +12,45 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import pipelines as pipelines
-    from .dataset import wrap as wrap
+    from .dali.server import ProxyServer as ProxyServer
+    from .data.compiled_transform import compile_transforms as compile_transforms
+    from .data.dataset import wrap as wrap
+    from .data.distributed import World as World
+    from .data.encoded_image import EncodedImage as EncodedImage
+    from .data.sharded_sampler import LastBatchPolicy as LastBatchPolicy
+    from .data.sharded_sampler import ShardedSampler as ShardedSampler
     from .errors import ImageError as ImageError
     from .errors import InputError as InputError
     from .errors import MissingDaliError as MissingDaliError
     from .errors import PipelineError as PipelineError
     from .errors import ProxyLoaderError as ProxyLoaderError
     from .errors import UnsupportedTransformError as UnsupportedTransformError
-    from .explanation import explain as explain
-    from .loader import DataLoader as DataLoader
-    from .reader import FileReaderLoader as FileReaderLoader
-    from .sample import EncodedImage as EncodedImage
-    from .server import ProxyServer as ProxyServer
-    from .sharding import LastBatchPolicy as LastBatchPolicy
-    from .sharding import ShardedSampler as ShardedSampler
-    from .transforms import compile_transforms as compile_transforms
-    from .world import World as World
+    from .loader.dataloader import DataLoader as DataLoader
+    from .reader.loader import FileReaderLoader as FileReaderLoader
+    from .tools.explain import explain as explain
 
 __version__ = "0.1.0"
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
-    "DataLoader": "loader",
-    "EncodedImage": "sample",
-    "FileReaderLoader": "reader",
+    "DataLoader": "loader.dataloader",
+    "EncodedImage": "data.encoded_image",
+    "FileReaderLoader": "reader.loader",
     "ImageError": "errors",
     "InputError": "errors",
-    "LastBatchPolicy": "sharding",
+    "LastBatchPolicy": "data.sharded_sampler",
     "MissingDaliError": "errors",
     "PipelineError": "errors",
     "ProxyLoaderError": "errors",
-    "ProxyServer": "server",
-    "ShardedSampler": "sharding",
+    "ProxyServer": "dali.server",
+    "ShardedSampler": "data.sharded_sampler",
     "UnsupportedTransformError": "errors",
-    "World": "world",
-    "compile_transforms": "transforms",
-    "explain": "explanation",
+    "World": "data.distributed",
+    "compile_transforms": "data.compiled_transform",
+    "explain": "tools.explain",
     "pipelines": "pipelines",
-    "wrap": "dataset",
+    "wrap": "data.dataset",
 }
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli import main
+from .tools.cli import main
 
 if __name__ == "__main__":  # worker processes that are spawned import this module too
     sys.exit(main())

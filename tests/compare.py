@@ -18,16 +18,16 @@ import torch
 from PIL import Image
 from torchvision.transforms import transforms as v1
 
-from proxyloader import EncodedImage, compile_transforms, engines
-from proxyloader.batch_format import BatchFormat
-from proxyloader.make_dataset import ODD_FORMATS, photograph
-from proxyloader.operators import PipelineOptions
-from proxyloader.plan_server import PlanServer
-from proxyloader.transforms import Plan
+from proxyloader import EncodedImage, compile_transforms
+from proxyloader.dali import jpeg_engines
+from proxyloader.dali.operators import PipelineOptions
+from proxyloader.dali.output_format import BatchFormat
+from proxyloader.dali.plan_server import PlanServer
+from proxyloader.data.compiled_transform import compiled_in
+from proxyloader.tools.synthetic.dataset import ODD_FORMATS, photograph
 from proxyloader.transforms.color import Grayscale
-from proxyloader.transforms.compiled import compiled_in
-from proxyloader.transforms.convert import Normalize, ToFloat
-from proxyloader.transforms.plan import OneOf, Step
+from proxyloader.transforms.plan import OneOf, Plan, Step
+from proxyloader.transforms.type_conversion import Normalize, ToFloat
 
 Images = Mapping[str, bytes]
 
@@ -130,12 +130,12 @@ class Bound:
 
 def engines_decode() -> bool:
     """A GPU's do, what they can; else CUDA does, which rounds otherwise: there are none, or others use them up."""
-    return not engines.are_left_alone(0) and _engines_work()
+    return not jpeg_engines.are_left_alone(0) and _engines_work()
 
 
 @functools.lru_cache
 def _engines_work() -> bool:
-    return engines._levels_off(0) < engines.MOST_LEVELS
+    return jpeg_engines._levels_off(0) < jpeg_engines.MOST_LEVELS
 
 
 EXACT = Bound(0, 0, 0)

@@ -21,8 +21,8 @@ from torchvision.transforms import PILToTensor
 
 import proxyloader
 from proxyloader import ProxyServer
+from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.make_dataset import make_dataset
-from proxyloader.pipeline import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
 
 from .limits import STOP_S, WAIT_S

@@ -25,7 +25,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.spelled import BLOCKS, SIDE_PX
+from proxyloader.tools.synthetic.numbered import BLOCKS, SIDE_PX
 
 from .limits import LONG_S, WAIT_S
 

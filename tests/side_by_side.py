@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader as StockLoader
 
 import proxyloader
-from tests.outcomes import without_frames
+
+from .outcomes import without_frames
 
 Build = Callable[[Any], Any]
 """Makes a loader, given the class to make it of."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import importlib
 import os
 import re
 import subprocess
@@ -17,86 +17,96 @@ from torchvision.datasets import ImageFolder
 
 import proxyloader
 
+from .imports import MODULES, PACKAGE, folder_of, imports
+
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "proxyloader"
-MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-DOORS = {"_dali.py", "_executor.py", "_outputs.py"}
-"""Whoever imports one of these, or is one, uses DALI."""
 
-TOOLS = {
-    "cli.py",
-    "__main__.py",
-    "demo.py",
-    "explanation.py",
-    "contact_sheet.py",
-    "make_dataset.py",
-    "photograph.py",
-    "odd_formats.py",
-    "spelled.py",
+BELOW = {
+    "transforms": {""},
+    "data": {"", "transforms"},
+    "workers": {"", "transforms", "data"},
+    "dali": {"", "transforms", "data"},
+    "loader": {"", "transforms", "data", "workers", "dali"},
+    "reader": {"", "transforms", "data", "dali"},
+    "tools": {"", "transforms", "data", "workers", "dali", "loader", "reader"},
 }
+"""What each folder may import. "" is the package's root."""
 
-
-def imports(module: Path, source: str | None = None) -> set[str]:
-    """The modules that one of ours imports, at any depth; ours as file names relative to the package."""
-    path, found = PACKAGE / module, set()
-    for node in ast.walk(ast.parse(source or path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add(node.module or "")
-        elif isinstance(node, ast.ImportFrom):
-            home = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-            found |= {str(file_of(home, alias.name).relative_to(PACKAGE)) for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
-    return found
-
-
-def file_of(home: Path, name: str) -> Path:
-    """Where ``from home import name`` finds it: in a module of that name, or in what ``home`` is itself."""
-    places = home / f"{name}.py", home / name / "__init__.py", home.with_suffix(".py"), home / "__init__.py"
-    return next(place for place in places if place.exists())
+PUBLIC_PAGES = {
+    "__init__.py": {"dali", "data", "loader", "reader", "tools"},
+    "__main__.py": {"tools"},
+    "make_dataset.py": {"tools"},
+    "pipelines.py": {"reader"},
+}
+"""The files at the root that hand on what folders have. The others import no folder."""
 
 
 @pytest.mark.parametrize(
     ("line", "file"),
     [
-        ("from . import setting, cases", "bench/cases.py"),
-        ("from .cases import loops_of", "bench/cases.py"),
-        ("from .. import forks, _dali as door", "_dali.py"),
-        ("from .._dali import fn", "_dali.py"),
-        ("from .. import operators", "operators/__init__.py"),
-        ("from ..operators import resize", "operators/resize.py"),
-        ("from ..operators import Graph", "operators/__init__.py"),
-        ("from ..operators.graph import Graph", "operators/graph.py"),
-        ("from .. import DataLoader", "__init__.py"),
-        ("def late():\n    from .. import demo", "demo.py"),
+        ("from . import config, cases", "tools/bench/cases.py"),
+        ("from .cases import loops_of", "tools/bench/cases.py"),
+        ("from ... import _fork_safety, errors as known", "errors.py"),
+        ("from ...dali import server, api as door", "dali/api.py"),
+        ("from ...dali.api import fn", "dali/api.py"),
+        ("from ...dali import operators", "dali/operators/__init__.py"),
+        ("from ...dali.operators import Graph", "dali/operators/__init__.py"),
+        ("from ...dali.operators.graph import Graph", "dali/operators/graph.py"),
+        ("from ... import DataLoader", "__init__.py"),
+        ("def late():\n    from .. import demo", "tools/demo.py"),
         ("import nvidia.dali", "nvidia.dali"),
         ("importlib.import_module('nvidia.dali')", "nvidia.dali"),
     ],
 )
 def test_every_way_to_write_an_import_counts(line: str, file: str) -> None:
-    assert file in imports(Path("bench/child.py"), line)
+    assert file in imports(Path("tools/bench/case_process.py"), line)
 
 
-def test_the_map_draws_every_module_and_no_other() -> None:
+def test_what_is_imported_late_is_on_no_floor_below() -> None:
+    source = "from . import cases\nif TYPE_CHECKING:\n    from . import sweep\ndef late():\n    from . import report\n"
+    assert imports(Path("tools/bench/runner.py"), source, at_start=True) == {"tools/bench/cases.py"}
+
+
+def test_the_map_draws_every_module_in_its_folder_and_no_other() -> None:
     drawing = (PACKAGE / "README.md").read_text().split("```")[1]
-    drawn = re.findall(r"^  +(\w+\.py)\b", drawing, re.MULTILINE)
-    on_disk = [path.name for path in MODULES if path.name != "__init__.py" or path.parent == Path()]
+    drawn, folders = [], [PACKAGE]
+    for indent, name in re.findall(r"^( +)([\w/]+(?:\.py|/))(?: |$)", drawing, re.MULTILINE):
+        del folders[len(indent) // 2 :]
+        folders.append(folders[-1] / name)
+        if name.endswith(".py"):
+            drawn.append(folders.pop().relative_to(PACKAGE))
+    on_disk = [path for path in MODULES if path.name != "__init__.py" or path.parent == Path()]
     assert sorted(drawn) == sorted(on_disk)
 
 
-def test_only_the_rooms_that_the_readme_names_use_dali() -> None:
-    (sentence,) = re.findall(r"^Only (.*?) may use DALI", (PACKAGE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    named = set(re.findall(r"`([\w/]+\.py)`", sentence))
-    found = {str(module) for module in MODULES if DOORS & {str(module), *imports(module)}}
-    assert {module for module in found if not module.startswith("operators/")} == named
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_imports_go_down_and_through_the_door(module: Path) -> None:
+    home, found = folder_of(str(module)), {name for name in imports(module) if name.endswith(".py")}
+    others = {name for name in found if folder_of(name) != home}
+    allowed = BELOW[home] if home else PUBLIC_PAGES.get(str(module), set())
+    assert {folder_of(name) for name in others} <= allowed | ({"tools"} & PUBLIC_PAGES.get(str(module), set()))
+    for name in others:
+        folder, _, rest = name.partition("/")
+        if rest:
+            inner = rest.removesuffix(".py").removesuffix("/__init__").split("/")[0]
+            doors = importlib.import_module(f"proxyloader.{folder}").__all__
+            assert inner in doors, f"{module} imports {name}, and proxyloader.{folder} offers {doors}"
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_a_door_offers_what_others_use_and_no_more(folder: str) -> None:
+    used = set()
+    for module in MODULES:
+        if folder_of(str(module)) != folder:
+            paths = [Path(name).parts for name in imports(module) if folder_of(name) == folder]
+            used |= {parts[1].removesuffix(".py") for parts in paths}
+    assert sorted(used) == sorted(importlib.import_module(f"proxyloader.{folder}").__all__)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
-def test_only_one_room_imports_it_and_what_measures_its_own_loaders(module: Path) -> None:
+def test_only_one_module_imports_dali_and_what_measures_its_own_loaders(module: Path) -> None:
     named = any(name.startswith("nvidia") for name in imports(module))
-    assert named == (str(module) in ("_dali.py", "bench/dali_cases.py"))
+    assert named == (str(module) in ("dali/api.py", "tools/bench/dali_cases.py"))
 
 
 class SaysIfDaliIsLoaded(ImageFolder):
@@ -109,15 +119,6 @@ def test_nothing_that_a_worker_imports_uses_dali(photos: Path) -> None:
     loader = proxyloader.DataLoader(dataset, 48, num_workers=1, multiprocessing_context="spawn", device="cpu")
     ((images, _, loaded),) = loader
     assert images.shape == (48, 3, 8, 8) and not loaded.any()
-
-
-@pytest.mark.parametrize(
-    "module", [path for path in MODULES if path.name not in TOOLS and path.parent.name != "bench"], ids=str
-)
-def test_the_core_never_imports_a_tool(module: Path) -> None:
-    offered = {"explanation.py"} if str(module) == "__init__.py" else set()  # by a name that loads it when it is used
-    found = imports(module)
-    assert {name for name in found if name in TOOLS or name.startswith("bench/")} == offered
 
 
 @pytest.mark.parametrize("asked_for", [None, "1"])

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from proxyloader.make_dataset import make_dataset
-from tests.faults import WITH_THE_PROJECT
+
+from .faults import WITH_THE_PROJECT
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,15 +1,30 @@
-"""torchvision transforms in, a Plan out. Knows nothing of DALI."""
+"""torchvision and timm transforms in, a frozen Plan out. Knows neither files nor DALI.
 
-from . import auto as auto
-from . import choice as choice
+Importing this folder registers the rules for torchvision's classes.
+"""
+
+from . import augment as augment
+from . import auto_augment as auto_augment
 from . import color as color
-from . import convert as convert
-from . import corrupt as corrupt
+from . import container as container
 from . import geometry as geometry
-from . import random_warp as random_warp
+from . import multi_crop as multi_crop
+from . import random_affine as random_affine
 from . import resize as resize
-from . import views as views
+from . import type_conversion as type_conversion
 from . import warp as warp
-from .compiled import CompiledTransform as CompiledTransform
-from .compiled import compile_transforms as compile_transforms
-from .plan import Plan as Plan
+
+__all__ = [
+    "augment",
+    "auto_augment",
+    "color",
+    "geometry",
+    "multi_crop",
+    "nested",
+    "plan",
+    "registry",
+    "resize",
+    "type_conversion",
+    "warp",
+]
+"""What other folders may import."""

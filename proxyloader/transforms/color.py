@@ -17,7 +17,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .choice import Sometimes
+from .container import Sometimes
 from .plan import EXACT, Branch, Closeness, Fixed, ImageState, OneOf, Size, Step
 from .registry import rule
 

@@ -13,9 +13,9 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .choice import Sometimes
-from .drawing import Version, acts, like, parameter_function, v2_transform, version_of
-from .own_draws import resized_crop_box
+from .container import Sometimes
+from .fast_params import resized_crop_box
+from .params import Version, acts, like, parameter_function, v2_transform, version_of
 from .plan import EXACT, Closeness, ImageState, Row, Size, Step
 from .registry import rule
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnsupportedTransformError
-from .rest import Rest
+from .deferred import Rest
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -81,7 +81,7 @@ class Closeness:
     """How far an image may be from torchvision's, in levels of 255, where both were the same before.
 
     It holds for uint8; float tensors may be off by float rounding beside it. This is the one place where a step says
-    so: ``proxyloader explain`` prints it, and ``tests/test_closeness.py`` holds every step to its own.
+    so: ``proxyloader explain`` prints it, and ``tests/transforms/test_closeness.py`` holds every step to its own.
 
     Attributes:
         mean: over all pixels of a batch.

@@ -12,10 +12,10 @@ from torchvision.transforms import Compose as ComposeV1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .held import held_in
+from .deferred import Rest
+from .nested import held_in
 from .plan import Branch, ImageState, Plan, Step, made_of, plan_of, state_after
-from .refusals import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, reason_against
-from .rest import Rest
+from .unsupported import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, reason_against
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
 """Takes a transform and the state of the image before it; returns its steps. Raises UnsupportedTransformError with
@@ -177,7 +177,7 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
 
 
 def is_holder(transform: Any) -> bool:
-    """It is an object of the user's own that holds transforms and calls them itself (see ``held.py``)."""
+    """It is an object of the user's own that holds transforms and calls them itself (see ``nested.py``)."""
     cls = type(transform)
     if cls.__module__.startswith("torch.") or any(base in _known() for base in cls.__mro__):
         return False

@@ -16,8 +16,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from ..errors import UnsupportedTransformError
-from .drawing import Version, like, v2_transform, version_of
 from .geometry import Crop, Lines, RandomResizedRegion, as_pair
+from .params import Version, like, v2_transform, version_of
 from .plan import Branch, Closeness, ImageState, Row, Size, Step
 from .registry import rule
 

@@ -14,22 +14,14 @@ import torch
 from timm.data import random_erasing, transforms
 
 from ..errors import UnsupportedTransformError
-from .convert import ToFloat, ToTensor, pil_to_tensor
-from .convert import to_tensor as to_scaled_tensor
-from .corrupt import Erase, EraseByColor, Paste, as_pixels
-from .drawing import like
-from .geometry import (
-    Box,
-    CenterRegion,
-    Crop,
-    ReflectedCrop,
-    Region,
-    as_fill,
-    as_pair,
-)
+from .augment import Erase, EraseByColor, Paste, as_pixels
+from .geometry import Box, CenterRegion, Crop, ReflectedCrop, Region, as_fill, as_pair
+from .params import like
 from .plan import Branch, ImageState, OneOf, Row, Size, Step
 from .registry import rule
 from .resize import NewSize, Resize, ResizeNearest, Target, resize_to
+from .type_conversion import ToFloat, ToTensor, pil_to_tensor
+from .type_conversion import to_tensor as to_scaled_tensor
 
 # --- crop and pad ----------------------------------------------------------------------------------------------------
 

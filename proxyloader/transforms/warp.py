@@ -15,8 +15,8 @@ from torchvision.transforms._functional_tensor import _compute_affine_output_siz
 from torchvision.transforms.v2.functional import _geometry as F2
 
 from ..errors import UnsupportedTransformError
-from .drawing import Version
 from .geometry import as_fill
+from .params import Version
 from .plan import Closeness, ImageState, Size, Step
 from .resize import interpolation_value
 

@@ -12,8 +12,9 @@ from nvidia.dali import OperatorConcurrency, StreamPolicy, fn, pipeline_def, typ
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.spelled import numbers_in, spell_dataset
-from tests.faults import Spelled
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+
+from ..faults import Spelled
 
 IMAGES, BATCH = 512, 32
 

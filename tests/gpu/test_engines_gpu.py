@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 
-from proxyloader import DataLoader, FileReaderLoader, ProxyServer, _executor, engines, pipelines
+from proxyloader import DataLoader, FileReaderLoader, ProxyServer, pipelines
+from proxyloader.dali import executor as _executor
+from proxyloader.dali import jpeg_engines
 from proxyloader.make_dataset import make_dataset
-from proxyloader.spelled import SIDE_PX, numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import SIDE_PX, numbers_in, spell_dataset
 
 from ..faults import WITH_THE_PROJECT, Spelled
 from ..integration.roads import read_bytes
@@ -90,16 +92,16 @@ print("right")
 
 
 def test_who_decoded_is_seen_on_a_gpu_with_engines() -> None:
-    assert engines._levels_off(0) < engines.MOST_LEVELS / 2
-    assert engines._levels_off(0, engine_share=0.0) > engines.MOST_LEVELS * 2
+    assert jpeg_engines._levels_off(0) < jpeg_engines.MOST_LEVELS / 2
+    assert jpeg_engines._levels_off(0, engine_share=0.0) > jpeg_engines.MOST_LEVELS * 2
 
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where other processes use them up."""
-    monkeypatch.setattr(engines, "_failing", set())
-    monkeypatch.setattr(engines, "CROWDED_BYTES", 0)
-    monkeypatch.setattr(engines, "_levels_off", lambda device_id, padding: 1.0)
+    monkeypatch.setattr(jpeg_engines, "_failing", set())
+    monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 0)
+    monkeypatch.setattr(jpeg_engines, "_levels_off", lambda device_id, padding: 1.0)
 
 
 def by_hand(**given: Any) -> Pipeline:

@@ -13,7 +13,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.device import cores_near, cuda_ordinal, pci_address
+from proxyloader.dali.device import cores_near, cuda_ordinal, pci_address
 from proxyloader.make_dataset import make_dataset
 
 from ..compare import engines_decode

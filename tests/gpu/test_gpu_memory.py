@@ -13,9 +13,10 @@ import torch
 from torchvision import transforms
 
 from proxyloader import DataLoader
-from proxyloader.spelled import numbers_in, spell_dataset, spelled_picture
-from tests.faults import Spelled
-from tests.limits import WAIT_S
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset, spelled_picture
+
+from ..faults import Spelled
+from ..limits import WAIT_S
 
 IMAGES, BATCH = 512, 32
 LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()])

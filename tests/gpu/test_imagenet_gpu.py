@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from proxyloader.make_dataset import make_dataset
-from tests.test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
+
+from ..test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
 
 
 @pytest.mark.timeout(300)

@@ -15,7 +15,8 @@ from torch.utils.data import Subset
 from torchvision import transforms
 
 from proxyloader import DataLoader, World
-from tests.integration.one_rank import Numbered
+
+from .one_rank import Numbered
 
 SAMPLES, BATCH = 47, 6
 

@@ -26,8 +26,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from proxyloader import DataLoader
-from proxyloader.spelled import numbers_in, spell_dataset
-from tests.outcomes import without_frames
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+
+from ..outcomes import without_frames
 
 if TYPE_CHECKING:
     from proxyloader import ProxyServer
@@ -150,7 +151,7 @@ def road(request: pytest.FixtureRequest, spelled_root: Path, device: str) -> Ite
 @pytest.fixture(scope="session", autouse=True)
 def warm_forkserver() -> None:
     """Children of the forkserver begin with what it has imported, and so they start as fast as forked ones."""
-    multiprocessing.set_forkserver_preload(["torch", "torchvision.datasets", "proxyloader.worker", __name__])
+    multiprocessing.set_forkserver_preload(["torch", "torchvision.datasets", "proxyloader.workers.worker", __name__])
 
 
 @pytest.fixture(params=START_METHODS)

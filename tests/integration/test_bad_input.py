@@ -16,7 +16,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError, UnsupportedTransformError
-from tests.outcomes import outcomes
+
+from ..outcomes import outcomes
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
 BATCH, BAD = 4, 9  # the bad sample is in the third batch

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.autoaugment import RandAugment
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.batch_format import BatchFormat, stacked
+from proxyloader.dali.output_format import BatchFormat, stacked
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TRAINING = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])

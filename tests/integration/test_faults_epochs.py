@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import default_collate
 
 from proxyloader import PipelineError, wrap
-from tests.outcomes import outcomes
 
+from ..outcomes import outcomes
 from .roads import BATCH, Road, assert_batches_match, assert_pictures_match
 
 

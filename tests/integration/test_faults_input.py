@@ -20,9 +20,9 @@ from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError, InputError, PipelineError
-from tests.outcomes import outcomes
 
 from ..limits import LONG_S, WAIT_S
+from ..outcomes import outcomes
 from .roads import BATCH, PICTURES, Road, assert_batches_match, assert_pictures_match, next_error
 
 BATCHES = PICTURES // BATCH

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.spelled import spelled_picture
-from tests.outcomes import outcomes
+from proxyloader.tools.synthetic.numbered import spelled_picture
 
 from ..limits import WAIT_S
+from ..outcomes import outcomes
 from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
 from .roads import (
     BATCH,

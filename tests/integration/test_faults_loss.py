@@ -21,10 +21,9 @@ import pytest
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 
-from tests.faults import WITH_THE_PROJECT, without_torchs_signal
-from tests.limits import WAIT_S
-from tests.outcomes import outcomes, without_frames
-
+from ..faults import WITH_THE_PROJECT, without_torchs_signal
+from ..limits import WAIT_S
+from ..outcomes import outcomes, without_frames
 from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match
 
 BATCHES = PICTURES // BATCH

@@ -18,18 +18,11 @@ import pytest
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer, UnsupportedTransformError
-from tests.faults import WITH_THE_PROJECT
-from tests.limits import STOP_S, WAIT_S
 
+from ..faults import WITH_THE_PROJECT
+from ..limits import STOP_S, WAIT_S
 from .observed import Heavy, wait_until_read
-from .roads import (
-    BATCH,
-    Road,
-    assert_batches_match,
-    assert_pictures_match,
-    picture_folder,
-    picture_pipeline,
-)
+from .roads import BATCH, Road, assert_batches_match, assert_pictures_match, picture_folder, picture_pipeline
 
 
 def test_every_start_method_gives_every_picture_in_two_epochs(road: Road, start_method: str) -> None:

@@ -22,8 +22,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, InputError, ProxyServer
-from tests.outcomes import outcomes
 
+from ..outcomes import outcomes
 from .observed import Batches
 from .roads import (
     BATCH,

@@ -19,7 +19,8 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from proxyloader import DataLoader
-from tests.faults import (
+
+from ..faults import (
     BATCH,
     Misstep,
     Spelled,
@@ -33,7 +34,7 @@ from tests.faults import (
     numbers_of,
     run_alone,
 )
-from tests.limits import STOP_S, WAIT_S
+from ..limits import STOP_S, WAIT_S
 
 ALL = list(range(48))
 WORKERS = pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from proxyloader import DataLoader, EncodedImage, InputError, compile_transforms
-from tests.side_by_side import MEAN_ALLOWED
 
+from ..side_by_side import MEAN_ALLOWED
 from .test_bad_input import broken_tables, text
 
 TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])

@@ -16,11 +16,12 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError
-from proxyloader.odd_formats import ODD_FORMATS
-from proxyloader.photograph import photograph
-from proxyloader.spelled import numbers_in, spelled_picture
-from tests.hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
-from tests.outcomes import outcomes
+from proxyloader.tools.synthetic.formats import ODD_FORMATS
+from proxyloader.tools.synthetic.numbered import numbers_in, spelled_picture
+from proxyloader.tools.synthetic.photograph import photograph
+
+from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
+from ..outcomes import outcomes
 
 FILES = {file.name: file for file in (Path(__file__).parents[1] / "files").iterdir() if file.suffix != ".md"}
 

@@ -18,11 +18,14 @@ import pytest
 import torch
 from nvidia.dali.backend import TensorCPU, TensorGPU
 
-from proxyloader import DataLoader, FileReaderLoader, _dali, _outputs, pipelines, plan_server
-from proxyloader.run_starter import RunStarter
-from proxyloader.spelled import numbers_in, spell_dataset
-from tests.faults import Spelled
-from tests.limits import STOP_S, WAIT_S
+from proxyloader import DataLoader, FileReaderLoader, pipelines
+from proxyloader.dali import api, plan_server
+from proxyloader.dali import outputs as _outputs
+from proxyloader.loader.submitter import RunStarter
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+
+from ..faults import Spelled
+from ..limits import STOP_S, WAIT_S
 
 IMAGES, BATCH = 64, 4
 
@@ -91,14 +94,14 @@ def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(r
 def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
     root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_dali, calls = _dali.Pipeline.outputs, itertools.count()
+    of_dali, calls = api.Pipeline.outputs, itertools.count()
 
     def outputs(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
         if next(calls) == 5:
             raise Preempted("by a signal")
         return of_dali(pipeline, *args, **kwargs)
 
-    monkeypatch.setattr(_dali.Pipeline, "outputs", outputs)
+    monkeypatch.setattr(api.Pipeline, "outputs", outputs)
     loader = DataLoader(Spelled(root), BATCH, device=device, num_workers=workers)
     batches, seen, raised = iter(loader), 0, 0
     while True:

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from proxyloader import DataLoader
-from proxyloader.spelled import numbers_in
-from tests.faults import Spelled
+from proxyloader.tools.synthetic.numbered import numbers_in
 
+from ..faults import Spelled
 from .roads import BATCH, PICTURES, TRANSFORM
 
 

@@ -18,7 +18,8 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.autoaugment import AugMix, RandAugment
 
-from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, compile_transforms, translation
+from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, compile_transforms
+from proxyloader.loader import strategy
 
 
 def doubled(image: torch.Tensor) -> torch.Tensor:
@@ -32,7 +33,7 @@ OF_MINE = v1.Compose([v1.RandomCrop(32), v1.ToTensor(), v1.Lambda(doubled)])
 
 @pytest.fixture(autouse=True)
 def say_again() -> None:
-    translation._say_once.cache_clear()
+    strategy._say_once.cache_clear()
 
 
 def assert_as_stock(dataset: Any, workers: int = 2, **arguments: Any) -> None:

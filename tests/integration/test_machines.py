@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from proxyloader import DataLoader, ImageError
-from proxyloader.spelled import spell_dataset
-from tests.faults import (
+from proxyloader.tools.synthetic.numbered import spell_dataset
+
+from ..faults import (
     BATCH,
     WITH_THE_PROJECT,
     Misstep,
@@ -35,7 +36,7 @@ from tests.faults import (
     output_of,
     training,
 )
-from tests.limits import STOP_S, WAIT_S
+from ..limits import STOP_S, WAIT_S
 
 ALL = list(range(48))
 WHOLE = "assert all_numbers(loader) == list(range(48))"

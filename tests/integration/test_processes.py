@@ -24,7 +24,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from tests.faults import (
+
+from ..faults import (
     BATCH,
     WORKER_LOST,
     Misstep,
@@ -43,7 +44,7 @@ from tests.faults import (
     training,
     without_torchs_signal,
 )
-from tests.limits import ERROR_S, STOP_S, WAIT_S
+from ..limits import ERROR_S, STOP_S, WAIT_S
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
 METHODS = ["fork", "forkserver", "spawn"]

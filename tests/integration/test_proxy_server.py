@@ -23,10 +23,12 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, EncodedImage, InputError, PipelineError, ProxyServer, engines, pipelines
-from tests.compare import jpeg_of
-from tests.faults import in_fork
-from tests.limits import STOP_S
+from proxyloader import DataLoader, EncodedImage, InputError, PipelineError, ProxyServer, pipelines
+from proxyloader.dali import jpeg_engines
+
+from ..compare import jpeg_of
+from ..faults import in_fork
+from ..limits import STOP_S
 
 BATCH = 8
 
@@ -802,7 +804,7 @@ def test_a_server_that_could_not_be_made_is_in_the_way_of_no_other(monkeypatch: 
         raise PipelineError("no engines")
 
     with monkeypatch.context() as patched:
-        patched.setattr(engines, "build", fail)
+        patched.setattr(jpeg_engines, "build", fail)
         with pytest.raises(PipelineError) as failed:  # whose traceback holds the server
             ProxyServer(pipeline)
     server = ProxyServer(pipeline)

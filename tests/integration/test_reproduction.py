@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage
-from proxyloader.seeding import kept_generators, seed_generators
+from proxyloader._random_state import kept_generators, seed_generators
 
 from ..limits import WAIT_S
 

@@ -17,10 +17,11 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
-from proxyloader.feeder import LONG_STEP_S
-from proxyloader.spelled import numbers_in, spell_dataset
-from tests.faults import Spelled, await_true, in_fork
-from tests.limits import WAIT_S
+from proxyloader.loader.iterator import LONG_STEP_S
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+
+from ..faults import Spelled, await_true, in_fork
+from ..limits import WAIT_S
 
 TO_TENSOR = transforms.ToTensor()
 BATCH = 8

@@ -16,7 +16,8 @@ from torchvision.transforms import v2
 
 import proxyloader
 from proxyloader.make_dataset import make_dataset
-from tests.compare import engines_decode
+
+from ..compare import engines_decode
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN = transforms.Compose(

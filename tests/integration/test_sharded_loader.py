@@ -16,7 +16,8 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from torchvision import transforms
 
 from proxyloader import DataLoader, LastBatchPolicy, ShardedSampler
-from tests.faults import Spelled, numbers_of
+
+from ..faults import Spelled, numbers_of
 
 SAMPLES, BATCH, SHARDS = 23, 3, 3
 """Shards of 7, 8 and 8 samples: all have three batches, of which two are full."""

@@ -17,7 +17,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.spelled import numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
 
 WORKERS = pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "2 persistent"]

@@ -20,8 +20,9 @@ from nvidia.dali import fn, pipeline_def, types
 from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
-from proxyloader.spelled import numbers_in
-from tests.faults import (
+from proxyloader.tools.synthetic.numbered import numbers_in
+
+from ..faults import (
     BATCH,
     Misstep,
     Spelled,
@@ -37,7 +38,7 @@ from tests.faults import (
     numbers_of,
     training,
 )
-from tests.limits import ERROR_S, STOP_S, WAIT_S
+from ..limits import ERROR_S, STOP_S, WAIT_S
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
 

@@ -31,8 +31,9 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.spelled import numbers_in, spell_dataset
-from tests.side_by_side import Failed, assert_as_torch, epochs, tried, walked
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+
+from ..side_by_side import Failed, assert_as_torch, epochs, tried, walked
 
 SAMPLES = 13
 TRANSFORM = transforms.Compose([transforms.RandomCrop(28), transforms.ToTensor()])

@@ -23,10 +23,10 @@ from torchvision import transforms, tv_tensors
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.spelled import spell_dataset
-from tests.side_by_side import Failed, assert_as_torch, epochs, one_epoch, walked
+from proxyloader.tools.synthetic.numbered import spell_dataset
 
 from ..limits import LONG_S
+from ..side_by_side import Failed, assert_as_torch, epochs, one_epoch, walked
 
 SAMPLES = 7
 TRANSFORM = transforms.Compose([transforms.RandomCrop(28), transforms.ToTensor()])

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.spelled import spell_dataset
-from tests.side_by_side import assert_as_torch, assert_same, epochs, one_epoch, tried, walked
+from proxyloader.tools.synthetic.numbered import spell_dataset
 
+from ..side_by_side import assert_as_torch, assert_same, epochs, one_epoch, tried, walked
 from .test_torch_contract import SAMPLES, TRANSFORM, Make, Numbers, seeded
 
 

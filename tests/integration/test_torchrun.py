@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults import WITH_THE_PROJECT
+from ..faults import WITH_THE_PROJECT
 
 SCRIPT = Path(__file__).with_name("one_rank.py")
 SHARDED = Path(__file__).with_name("one_shard.py")

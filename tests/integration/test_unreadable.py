@@ -18,18 +18,10 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
-from proxyloader import (
-    DataLoader,
-    EncodedImage,
-    ImageError,
-    InputError,
-    PipelineError,
-    ProxyLoaderError,
-    ProxyServer,
-)
-from proxyloader.spelled import numbers_in, spell_dataset
-from tests.outcomes import outcomes
+from proxyloader import DataLoader, EncodedImage, ImageError, InputError, PipelineError, ProxyLoaderError, ProxyServer
+from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
 
+from ..outcomes import outcomes
 from .test_bad_input import a_device_without_end, broken_tables, empty, missing, text
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])

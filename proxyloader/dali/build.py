@@ -1,0 +1,127 @@
+"""From a Plan to a DALI pipeline: a pure function of encoded bytes and drawn numbers. Nothing random happens in it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+from typing import Any
+
+from ..transforms.plan import Branch, ImageState, Plan, plan_of
+from ..transforms.type_conversion import ToTensor
+from . import jpeg_engines
+from .api import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, types
+from .api import __version__ as dali_version
+from .executor import run, tensor_list
+from .fused_normalize import split
+from .operators import Graph
+from .operators import PipelineOptions as PipelineOptions
+
+DALI_VERSION = f"DALI {dali_version}"
+"""Whose pipelines these are: pictures may differ from one to another."""
+
+TIMES = 6
+"""A batch is decoded to see how long it takes."""
+
+
+def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
+    """Build the DALI pipeline of a plan.
+
+    Its inputs are ``images``, (bytes,) uint8 each, and, where the plan draws anything, ``draws``, (columns,) float32
+    and the arrays behind them. Its outputs, as many as ``plan.output.images``, are batches of tensors (C, H, W), or
+    (H, W, C) with ``options.channels_last``, of floats or uint8, on ``options.device_id`` or the CPU.
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError: there is no memory for it.
+    """
+
+    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
+        batch_size=options.batch_size,
+        num_threads=options.threads,
+        device_id=options.device_id,
+        prefetch_queue_depth=options.prefetch_queue_depth,
+        exec_dynamic=True,
+        # Many operators take a GPU less time than it takes to start them, so several threads start them. (On a CPU
+        # DALI does not run operators beside each other.)
+        concurrency=OperatorConcurrency.FULL,
+    )
+    def proxyloader_plan() -> Any:
+        images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
+        draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.columns else None
+        return tuple(Graph(options, images, draws, plan.columns).outputs_of(plan.steps))
+
+    pipeline = proxyloader_plan()
+    jpeg_engines.build(pipeline)
+    return pipeline
+
+
+def decoding_s(options: PipelineOptions, images: list[Any]) -> float:
+    """How long a batch takes to be decoded and nothing else, in seconds, on the average of a few times.
+
+    Args:
+        options: of the pipeline that is built for it.
+        images: a batch, (bytes,) uint8 each.
+
+    Raises:
+        RuntimeError: DALI cannot decode them.
+    """
+    pipeline = build_pipeline(plan_of((ToTensor(),)), replace(options, prefetch_queue_depth=2))
+    batch = tensor_list(images)
+    times = []
+    for under_way in range(2 + TIMES):  # so that, as in a loader, one is under way while another is waited for
+        pipeline.feed_input("images", batch)
+        run(pipeline)
+        if under_way:
+            pipeline.outputs()
+            times.append(time.perf_counter())
+    pipeline.outputs()  # nothing may be under way when the memory of the images goes
+    return (times[-1] - times[0]) / TIMES
+
+
+class _Watched(Graph):
+    """Notes how far the image has come after each step."""
+
+    def __init__(self, options: PipelineOptions, encoded: Any, draws: Any, columns: int) -> None:
+        super().__init__(options, encoded, draws, columns)
+        self.reached: list[Any] = [encoded]
+
+    def add(self, steps: Branch) -> None:
+        for step in steps:
+            super().add((step,))
+            node = self.views[0].node if self.views else self.node
+            self.reached.append(self.reached[-1] if node is None else node)
+
+
+def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
+    """The DALI operators that join the graph of a plan with each of its steps, by their names in ``fn``.
+
+    Args:
+        steps: of the plan, one or more.
+        device_id: as in PipelineOptions.
+
+    Returns:
+        A list for each step, and one for the output. Where a step is put off it is empty: what joins the graph later
+        does its work, too.
+    """
+    with Pipeline(1, 1, device_id, exec_dynamic=True):
+        encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
+        columns = sum(step.columns for step in steps)
+        graph = _Watched(PipelineOptions(1, device_id), encoded, draws, columns)
+        in_dali, last = (steps, ()) if device_id is None else split(steps)
+        output, *_ = graph.outputs_of(in_dali)
+        reached = [*graph.reached, *graph.reached[-1:] * len(last)]
+        # A Normalize at the end is the output itself.
+        reached = [*reached, output, output][: len(steps) + 2]
+        return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
+
+
+def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None = None) -> list[str]:
+    """As ``operators_of``, of all steps that some of the images take, which are in ``state`` before."""
+    with Pipeline(1, 1, device_id, exec_dynamic=True):
+        image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
+        graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.columns for step in steps))
+        image = image if device_id is None else image.gpu()
+        graph.node, graph.channels = image, state.channels
+        graph.scale = None if state.dtype == "uint8" else 1.0
+        graph.add(steps)
+        return operators_between(image, graph.settle())

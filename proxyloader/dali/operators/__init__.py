@@ -1,0 +1,14 @@
+"""A Plan in, DALI operators out: one file for each of ``transforms/``, and how each step is said in DALI."""
+
+from . import augment as augment
+from . import auto_augment as auto_augment
+from . import color as color
+from . import container as container
+from . import geometry as geometry
+from . import multi_crop as multi_crop
+from . import resize as resize
+from . import type_conversion as type_conversion
+from . import warp as warp
+from .graph import OPERATORS as OPERATORS
+from .graph import Graph as Graph
+from .graph import PipelineOptions as PipelineOptions

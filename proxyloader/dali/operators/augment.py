@@ -1,0 +1,85 @@
+"""Blur, compression, noise, and boxes that are erased."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...transforms.augment import PARTLY, Add, Blur, BoxBlur, Compress, Erase, EraseByColor, Paste
+from ..api import filter_image, fn, math, types
+from .graph import Graph, operator
+
+
+@operator(Blur)
+def blur(graph: Graph, step: Blur) -> None:
+    sigma, node = graph.drawn(1)[0], graph.settle()
+    blurred = fn.gaussian_blur(node, sigma=sigma, window_size=list(step.window), dtype=types.FLOAT)
+    graph.node = fn.cast(blurred, dtype=types.UINT8) if graph.scale is None else blurred
+
+
+@operator(BoxBlur)
+def box_blur(graph: Graph, step: BoxBlur) -> None:
+    """The sums are whole numbers, exact in float32, and their means in double: a mean often lies between two levels."""
+    drawn, values = graph.drawn(4), fn.cast(graph.settle(), dtype=types.FLOAT)
+    near, far, one = drawn[0:1], drawn[1:2], graph.constant(np.ones(1, np.float32))
+    full, last = (fn.cast(drawn[k], dtype=types.FLOAT64) for k in (2, 3))
+    kernel = fn.cat(far, near, one, near, far)
+    for shape in [1, 5], [5, 1]:
+        for _ in range(3):
+            both = filter_image(values, fn.reshape(kernel, shape=shape))
+            outer = math.floor(both / PARTLY)
+            inner = fn.cast(both - outer * PARTLY, dtype=types.FLOAT64)
+            mean = (inner * full + fn.cast(outer, dtype=types.FLOAT64) * last) / 2.0**24
+            values = fn.cast(math.floor(mean + 0.5), dtype=types.FLOAT)
+    graph.node = fn.cast(values, dtype=types.UINT8)
+
+
+@operator(Compress)
+def compress(graph: Graph, step: Compress) -> None:
+    """On the CPU in any case, where DALI calls the JPEG library; its operator for GPUs computes in its own way."""
+    quality, node = fn.cast(graph.drawn(1)[0], dtype=types.INT32), graph.settle()
+    if graph.options.device_id is not None:
+        node = node.cpu()
+    if graph.channels == 1:  # it takes colours; those of a grey image stay grey
+        node = fn.cat(node, node, node, axis=2)
+    node = fn.jpeg_compression_distortion(node, quality=quality)[:, :, : graph.channels]
+    graph.node = fn.reshape(node if graph.options.device_id is None else node.gpu(), layout="HWC")
+
+
+@operator(Erase)
+def erase(graph: Graph, step: Erase) -> None:
+    graph.node = _erased(graph.settle(), graph.drawn(4), list(step.value))
+
+
+@operator(EraseByColor)
+def erase_by_color(graph: Graph, step: EraseByColor) -> None:
+    node, drawn = graph.settle(), graph.drawn(step.columns)
+    graph.node = _erased(node, drawn, drawn[4 : step.columns])
+
+
+def _erased(node: Any, box: Any, value: Any) -> Any:
+    return fn.erase(node, fill_value=value, anchor=box[0:2], shape=box[2:4], axes=[0, 1])
+
+
+@operator(Paste)
+def paste(graph: Graph, step: Paste) -> None:
+    drawn, node = graph.drawn(5), graph.settle()
+    box = fn.cast(drawn[0:4], dtype=types.INT32)
+    channels = graph.constant(np.array([graph.channels], np.int32))
+    patch = graph.array(drawn[4], fn.cat(math.max(box[2:4], 1), channels))
+    # The patch with zeros around it, as large as the image, and zeros in the image where it comes to lie.
+    whole: dict[str, Any] = {"start": -box[0:2], "shape": node.shape(dtype=types.INT32)[0:2], "axes": [0, 1]}
+    placed = fn.slice(patch, **whole, out_of_bounds_policy="pad", fill_values=[0.0])
+    graph.node = _erased(node, drawn, [0.0]) + placed
+
+
+@operator(Add)
+def add(graph: Graph, step: Add) -> None:
+    where, node = graph.drawn(1)[0], graph.settle()
+    values = node + graph.array(where, node.shape(dtype=types.INT32))
+    if step.clip:
+        values = math.clamp(values, 0.0, 255.0 if graph.scale is None else 1.0)
+    elif graph.scale is None:
+        values -= 256.0 * math.floor(values / 256.0)
+    graph.node = fn.cast(values, dtype=types.UINT8) if graph.scale is None else values

@@ -1,0 +1,245 @@
+"""Colours, with the roundings of Pillow for PIL images and of torch for tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...transforms.color import (
+    Autocontrast,
+    Brightness,
+    ChannelOrder,
+    Contrast,
+    Equalize,
+    Grayscale,
+    Hue,
+    Invert,
+    Posterize,
+    Saturation,
+    Sharpness,
+    Solarize,
+    SolarizeAdd,
+)
+from ..api import equalized, filter_image, fn, math, types
+from .graph import Graph, operator
+
+PILLOW_LUMA = [19595 / 65536, 38470 / 65536, 7471 / 65536]
+TORCH_LUMA = [0.2989, 0.587, 0.114]
+"""What red, green and blue count for in a grey image, to the last digit."""
+
+SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)
+"""The kernel of Pillow's ``ImageFilter.SMOOTH``, which a sharper image is made from."""
+
+ZERO = np.zeros((), np.float32)
+
+
+@operator(Grayscale)
+def grayscale(graph: Graph, step: Grayscale) -> None:
+    if graph.channels == 3:
+        graph.node = _luma(graph, step.kind)
+    if step.channels == 3:
+        graph.node = fn.cat(graph.node, graph.node, graph.node, axis=2)
+    graph.channels = step.channels
+
+
+def _luma(graph: Graph, kind: str) -> Any:
+    """(H, W, 1): how bright each pixel is, in the type of the image."""
+    weights = PILLOW_LUMA if kind == "pil" else TORCH_LUMA
+    # On a uint8 tensor torchvision cuts off where DALI rounds, so a half is taken off, and a little less: what was a
+    # whole number, to four digits, stays one.
+    less = 0.49995 if kind == "tensor" and graph.scale is None else 0.0
+    dtype = types.UINT8 if graph.scale is None else types.FLOAT
+    return fn.coord_transform(graph.decoded(), M=weights, T=-less, dtype=dtype)
+
+
+def _real(node: Any) -> Any:
+    return fn.cast(node, dtype=types.FLOAT)
+
+
+def _where(condition: Any) -> Any:
+    """1.0 or 0.0"""
+    return fn.cast(condition, dtype=types.FLOAT)
+
+
+def _put(graph: Graph, values: Any) -> None:
+    """Float values become the image: kept to what it can hold, and cut off after the point where it holds levels."""
+    if graph.scale is None:
+        graph.node = fn.cast(math.floor(math.clamp(values, 0.0, 255.0)), dtype=types.UINT8)
+    else:
+        graph.node = math.clamp(values, 0.0, 1.0)
+
+
+def _blend(graph: Graph, other: Any, factor: Any, kind: str) -> None:
+    """From ``other`` at 0 by way of the image at 1 and beyond.
+
+    What lies on a whole level is cut off at it or below, as float32 has it; so the sums are those of Pillow's
+    ``ImagingBlend`` and of torchvision's ``_blend``.
+    """
+    values = _real(graph.node)
+    _put(graph, other + factor * (values - other) if kind == "pil" else factor * values + (1.0 - factor) * other)
+
+
+@operator(Brightness)
+def brightness(graph: Graph, step: Brightness) -> None:
+    factor = graph.drawn(1)[0]
+    _put(graph, graph.settle() * factor)
+
+
+@operator(Contrast)
+def contrast(graph: Graph, step: Contrast) -> None:
+    factor, node = graph.drawn(1)[0], graph.settle()
+    grey = _luma(graph, step.kind) if graph.channels == 3 else node
+    mean = fn.reductions.mean(grey, dtype=types.FLOAT)
+    _blend(graph, math.floor(mean + 0.5) if step.kind == "pil" else mean, factor, step.kind)
+
+
+@operator(Saturation)
+def saturation(graph: Graph, step: Saturation) -> None:
+    factor = graph.drawn(1)[0]
+    graph.settle()
+    _blend(graph, _real(_luma(graph, step.kind)), factor, step.kind)
+
+
+@operator(Hue)
+def hue(graph: Graph, step: Hue) -> None:
+    turn, values = graph.drawn(1)[0], _real(graph.settle())
+    if step.kind == "pil":
+        graph.node = fn.cast(_turned_as_pillow(values, turn), dtype=types.UINT8)
+    elif graph.scale is None:
+        # torchvision's way back from float: times a little less than 256, cut off
+        graph.node = fn.cast(math.floor(_turned(values / 255.0, turn) * 255.999), dtype=types.UINT8)
+    else:
+        graph.node = _turned(values, turn)
+
+
+def _hue_of(values: Any) -> tuple[Any, Any, Any]:
+    """(hue in 0..1, largest - smallest, largest) of each pixel; hue 0 where there is none."""
+    red, green, blue = (values[:, :, k : k + 1] for k in range(3))
+    most = math.max(math.max(red, green), blue)
+    spread = most - math.min(math.min(red, green), blue)
+    over = spread + _where(spread == 0)
+    r, g, b = ((most - channel) / over for channel in (red, green, blue))
+    is_red = _where(red == most)
+    is_green = _where(green == most) * (1.0 - is_red)
+    is_blue = (1.0 - is_red) * (1.0 - is_green)
+    sixths = is_red * (b - g) + is_green * (2.0 + r - b) + is_blue * (4.0 + g - r)
+    turned = sixths / 6.0 + 1.0
+    return (turned - math.floor(turned)) * _where(spread != 0), spread, most
+
+
+def _color_of(sixths: Any, p: Any, q: Any, t: Any, v: Any) -> Any:
+    """Red, green and blue of the six sectors of the colour circle."""
+    sector = sixths - 6.0 * math.floor(sixths / 6.0)
+    at = [_where(sector == float(k)) for k in range(6)]
+    red = (at[0] + at[5]) * v + at[1] * q + (at[2] + at[3]) * p + at[4] * t
+    green = at[0] * t + (at[1] + at[2]) * v + at[3] * q + (at[4] + at[5]) * p
+    blue = (at[0] + at[1]) * p + at[2] * t + (at[3] + at[4]) * v + at[5] * q
+    return fn.cat(red, green, blue, axis=2)
+
+
+def _turned_as_pillow(values: Any, turn: Any) -> Any:
+    """By way of HSV in whole levels, as Pillow's ``rgb2hsv`` and ``hsv2rgb`` have them."""
+    hue, spread, v = _hue_of(values)
+    saturation = math.floor(spread * 255.0 / (v + _where(v == 0))) / 255.0
+    level = math.floor(hue * 255.0) + turn
+    sixths = (level - 256.0 * math.floor(level / 256.0)) * 6.0 / 255.0
+    sector = math.floor(sixths)
+    part = sixths - sector
+    p, q, t = (math.floor(v * (1.0 - saturation * share) + 0.5) for share in (_where(v >= 0), part, 1.0 - part))
+    return _color_of(sector, p, q, t, v)
+
+
+def _turned(values: Any, turn: Any) -> Any:
+    """As torchvision's ``_rgb_to_hsv`` and ``_hsv_to_rgb``, for values of 0 to 1."""
+    hue, spread, v = _hue_of(values)
+    saturation = spread / (v + _where(v == 0))
+    hue = hue + turn
+    sixths = (hue - math.floor(hue)) * 6.0
+    sector = math.floor(sixths)
+    part = sixths - sector
+    p, q, t = (math.clamp(v * (1.0 - saturation * share), 0.0, 1.0) for share in (_where(v == v), part, 1.0 - part))
+    return _color_of(sector, p, q, t, v)
+
+
+@operator(Invert)
+def invert(graph: Graph, step: Invert) -> None:
+    values = graph.settle()
+    graph.node = fn.cast(255 - values, dtype=types.UINT8) if graph.scale is None else 1.0 - values
+
+
+@operator(Posterize)
+def posterize(graph: Graph, step: Posterize) -> None:
+    steps = math.pow(2.0, 8.0 - graph.drawn(1)[0])
+    _put(graph, math.floor(graph.settle() / steps) * steps)
+
+
+@operator(Solarize)
+def solarize(graph: Graph, step: Solarize) -> None:
+    threshold, values = graph.drawn(1)[0], _real(graph.settle())
+    most = 255.0 if graph.scale is None else 1.0
+    inverted = values + _where(values >= threshold) * (most - 2.0 * values)
+    graph.node = fn.cast(inverted, dtype=types.UINT8) if graph.scale is None else inverted
+
+
+@operator(SolarizeAdd)
+def solarize_add(graph: Graph, step: SolarizeAdd) -> None:
+    added, values = graph.drawn(1)[0], _real(graph.settle())
+    _put(graph, values + _where(values < 128.0) * added)
+
+
+@operator(Sharpness)
+def sharpness(graph: Graph, step: Sharpness) -> None:
+    factor, values = graph.drawn(1)[0], _real(graph.settle())
+    smooth = filter_image(values, graph.constant(SMOOTH), graph.constant(ZERO))
+    if graph.scale is None:
+        smooth = math.floor(smooth + 0.5)
+    # The outermost pixels stay as they are. There the kernel reaches beyond the image, to zeros; so on ones it sums up
+    # to less than one.
+    inside = _where(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
+    if graph.scale is None:
+        # Pillow's sum, and v2's; v1's differs from it on tensors as far as float rounding does.
+        _blend(graph, values + inside * (smooth - values), factor, "pil")
+    else:
+        # torch has no inside of a side of two pixels, and leaves the values alone, where it else keeps them to 0..1.
+        has_inside = fn.reductions.max(inside)
+        _blend(graph, values + inside * (smooth - values), factor, "tensor")
+        graph.node = has_inside * graph.node + (1.0 - has_inside) * values
+
+
+@operator(Autocontrast)
+def autocontrast(graph: Graph, step: Autocontrast) -> None:
+    node = graph.settle()
+    # Pillow works in double precision, which decides what the brightest pixels become: a product that is nearly 255.
+    dtype = types.FLOAT64 if step.kind == "pil" else types.FLOAT
+    ends = (of(node, axes=[0, 1], keep_dims=True) for of in (fn.reductions.min, fn.reductions.max))
+    values, least, most = (fn.cast(each, dtype=dtype) for each in (node, *ends))
+    flat = fn.cast(most <= least, dtype=dtype)
+    scale = types.Constant(255.0 if graph.scale is None else 1.0, dtype=dtype) / (most - least + flat)
+    stretched = values * scale + -least * scale if step.kind == "pil" else (values - least) * scale
+    _put(graph, flat * values + (1.0 - flat) * stretched)
+
+
+@operator(Equalize)
+def equalize(graph: Graph, step: Equalize) -> None:
+    """As Pillow's ``ImageOps.equalize``, by way of DALI's, which is OpenCV's ``equalizeHist``.
+
+    Pillow makes ``(width // 2 + below) // width`` of a level that ``below`` pixels are darker than, where ``width`` is
+    a 255th of ``most``, the pixels that are darker than the brightest. OpenCV, given the negative, makes of it
+    ``255 * below / most``, rounded. What is left to do is to go from one divisor to the other.
+    """
+    node = graph.settle()
+    parts = 255 - _real(equalized(fn.cast(255 - node, dtype=types.UINT8)))
+    darker = node < fn.reductions.max(node, axes=[0, 1], keep_dims=True)
+    most = fn.reductions.sum(fn.cast(darker, dtype=types.INT32), axes=[0, 1], keep_dims=True)
+    width = most // 255
+    is_flat = _where(width == 0)
+    divisor = _real(width) + is_flat
+    levels = math.floor(parts * (_real(most) / (255.0 * divisor)) + _real(width // 2) / divisor)
+    _put(graph, is_flat * _real(node) + (1.0 - is_flat) * levels)
+
+
+@operator(ChannelOrder)
+def channel_order(graph: Graph, step: ChannelOrder) -> None:
+    order, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
+    graph.node = fn.cat(*(fn.slice(node, start=order[k : k + 1], shape=[1], axes=[2]) for k in range(3)), axis=2)

@@ -1,0 +1,38 @@
+"""Each image takes its own branch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...transforms.plan import OneOf
+from ..api import merge, split
+from .graph import Graph, operator
+
+
+@operator(OneOf)
+def one_of(graph: Graph, step: OneOf) -> None:
+    """Images are dealt out to the branches by halves, and put together again in their order.
+
+    A branch sees only the images that take it, so each is worked on once, whatever the number of branches.
+    """
+    node, column = graph.settle(), graph.column
+    graph.drawn(step.columns)
+    parts: list[Graph] = []
+
+    def of(first: int, end: int, node: Any, row: Any, *forks: tuple[Any, int]) -> Any:
+        if end - first == 1:
+            part = graph.branch(node, row, column + 1, forks)
+            part.add(step.branches[first])
+            parts.append(part)
+            return part.settle()
+        middle = (first + end) // 2
+        low = row[column] < float(middle)
+        nodes, rows = split(node, low), split(row, low)
+        return merge(
+            of(first, middle, nodes[0], rows[0], *forks, (low, 0)),
+            of(middle, end, nodes[1], rows[1], *forks, (low, 1)),
+            low,
+        )
+
+    graph.node = of(0, len(step.branches), node, graph.row)
+    graph.scale, graph.channels = parts[0].scale, parts[0].channels

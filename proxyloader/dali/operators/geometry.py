@@ -1,0 +1,68 @@
+"""Crop, flip, whole rows and columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...transforms.geometry import Crop, Flip, Lines, ReflectedCrop
+from ..api import fn, math, types
+from .graph import Graph, operator
+
+
+@operator(Crop)
+def crop(graph: Graph, step: Crop) -> None:
+    box = fn.cast(graph.drawn(4), dtype=types.INT32)
+    start, shape = box[0:2], box[2:4]
+    region = {"start": start, "shape": shape, "axes": [0, 1]}
+    if graph.node is None and graph.mirror is None and step.region.inside and graph.options.device_id is None:
+        # On the CPU only what the crop needs is decoded. The pixels are the same, but for crops one pixel wide at the
+        # side of a 4:2:0 image, which are a few levels off. On an H200, whose engines decode whole images, crops
+        # alone take seven times as long (benchmarks/results/parts.jsonl).
+        graph.node = fn.decoders.image_slice(graph.encoded, **region, **graph.decoder("decoders__ImageSlice"))
+        return
+    node = graph.settle()
+    if not step.region.inside:
+        region |= {"out_of_bounds_policy": "pad", "fill_values": list(step.fill)}
+    graph.node = fn.slice(node, **region)
+
+
+@operator(ReflectedCrop)
+def reflected_crop(graph: Graph, step: ReflectedCrop) -> None:
+    """Out of the image with a mirror image on each side, first left and right, and then above and below these three."""
+    box, node = fn.cast(graph.drawn(4), dtype=types.INT32), graph.settle()
+    beyond = math.max(node.shape(dtype=types.INT32)[0:2] - 1, 1)
+    for axis in (1, 0):
+        mirrored = fn.flip(node, horizontal=axis, vertical=1 - axis)
+        side = {"shape": beyond[axis : axis + 1], "axes": [axis], "out_of_bounds_policy": "pad"}
+        node = fn.cat(fn.slice(mirrored, start=[0], **side), node, fn.slice(mirrored, start=[1], **side), axis=axis)
+    graph.node = fn.slice(node, start=box[0:2] + beyond, shape=box[2:4], axes=[0, 1])
+
+
+@operator(Flip)
+def flip(graph: Graph, step: Flip) -> None:
+    wanted = fn.cast(graph.drawn(1)[0], dtype=types.INT32)
+    if step.axis == "vertical":
+        graph.node = fn.flip(graph.decoded(), horizontal=0, vertical=wanted)
+    else:
+        graph.settle_mirror()
+        graph.mirror = wanted
+
+
+@operator(Lines)
+def lines(graph: Graph, step: Lines) -> None:
+    drawn, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
+    height, width = drawn[0:1], drawn[1:2]
+    numbers = fn.cast(graph.attached(drawn[2], height + width), dtype=types.INT32)
+    if step.fill:  # as one more row and column, before the others
+        shape, fill = node.shape(dtype=types.INT32)[0:2] + 1, list(step.fill)
+        node = fn.slice(node, start=[-1, -1], shape=shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=fill)
+        numbers += 1
+    # The operator takes entries of the outermost dimension, so the columns come to stand there, and go back.
+    node = _taken(node, fn.slice(numbers, start=[0], shape=height, axes=[0]))
+    node = _taken(fn.transpose(node, perm=[1, 2, 0]), fn.slice(numbers, start=height, shape=width, axes=[0]))
+    graph.node = fn.reshape(fn.transpose(node, perm=[2, 0, 1]), layout="HWC")
+
+
+def _taken(node: Any, which: Any) -> Any:
+    """The entries of these numbers; ``F`` is what DALI calls the dimension that it looks for them in."""
+    return fn.sequence_rearrange(fn.reshape(node, layout="FXY"), new_order=which)

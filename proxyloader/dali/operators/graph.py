@@ -1,0 +1,227 @@
+"""The DALI graph of a plan while it is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from ...transforms.plan import Branch, Row, Step
+from ...transforms.type_conversion import Normalize
+from ..api import fn, split, types, upright
+
+S = TypeVar("S", bound=Step)
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How a pipeline runs, apart from what it computes.
+
+    Attributes:
+        batch_size: most images that one run takes.
+        device_id: CUDA ordinal, or None for the CPU.
+        num_threads: DALI's CPU threads; None: left open, see ``threads``.
+        prefetch_queue_depth: runs that DALI prepares memory for.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one; None: left open,
+            see ``engine_share``.
+        float16: images that are floats come out as float16, rounded once.
+        channels_last: images come out as (H, W, C).
+    """
+
+    batch_size: int
+    device_id: int | None = None
+    num_threads: int | None = None
+    prefetch_queue_depth: int = 2
+    hw_decoder_load: float | None = None
+    float16: bool = False
+    channels_last: bool = False
+
+    @property
+    def engine_share(self) -> float:
+        """``hw_decoder_load``; where that is open, all of them."""
+        return 1.0 if self.hw_decoder_load is None else self.hw_decoder_load
+
+    @property
+    def threads(self) -> int:
+        """``num_threads``; where that is open, at most 4 beside a GPU, and on the CPU one more than there are cores: at
+        the end of each operator most threads wait for those with the last images.
+        """
+        if self.num_threads is not None:
+            return self.num_threads
+        cores = len(os.sched_getaffinity(0))
+        return cores + 1 if self.device_id is None else min(4, cores)
+
+
+class Graph:
+    """What is known at one point of the graph.
+
+    The values of the image at this point are ``node * scale``. The multiplication, the conversion to float, a mirror
+    and the change of layout are put off as long as possible, because one operator, CropMirrorNormalize, does them all.
+
+    Attributes:
+        options: of the pipeline.
+        encoded: the bytes of the images, one-dimensional.
+        row: the drawn numbers: the columns, and then the arrays.
+        columns: how many there are.
+        column: the next one that is to be taken.
+        node: (H, W, C); None: not decoded yet.
+        scale: None: the values are uint8.
+        mirror: 1 where the image is to be mirrored, or None.
+        channels: 3 or 1.
+        forks: on the way to this branch, as (predicate, which side).
+        views: where several images are made of one: a graph for each, and all that follows is added to every one.
+    """
+
+    def __init__(
+        self, options: PipelineOptions, encoded: Any, row: Any, columns: int, forks: tuple[tuple[Any, int], ...] = ()
+    ) -> None:
+        self.options, self.encoded, self.row, self.columns, self.forks = options, encoded, row, columns, forks
+        self.column = 0
+        self.node: Any = None
+        self.scale: float | None = None
+        self.mirror: Any = None
+        self.channels = 3
+        self.views: list[Graph] = []
+        self._constants: dict[Any, Any] = {}  # nodes by their values and forks
+
+    def outputs_of(self, steps: Branch) -> list[Any]:
+        """The tensors after all steps, (C, H, W) or (H, W, C): one, or one for each of the views."""
+        last = steps[-1]
+        self.add(steps[:-1] if isinstance(last, Normalize) else steps)
+        return [each._output(last) for each in self.views or [self]]
+
+    def _output(self, last: Step) -> Any:
+        layout = "HWC" if self.options.channels_last else "CHW"
+        dtype = types.FLOAT16 if self.options.float16 else types.FLOAT
+        if isinstance(last, Normalize):
+            return self.normalized(last.mean, last.std, layout, dtype)
+        if self.scale is not None:
+            return self.normalized((0.0,) * self.channels, (1.0,) * self.channels, layout, dtype)
+        if self.options.device_id is not None and (self.mirror is not None or layout == "CHW"):
+            return fn.crop_mirror_normalize(self.decoded(), dtype=types.UINT8, output_layout=layout, **self.mirrored)
+        self.settle_mirror()
+        return self.decoded() if self.options.channels_last else fn.transpose(self.decoded(), perm=[2, 0, 1])
+
+    def add(self, steps: Branch) -> None:
+        for step in steps:
+            for operation in step.operations:
+                self._add(operation)
+
+    def _add(self, operation: Step) -> None:
+        if not self.views:
+            OPERATORS[type(operation)](self, operation)
+        else:  # all of them take the same numbers
+            for view in self.views:
+                view.column = self.column
+                view._add(operation)
+            self.column = self.views[0].column
+
+    def branch(self, node: Any, row: Any, column: int, forks: tuple[tuple[Any, int], ...] = ()) -> Graph:
+        """The same point for those of the images that went this way, from a column of their rows on."""
+        part = Graph(self.options, None, row, self.columns, self.forks + forks)
+        part.node, part.scale, part.channels, part.column = node, self.scale, self.channels, column
+        part._constants = self._constants
+        return part
+
+    def drawn(self, count: int) -> Any:
+        """The next ``count`` of the drawn numbers; each step takes its own, in order."""
+        self.column += count
+        return self.row[self.column - count : self.column] if count else None
+
+    def array(self, first_block: Any, shape: Any) -> Any:
+        """An array that was attached to the row, float32 (H, W, C), where the image is.
+
+        Args:
+            first_block: the column that says where it is.
+            shape: (3,) int32.
+        """
+        flat = self.attached(first_block, shape[0:1] * shape[1:2] * shape[2:3])
+        return self.placed(fn.reshape(flat, shape=shape, layout="HWC"))
+
+    def placed(self, node: Any) -> Any:
+        """A node of the CPU, where the images are."""
+        return node if self.options.device_id is None else node.gpu()
+
+    def attached(self, first_block: Any, count: Any) -> Any:
+        """The first ``count``, (1,) int32, of the numbers that were attached to the row from a block on, on the CPU."""
+        start = self.columns + fn.cast(first_block, dtype=types.INT32) * Row.BLOCK
+        return fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
+
+    def constant(self, array: NDArray[Any]) -> Any:
+        """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)
+
+        Each is made once: DALI would find those that are equal and make one of them, and for branches on a GPU it
+        loses its way then ("Graph inconsistency detected").
+        """
+        key: Any = array.dtype.str, array.shape, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = types.Constant(array)
+        node = self._constants[key]
+        for predicate, side in self.forks:
+            key = key, predicate.name
+            if key not in self._constants:
+                self._constants[key] = split(node, predicate)
+            node = self._constants[key][side]
+            key = key, side
+        return node
+
+    def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
+        """The arguments of a decoder, chosen for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
+        chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
+        if self.options.device_id is None:
+            return chosen | {"device": "cpu"}
+        return chosen | {"device": "mixed", "hw_decoder_load": self.options.engine_share}
+
+    def decoded(self) -> Any:
+        if self.node is None:
+            self.node = fn.decoders.image(self.encoded, **self.decoder())
+        return self.node
+
+    @property
+    def mirrored(self) -> dict[str, Any]:
+        """The arguments with which CropMirrorNormalize does the mirror that was put off."""
+        return {} if self.mirror is None else {"mirror": self.mirror}
+
+    def settle_mirror(self) -> None:
+        if self.mirror is not None:
+            self.node, self.mirror = fn.flip(self.decoded(), horizontal=self.mirror), None
+
+    def settle(self) -> Any:
+        """Do what was put off, before an operator that depends on it. Returns the node, whose values are real now."""
+        if self.scale is not None and self.scale != 1:
+            self.node = self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "HWC")
+        elif self.scale is not None:
+            self.node = fn.cast(self.decoded(), dtype=types.FLOAT)
+        self.settle_mirror()
+        return self.decoded()
+
+    def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str, dtype: Any = types.FLOAT) -> Any:
+        """Float values less ``mean``, over ``std``, mirrored where that was put off."""
+        scale = self.scale or 1.0
+        node = fn.crop_mirror_normalize(
+            self.decoded(),
+            dtype=dtype,
+            output_layout=layout,
+            mean=[value / scale for value in mean],
+            std=[value / scale for value in std],
+            **self.mirrored,
+        )
+        self.scale, self.mirror = 1.0, None
+        return node
+
+
+OPERATORS: dict[type[Step], Callable[[Graph, Any], None]] = {}
+"""How each step of a plan is said in DALI. ``tests/dali/test_build.py`` holds the table to the steps that exist."""
+
+
+def operator(kind: type[S]) -> Callable[[Callable[[Graph, S], None]], Callable[[Graph, S], None]]:
+    """Register what a step does to a graph."""
+
+    def register(function: Callable[[Graph, S], None]) -> Callable[[Graph, S], None]:
+        OPERATORS[kind] = function
+        return function
+
+    return register

@@ -1,0 +1,133 @@
+"""Affine and perspective warps, with Pillow's edges for PIL images and torch's for tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...transforms.warp import Affine, BicubicAffine, Perspective
+from ..api import fn, math, types
+from .graph import Graph, operator
+
+INTERPOLATIONS = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
+
+PILLOW_CUBIC = np.array([[0, 1, 0, 0], [-1, 0, 1, 0], [2, -2, 1, -1], [-1, 1, -1, 1]], np.float32)
+"""``BICUBIC`` of its ``Geometry.c``: what four pixels count for, at each power of the distance from the second one."""
+
+MOST_PIXELS = 65536
+"""Along a side."""
+
+Warp = Callable[..., Any]
+"""Takes a node, and as ``interp_type`` and ``fill_value`` what DALI's warps take. No fill: the outermost pixel."""
+
+
+@operator(Affine)
+def affine(graph: Graph, step: Affine) -> None:
+    numbers = graph.drawn(8)
+    size, matrix = numbers[0:2], fn.reshape(numbers[2:8], shape=[2, 3])
+
+    def warp(node: Any, **how: Any) -> Any:
+        return fn.warp_affine(node, matrix, size=size, inverse_map=True, **how)
+
+    _warp(graph, warp, step)
+
+
+@operator(Perspective)
+def perspective(graph: Graph, step: Perspective) -> None:
+    numbers = graph.drawn(8)
+    one = graph.constant(np.ones(1, np.float32))
+    matrix = fn.reshape(fn.cat(numbers, one), shape=[3, 3])
+    if graph.options.device_id is not None:
+        matrix = matrix.gpu()
+
+    def warp(node: Any, fill_value: float | None = None, **how: Any) -> Any:
+        border = {"border_mode": "replicate"} if fill_value is None else {"fill_value": [fill_value] * 1}
+        return fn.experimental.warp_perspective(node, matrix, inverse_map=True, pixel_origin="corner", **border, **how)
+
+    _warp(graph, warp, step)
+
+
+@operator(BicubicAffine)
+def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
+    """As Pillow's ``bicubic_filter``: a cubic through four pixels of each of four rows, and one through what they give.
+
+    DALI has no such warp. So the 4 x 4 pixels around a place are stacked up as channels, and one nearest warp fetches
+    them all. Another one fetches the number of the pixel that they begin at; how far the place is from that one is what
+    the weights depend on. Where float32 rounds a place to the other side of a pixel, both go there, and the weights
+    with them.
+    """
+    numbers, node = graph.drawn(8), graph.settle()
+    height, width = (node.shape(dtype=types.FLOAT)[axis] for axis in (0, 1))
+
+    def nearest(image: Any, matrix: Any, size: Any, **how: Any) -> Any:
+        matrix = fn.reshape(matrix, shape=[2, 3])
+        return fn.warp_affine(image, matrix, size=size, inverse_map=True, interp_type=types.INTERP_NN, **how)
+
+    # Beyond the image Pillow repeats its outermost pixels, as a warp without a fill does.
+    two_away = graph.constant(np.array([1, 0, -2, 0, 1, -2], np.float32))
+    around = nearest(node, two_away, fn.stack(height + 4.0, width + 4.0))
+    window = {"shape": fn.cast(fn.stack(height, width) + 1.0, dtype=types.INT32), "axes": [0, 1]}
+    stack = fn.cat(*(fn.slice(around, start=[y, x], **window) for y in range(4) for x in range(4)), axis=2)
+    row, column = _numbered(graph, height + 1.0, 0), _numbered(graph, width + 1.0, 1)
+    # The middle of the second pixel of a window is half a pixel after the window's number.
+    matrix = numbers[2:8] + graph.constant(np.array([0, 0, 0.5, 0, 0, 0.5], np.float32))
+    pixels = nearest(stack, matrix, numbers[0:2])
+    begins = nearest(fn.cat(column + 0.0 * row, row + 0.0 * column, axis=2), matrix, numbers[0:2])
+    y, x = _numbered(graph, numbers[0], 0) + 0.5, _numbered(graph, numbers[1], 1) + 0.5
+    across = _cubic(graph, matrix[0] * x + matrix[1] * y + matrix[2] - begins[:, :, 0:1])
+    down = _cubic(graph, matrix[3] * x + matrix[4] * y + matrix[5] - begins[:, :, 1:2])
+    # In one dimension for all places, as DALI can leave one open.
+    weights = fn.reshape(down, shape=[-1, 4, 1, 1], layout="") * fn.reshape(across, shape=[-1, 1, 4, 1], layout="")
+    pixels = fn.reshape(fn.cast(pixels, dtype=types.FLOAT), shape=[-1, 4, 4, graph.channels], layout="")
+    values = fn.reductions.sum(pixels * weights, axes=[1, 2])
+    shape = fn.cat(fn.cast(numbers[0:2], dtype=types.INT32), graph.constant(np.array([graph.channels], np.int32)))
+    values = math.floor(math.clamp(fn.reshape(values, shape=shape, layout="HWC") + 1e-3, 0.0, 255.0))
+    share = nearest(fn.cast(node[:, :, 0:1] * 0 + 1, dtype=types.FLOAT), numbers[2:8], numbers[0:2], fill_value=0.0)
+    values = share * values + (1.0 - share) * graph.constant(np.array(step.fill, np.float32).reshape(1, 1, -1))
+    graph.node = fn.reshape(fn.cast(values, dtype=types.UINT8), layout="HWC")
+
+
+def _numbered(graph: Graph, count: Any, axis: int) -> Any:
+    """0, 1, 2, ... along an axis, (count, 1, 1) or (1, count, 1): what lies between 0 and a power of two, exactly."""
+    ends = graph.placed(graph.constant(np.array([0, MOST_PIXELS], np.float32)))
+    step, start, one = 1 / MOST_PIXELS, 0.5 - 0.5 / MOST_PIXELS, graph.constant(np.ones((), np.float32))
+    matrix = [[step, 0, start], [0, 1, 0]] if axis else [[1, 0, 0], [0, step, start]]
+    return fn.warp_affine(
+        fn.reshape(ends, shape=[1, 2, 1] if axis else [2, 1, 1], layout="HWC"),
+        graph.constant(np.array(matrix, np.float32)),
+        size=fn.stack(one, count) if axis else fn.stack(count, one),
+        inverse_map=True,
+    )
+
+
+def _cubic(graph: Graph, away: Any) -> Any:
+    """What each of four pixels counts for, (H, W, 4), by how far the place is from the second one, (H, W, 1)."""
+    constant, first, second, third = (graph.constant(row.reshape(1, 1, 4)) for row in PILLOW_CUBIC)
+    return constant + away * (first + away * (second + away * third))
+
+
+def _warp(graph: Graph, warp: Warp, step: Affine | Perspective) -> None:
+    node, fill = graph.settle(), step.fill
+    interpolation, on_levels = INTERPOLATIONS[step.interpolation], graph.scale is None
+    if step.interpolation == "nearest" and len(set(fill)) <= 1:
+        value = fill[0] if fill else 0.0
+        # Some of DALI's warps cut a fill value off after the point; torch rounds it.
+        graph.node = warp(node, interp_type=interpolation, fill_value=float(round(value)) if on_levels else value)
+        return
+    # A channel of ones, warped alike, is the share that comes from inside: 0 or 1, and for a bilinear warp of a tensor
+    # what lies between, as torch blends into the fill where Pillow repeats the outermost pixel.
+    blends = step.kind == "tensor" and step.interpolation == "bilinear"
+    ones = fn.cast(node[:, :, 0:1] * 0 + 1, dtype=types.FLOAT)
+    share = warp(ones, interp_type=interpolation if blends else types.INTERP_NN, fill_value=0.0)
+    values = fn.cast(node, dtype=types.FLOAT)
+    values = warp(values, interp_type=interpolation, **{"fill_value": 0.0} if blends else {})
+    if fill or not blends:
+        values *= share  # for tensors once more: torchvision multiplies what is blended with zeros already
+    if any(fill):
+        values += (1.0 - share) * graph.constant(np.array(fill, np.float32).reshape(1, 1, -1))
+    if on_levels:
+        # Pillow cuts off after the point, torch rounds.
+        values = fn.cast(values if step.kind == "tensor" else math.floor(values + 1e-4), dtype=types.UINT8)
+    graph.node = fn.reshape(values, layout="HWC")

@@ -1,0 +1,79 @@
+"""What a DALI pipeline gives, as torch's tensors. Main process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from .api import backend, feed_ndarray, to_torch_type
+
+LEGACY_STREAM = 1
+"""What DLPack calls CUDA's default stream, where torch and CUDA say 0."""
+
+HOMES = tuple(str(Path(str(file)).parent) + os.sep for file in (backend.__file__, torch.__file__, __file__))
+"""Where the code is that takes a run's outputs."""
+
+
+def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:
+    """Wait for the oldest iteration and give its outputs as torch tensors.
+
+    On a GPU the waiting is left to ``stream``, and the tensors are torch's own memory, so that what torch's users know
+    about streams, ``record_stream`` and memory statistics holds for them.
+
+    Returns:
+        For each output a tensor (N, ...), or a list of N tensors where the samples differ in shape.
+    """
+    asynchronous = stream is not None and pipeline.exec_dynamic
+    outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
+    return [_to_torch(output, stream, pipeline.exec_dynamic) for output in outputs]
+
+
+def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> list[torch.Tensor | list[torch.Tensor]]:
+    """As ``take_outputs``, of a pipeline on a GPU, but DALI's own memory: to be read in ``stream`` and let go at once.
+
+    DALI gives it to others when ``stream`` has come that far, and knows nothing of any other stream.
+    """
+    return [
+        _view(output.as_tensor(), stream)
+        if output.is_dense_tensor()
+        else [_view(output[k], stream) for k in range(len(output))]
+        for output in pipeline.outputs(cuda_stream=stream)
+    ]
+
+
+def _to_torch(output: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor | list[torch.Tensor]:
+    if output.is_dense_tensor():
+        return _tensor_to_torch(output.as_tensor(), stream, exec_dynamic)
+    return [_tensor_to_torch(output[k], stream, exec_dynamic) for k in range(len(output))]
+
+
+def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
+    on_gpu = "GPU" in type(tensor).__name__
+    if not on_gpu and exec_dynamic:
+        return _view(tensor, None)
+    device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
+    copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
+    feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
+    return copied
+
+
+def _view(tensor: Any, stream: torch.cuda.Stream | None) -> torch.Tensor:
+    """DALI's memory as a tensor of torch's; ``stream`` is to read it, where it is a GPU's."""
+    # A capsule: of anything else torch compares the device with its own, and a Ctrl-C is lost where it is DALI's.
+    how = {} if stream is None else {"stream": stream.cuda_stream or LEGACY_STREAM}
+    return torch.utils.dlpack.from_dlpack(tensor.__dlpack__(**how))
+
+
+def is_of_a_run(error: BaseException) -> bool:
+    """It came from taking a run's outputs; not from a signal handler of the user's, which may raise in any line, and
+    not from Python itself."""
+    if isinstance(error, RecursionError) or (isinstance(error, MemoryError) and not error.args):
+        return False
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is None or traceback.tb_frame.f_code.co_filename.startswith(HOMES)

@@ -1,0 +1,86 @@
+"""PlanServer: the server of a plan, which hands its images out in the format that was asked for. Main process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..transforms.plan import Plan, plan_of
+from . import outputs
+from .autotune import is_to_be_tuned, tuned
+from .build import PipelineOptions, build_pipeline
+from .fused_normalize import LastSteps, split
+from .output_format import BatchFormat
+from .run import Ticket
+from .server import Output, Outputs, ProxyServer
+
+log = logging.getLogger("proxyloader")
+
+
+class PlanServer(ProxyServer):
+    """The server of a plan's pipeline: does to each batch what the plan leaves to be done.
+
+    Args:
+        plan: whose pipeline it is.
+        options: of the pipeline, apart from the format.
+        format: that images are handed out in.
+    """
+
+    def __init__(self, plan: Plan, options: PipelineOptions, format: BatchFormat) -> None:
+        self._format, self._rest = format, plan.rest
+        wanted = format if plan.rest is None else BatchFormat()  # what is left wants what torchvision would give it
+        self._channels_last = wanted.channels_last
+        float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
+        self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
+        self._plan, self._last_steps = plan, None
+        if options.device_id is not None:
+            steps, last = split(plan.steps)
+            device = torch.device("cuda", options.device_id)
+            self._plan, self._last_steps = plan_of(steps), LastSteps(last, plan.output.channels, wanted.dtype, device)
+        super().__init__(build_pipeline(self._plan, self._options))
+
+    def submit(self, inputs: Sequence[Any]) -> Ticket:
+        with self._lock:  # or two threads would both find it open
+            if is_to_be_tuned(self._options, len(inputs[0])):
+                self._tune(list(inputs[0]))
+            return super().submit(inputs)
+
+    def _tune(self, images: list[Any]) -> None:
+        """Settle what is open in the options, by the first full batch."""
+        before, settled = self._options, tuned(self._options, images)
+        self._options = replace(before, num_threads=before.threads, hw_decoder_load=before.engine_share)
+        if (settled.threads, settled.engine_share) == (before.threads, before.engine_share):
+            return
+        self.settle()
+        try:
+            self._pipe = build_pipeline(self._plan, settled)
+        except (torch.OutOfMemoryError, MemoryError) as error:  # for two; the one that is there does the same, slower
+            log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
+        else:
+            self._options = settled
+
+    def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
+        if self._last_steps is None or stream is None:
+            return [_each(self._as_images, output) for output in super()._take_outputs(stream)]
+        views = [_each(self._as_images, output) for output in outputs.view_outputs(self._pipe, stream)]
+        return [_each(self._last_steps, view) for view in views]
+
+    def _as_images(self, output: torch.Tensor) -> torch.Tensor:
+        """(N, C, H, W), or (C, H, W) of one image."""
+        return output.movedim(-1, -3) if self._channels_last else output
+
+    def collect(self, ticket: Ticket) -> Outputs:
+        return [_each(self._finished, output) for output in super().collect(ticket)]
+
+    def _finished(self, images: torch.Tensor) -> torch.Tensor:
+        if images.ndim == 3:  # of several sizes, which a plan with a rest does not give
+            return images.to(self._format.dtype) if images.is_floating_point() else images
+        return self._format.of_images(images if self._rest is None else self._rest(images))
+
+
+def _each(do: Callable[[torch.Tensor], torch.Tensor], output: Output) -> Output:
+    return list(map(do, output)) if isinstance(output, list) else do(output)

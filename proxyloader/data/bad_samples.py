@@ -1,0 +1,109 @@
+"""Samples that could not be read: which errors count as that, and the list of them that a loader keeps."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+from PIL import Image
+
+from ..errors import ImageError
+
+log = logging.getLogger("proxyloader")
+
+OnError = Literal["raise", "skip", "replace"]
+ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "replace")
+
+UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
+"""What Pillow, ``open`` and this library raise for a file that is missing or no image (broken PNGs: SyntaxError)."""
+
+MACHINE_ERRNOS = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.ENODEV,
+        errno.ENOTCONN,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+"""Faults of the machine or of the network. No file is to blame, so none is left out for them."""
+
+MOST_LOG_LINES = 20
+
+
+def is_about_the_file(error: BaseException) -> bool:
+    """The sample itself is to blame, so that another one may do in its place."""
+    return isinstance(error, UNREADABLE) and getattr(error, "errno", None) not in MACHINE_ERRNOS
+
+
+@dataclass(frozen=True)
+class UnreadableSample:
+    """One sample that could not be read.
+
+    Attributes:
+        index: in the dataset; None where it is not known (an IterableDataset).
+        path: of the file; "" where there is none.
+        reason: what was wrong with it.
+    """
+
+    index: Any
+    path: str
+    reason: str
+
+    @classmethod
+    def of(cls, index: Any, error: BaseException) -> UnreadableSample:
+        """From what a dataset raised."""
+        if isinstance(error, ImageError):
+            return cls(index, error.path, error.reason)
+        return cls(index, str(getattr(error, "filename", None) or ""), f"{type(error).__name__}: {error}")
+
+
+class UnreadableSamples(Sequence[UnreadableSample]):
+    """``DataLoader.errors``: each sample that could not be read, once, in the order in which they were met.
+
+    Attributes:
+        total: how often it happened, all epochs together.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._seen: dict[tuple[Any, str], UnreadableSample] = {}
+
+    def __repr__(self) -> str:
+        return f"UnreadableSamples({list(self._seen.values())}, total={self.total})"
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    @overload
+    def __getitem__(self, at: int) -> UnreadableSample: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[UnreadableSample]: ...
+    def __getitem__(self, at: int | slice) -> UnreadableSample | list[UnreadableSample]:
+        return list(self._seen.values())[at]
+
+    def add(self, samples: Iterable[UnreadableSample], on_error: OnError) -> None:
+        """Note samples; those that are new get a line in the log, where the loop is not told by an exception."""
+        for sample in samples:
+            self.total += 1
+            key = repr(sample.index), sample.path
+            if key in self._seen:
+                continue
+            self._seen[key] = sample
+            if on_error != "raise" and len(self._seen) <= MOST_LOG_LINES:
+                done = "left out" if on_error == "skip" else "replaced by the next that can be read"
+                path = f"{sample.path}: " if sample.path else ""
+                log.warning("dataset[%s] is %s: %s%s", sample.index, done, path, sample.reason)
+                if len(self._seen) == MOST_LOG_LINES:
+                    log.warning("further ones stand in loader.errors only")

@@ -1,0 +1,122 @@
+"""How many processes share a dataset, and which of them this is."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .._validation import at_least
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that share a dataset, seen from one of them.
+
+    Attributes:
+        num_shards: how many there are, 1 or more.
+        shard_id: which of them this is, from 0.
+
+    Raises:
+        ValueError: these are no such numbers.
+    """
+
+    num_shards: int
+    shard_id: int
+
+    def __post_init__(self) -> None:
+        at_least("num_shards", self.num_shards, 1, ", or 'auto'")
+        known = isinstance(self.shard_id, numbers.Integral) and not isinstance(self.shard_id, bool)
+        if not known or self.shard_id not in range(self.num_shards):
+            raise ValueError(
+                f"shard_id is a whole number from 0 to {self.num_shards - 1}, as num_shards={self.num_shards}; "
+                f"got {self.shard_id!r}"
+            )
+
+    @classmethod
+    def current(cls) -> World:
+        """The processes of torch.distributed, if it is initialised; else those that torchrun tells of; else one alone.
+
+        torchrun tells by WORLD_SIZE and RANK in the environment.
+
+        Raises:
+            ValueError: the environment has one of them without the other, or numbers that cannot be.
+        """
+        return cls.told() or cls(1, 0)
+
+    @classmethod
+    def told(cls) -> World | None:
+        """As ``current``; None where nothing tells."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
+        size, rank = _from_environment("WORLD_SIZE", 1), _from_environment("RANK", 0)
+        if size is None and rank is None:
+            return None
+        if size is None or rank is None:
+            there, missing = ("RANK", "WORLD_SIZE") if size is None else ("WORLD_SIZE", "RANK")
+            raise ValueError(
+                f"the environment has {there}={os.environ[there]!r} and no {missing}, so it does not tell which shard "
+                f"this process has: set both, as torchrun does, or unset {there}"
+            )
+        if rank >= size:
+            raise ValueError(
+                f"the environment has RANK={rank} and WORLD_SIZE={size}: ranks are 0 to {size - 1}. "
+                "Set both, as torchrun does, or unset both"
+            )
+        return cls(size, rank)
+
+    @classmethod
+    def of(cls, num_shards: int | Auto, shard_id: int | Auto) -> World:
+        """These numbers; for "auto" those of ``current``.
+
+        Raises:
+            ValueError: they are wrong, or the shard is to be found, of another number of processes than there are.
+        """
+        if num_shards == "auto":
+            current = cls.current()
+            return current if shard_id == "auto" else cls(current.num_shards, shard_id)
+        if shard_id != "auto":
+            return cls(num_shards, shard_id)
+        asked, current = cls(num_shards, 0), cls.current()
+        if current.num_shards != asked.num_shards:
+            raise ValueError(
+                f"num_shards={num_shards} without shard_id takes this process's rank, and it is {current.in_words()}. "
+                "Give shard_id, too, or num_shards='auto', or start as many processes (torchrun --nproc_per_node)"
+            )
+        return current
+
+    def check_processes(self, otherwise: str = "") -> None:
+        """
+        Args:
+            otherwise: what to do where that is meant, for the message.
+
+        Raises:
+            ValueError: there are other processes, as far as anything tells.
+        """
+        told = World.told()
+        if told is not None and told.num_shards != self.num_shards:
+            raise ValueError(
+                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "
+                f"{told.in_words()}: use num_shards='auto'{otherwise}"
+            )
+
+    def in_words(self) -> str:
+        """For messages."""
+        return f"rank {self.shard_id} of {self.num_shards}"
+
+
+def _from_environment(name: str, least: int) -> int | None:
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError(
+            f"the environment has {name}={text!r}, where a whole number, {least} or more, is expected: "
+            f"set it as torchrun does, or unset it"
+        )
+    return int(text)

@@ -1,0 +1,317 @@
+"""What stands for an image from the dataset to the batch: the inputs of a DALI sample, and references to its outputs.
+
+All of it can be pickled, and none of it needs DALI: workers hold nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import pickle
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from ..errors import InputError
+from ..transforms.plan import Plan
+from .encoded_image import EncodedImage
+
+
+class ProxyCall:
+    """The inputs of one sample of a pipeline run, until they are packed.
+
+    Attributes:
+        server: key of the server, or of the compiled transform, that is to run it.
+        inputs: one array for each external source of the pipeline, in its order.
+        source: the file the sample came from, for error messages; "" where there is none.
+        names: of the inputs, for error messages, too; "" where they have none.
+    """
+
+    __slots__ = ("inputs", "names", "run", "server", "source")
+
+    def __init__(
+        self, server: str, inputs: tuple[NDArray[Any], ...], source: str = "", names: tuple[str, ...] = ()
+    ) -> None:
+        self.server, self.inputs, self.source = server, inputs, source
+        self.names = names or ("",) * len(inputs)
+        self.run: weakref.ref[ProxyRun] | None = None
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in self.inputs)
+        return f"ProxyCall({shapes}{', ' + self.source if self.source else ''})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProxyCall, (self.server, self.inputs, self.source, self.names)
+
+
+class ImageCall(ProxyCall):
+    """Of a compiled transform: the inputs are an image and what was drawn for it.
+
+    Attributes:
+        plan: of the transform.
+        image: the first input.
+    """
+
+    __slots__ = ("image", "plan")
+
+    was_made: ClassVar[bool] = False
+    """In this process, so that batches may hold some."""
+
+    def __init__(self, plan: Plan, image: EncodedImage, row: NDArray[np.float32]) -> None:
+        super().__init__(plan.key, (_as_bytes(image), row) if row.size else (_as_bytes(image),), image.path)
+        self.plan, self.image = plan, image
+        ImageCall.was_made = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageCall, (self.plan, self.image, self.inputs[1] if len(self.inputs) > 1 else np.empty(0, np.float32))
+
+    def take(self, image: EncodedImage) -> None:
+        """Another one, of the same size, in the place of its image."""
+        self.image, self.inputs = image, (_as_bytes(image), *self.inputs[1:])
+
+
+def _as_bytes(image: EncodedImage) -> NDArray[np.uint8]:
+    return np.frombuffer(image.data, np.uint8)
+
+
+class ProxyRun:
+    """The calls of one batch. Its outputs share it, so an image and its mask come from one run of the pipeline.
+
+    Attributes:
+        calls: of its samples; they may be of several servers.
+        done: outputs of each row, while some of the servers have produced theirs.
+    """
+
+    def __init__(self, calls: Sequence[ProxyCall]) -> None:
+        self.calls = calls
+        self.done: dict[int, Sequence[torch.Tensor]] = {}
+
+    def __repr__(self) -> str:
+        return f"ProxyRun({len(self.calls)} samples)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Only on a stock DataLoader's queue, where torch's shared memory is the fastest way there is.
+        arrays = [np.asarray(array, order="C") for call in self.calls for array in call.inputs]
+        blob = torch.from_numpy(np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays]))
+        shapes = [(array.dtype.str, array.shape) for array in arrays]
+        return _unpack_run, (blob, shapes, [(call.server, call.source) for call in self.calls])
+
+
+def _unpack_run(
+    blob: torch.Tensor, shapes: list[tuple[str, tuple[int, ...]]], calls: list[tuple[str, str]]
+) -> ProxyRun:
+    memory, at, inputs = blob.numpy(), 0, []
+    for dtype, shape in shapes:
+        end = at + math.prod(shape) * np.dtype(dtype).itemsize
+        inputs.append(memory[at:end].view(dtype).reshape(shape))
+        at = end
+    per_call = len(inputs) // len(calls)
+    groups = [tuple(inputs[k : k + per_call]) for k in range(0, len(inputs), per_call)]
+    return ProxyRun([ProxyCall(server, group, source) for group, (server, source) in zip(groups, calls)])
+
+
+NO_TENSOR_YET = (
+    "inside the dataset a transformed image is no tensor yet; behind proxyloader.DataLoader DALI makes it, a batch at "
+    "a time. Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset. "
+    "(In a batch that is collated, all samples are transformed so, or none)"
+)
+
+NO_BATCH_YET = (
+    "a stock DataLoader's batch holds no tensor yet where the dataset called a compiled transform, or server.proxy. "
+    "Load with proxyloader.DataLoader(dataset, ...), with server=server where it is that; or first call "
+    "batch = server.produce_data(batch)"
+)
+
+
+class NoTensorYet:
+    """Stands for a tensor; who takes it for one is told what to do."""
+
+    _advice: ClassVar[str]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name!r}: {self._advice}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any) -> Any:
+        raise TypeError(f"{getattr(function, '__name__', function)}: {cls._advice}")
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(self._advice)
+
+    __array__ = __len__ = __bool__ = __getitem__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = _refuse
+
+
+@dataclass(frozen=True)
+class ProxySample(NoTensorYet):
+    """Stands for one output of one sample, wherever the user's code puts it, until the pipeline has run."""
+
+    _advice = NO_TENSOR_YET
+
+    call: ProxyCall
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class ProxyBatch(NoTensorYet):
+    """Stands for one output of a whole run: what ``default_collate`` makes of a list of ProxySample."""
+
+    _advice = NO_BATCH_YET
+
+    run: ProxyRun
+    output: int = 0
+
+
+def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None) -> ProxyBatch:
+    """``default_collate`` for ProxySample (by the protocol of ``torch.utils.data.default_collate``).
+
+    Raises:
+        InputError: not all are such.
+    """
+    others = [type(sample).__name__ for sample in samples if not isinstance(sample, ProxySample)]
+    if others:
+        raise InputError(
+            f"{len(others)} of a batch of {len(samples)} did not go through the proxy, such as a {others[0]}; let the "
+            "dataset call it for all samples or for none, or give the loader a collate_fn that takes both"
+        )
+    calls = [sample.call for sample in samples]
+    run = calls[0].run() if calls[0].run else None
+    if run is None or len(run.calls) != len(calls) or any(a is not b for a, b in zip(run.calls, calls)):
+        run = ProxyRun(calls)
+        calls[0].run = weakref.ref(run)
+    return ProxyBatch(run, samples[0].output)
+
+
+default_collate_fn_map[ProxySample] = collate_proxy_samples
+
+
+def image_calls_in(content: Any) -> list[ImageCall]:
+    """The calls of compiled transforms in a sample or a batch, wherever it holds them: that is, where pickle goes."""
+    if not ImageCall.was_made:
+        return []
+    found: dict[int, ImageCall] = {}
+    if not _note_calls(content, found):
+        walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+        walk.found = found
+        with contextlib.suppress(Exception):  # if it holds images, it fails when it is packed
+            walk.dump(content)
+    return list(found.values())
+
+
+_WITHOUT_CALLS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
+
+
+def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
+    """Note those in what nearly all samples are made of, which takes a tenth of what pickle takes; False elsewhere."""
+    kind = type(content)
+    if kind is tuple or kind is list:
+        return all(_note_calls(each, found) for each in content)
+    if kind is ProxySample:
+        if isinstance(content.call, ImageCall):
+            found[id(content.call)] = content.call
+        return True
+    return kind in _WITHOUT_CALLS
+
+
+class _Walk(ForkingPickler):
+    found: dict[int, ImageCall]
+    """By id, as several outputs may be of one."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, (ProxySample, ProxyBatch)):
+            calls = [obj.call] if isinstance(obj, ProxySample) else obj.run.calls
+            self.found |= {id(call): call for call in calls if isinstance(call, ImageCall)}
+        # What is large and holds none is not copied for that.
+        elif not isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)):
+            return None
+        return ""
+
+
+class Proxy:
+    """Stands in for a transform: takes the inputs of one DALI sample, gives what its outputs will be.
+
+    It is ``ProxyServer.proxy``, in a form that reaches workers under every start method.
+
+    Attributes:
+        server: key of the server that runs the pipeline.
+        input_names: of the pipeline's external sources, in the pipeline's order.
+        num_outputs: of the pipeline.
+    """
+
+    def __init__(self, server: str, input_names: tuple[str, ...], num_outputs: int) -> None:
+        self.server, self.input_names, self.num_outputs = server, input_names, num_outputs
+
+    def __repr__(self) -> str:
+        return f"Proxy({', '.join(self.input_names)})"
+
+    def __call__(self, *args: Any, **inputs: Any) -> ProxySample | tuple[ProxySample, ...]:
+        """
+        Args:
+            args: the input of a pipeline that has one; each is an array, a tensor, bytes, or a number.
+            inputs: by the names of the pipeline's external sources.
+
+        Returns:
+            A ProxySample, or a tuple of them where the pipeline has several outputs.
+
+        Raises:
+            InputError: the names differ from the pipeline's, or a value is nothing that DALI takes.
+        """
+        if len(args) == len(self.input_names) == 1 and not inputs:
+            inputs, args = {self.input_names[0]: args[0]}, ()
+        if args or set(inputs) != set(self.input_names):
+            raise InputError(
+                f"{'too many positional arguments: ' if args else ''}the pipeline's inputs are "
+                f"{', '.join(self.input_names)}; got {len(args)} positional arguments and "
+                f"{', '.join(inputs) or 'none by name'}. Call server.proxy({'=..., '.join(self.input_names)}=...)"
+            )
+        arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)
+        call = ProxyCall(self.server, arrays, names=self.input_names)
+        samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
+        return samples[0] if self.num_outputs == 1 else samples
+
+
+@dataclass(frozen=True)
+class ServerInWorker:
+    """What a ProxyServer is in a worker that was not forked, where a dataset holds one."""
+
+    proxy: Proxy
+
+
+def _as_array(name: str, value: Any) -> NDArray[Any]:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return np.frombuffer(value, np.uint8)
+    if isinstance(value, EncodedImage):
+        raise InputError(
+            f"input {name!r} is an EncodedImage, which may hold other things than its file's bytes. A pipeline of your "
+            'own is given those: loader=read_bytes for the dataset, with open(path, "rb").read() in read_bytes'
+        )
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise InputError(
+            f"input {name!r} is a {type(value).__name__}"
+            + (f" of dtype {array.dtype}" if isinstance(value, np.ndarray) else "")
+            + "; DALI takes arrays and tensors of numbers, numbers, and bytes"
+        )
+    return np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
+
+
+def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
+    """
+    Raises:
+        InputError: this input's arrays differ in dtype or number of dimensions, which DALI takes in no batch.
+    """
+    kinds = {(array.dtype.str, array.ndim) for array in arrays}
+    if len(kinds) > 1:
+        found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
+        raise InputError(f"input {name!r} of the pipeline differs within a batch: {found}. DALI takes one kind")

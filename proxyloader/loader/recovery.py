@@ -1,0 +1,223 @@
+"""What becomes of a batch that DALI failed on: find the images that are to blame, and save the others. Main process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .._random_state import kept_generators
+from ..dali.output_format import BatchFormat, stacked_or_listed
+from ..data.bad_samples import OnError, UnreadableSample
+from ..data.encoded_image import EncodedImage
+from ..errors import ImageError, PipelineError
+from ..workers.fetch import MOST_TRIES, nothing_replaces
+from ..workers.messages import PackedBatch, PackedRun
+from ..workers.packing import ContentUnpickler, Packer
+from ..workers.pool import Road
+
+if TYPE_CHECKING:  # importing the server imports DALI
+    from ..dali.server import Outputs, ProxyServer
+
+NO_LIMIT_PIXELS = 1 << 62
+"""The worker has looked at the size already."""
+
+
+@dataclass
+class Saved:
+    """
+    Attributes:
+        outputs: of each run of the batch, in their order; rows that are lost hold something.
+        lost: why, by (run, row).
+    """
+
+    outputs: list[Outputs] = field(default_factory=list)
+    lost: dict[tuple[int, int], ImageError] = field(default_factory=dict)
+
+
+class Rescue:
+    """
+    Args:
+        servers: by the key that runs name them with.
+        road: that batches come from.
+        on_error: what becomes of a sample that cannot be read.
+        format: of images.
+    """
+
+    def __init__(self, servers: Mapping[str, ProxyServer], road: Road, on_error: OnError, format: BatchFormat) -> None:
+        self._servers, self._road, self._on_error, self._format = servers, road, on_error, format
+
+    def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> Saved:
+        """Run again what failed.
+
+        Args:
+            found: for each run of the batch its outputs, or the error.
+
+        Raises:
+            PipelineError: the images are sound, and DALI failed all the same; or nothing can be said of them.
+        """
+        saved = Saved()
+        for number, (run, outputs) in enumerate(zip(batch.runs, found)):
+            if isinstance(outputs, PipelineError):
+                outputs, lost = self._run_again(batch, run, outputs)
+                saved.lost.update({(number, row): error for row, error in lost.items()})
+            saved.outputs.append(self._format.of_outputs(outputs))
+        return saved
+
+    def _run_again(
+        self, batch: PackedBatch, run: PackedRun, error: PipelineError
+    ) -> tuple[Outputs, dict[int, ImageError]]:
+        if not self._servers[run.server].pipeline.exec_dynamic:
+            outputs = self._run(batch, run)  # the old executor fails sound batches behind a bad one, too
+            if not isinstance(outputs, PipelineError):
+                return outputs, {}
+        if run.server in self._road.plans:
+            return self._by_pillow(batch, run)
+        if self._on_error != "raise":
+            return self._one_by_one(batch, run)
+        raise PipelineError(
+            f"{_place_of(batch)} (on_error='skip' finds out which of them it is, and leaves that out): {error}"
+        ) from error
+
+    def errors(self, batch: PackedBatch, saved: Saved) -> list[ImageError]:
+        """One for each image that is lost, with the index of its sample."""
+        return [_named(batch, row, error) for (_, row), error in saved.lost.items()]
+
+    def samples(self, batch: PackedBatch, saved: Saved) -> tuple[list[Any], list[UnreadableSample]]:
+        """The batch's samples without those that have lost an image, or with others in their places."""
+        samples: list[Any] = []
+        unreadable: list[UnreadableSample] = []
+        indices = indices_of(batch) or [None] * len(batch.samples)
+        for index, data in zip(indices, batch.samples):
+            try:
+                samples.append(ContentUnpickler(data, _Resolver(saved), kept=batch.kept).load())
+            except ImageError as error:
+                error.__traceback__ = None  # which would hold this frame
+                unreadable.append(UnreadableSample.of(index, error))
+                if self._on_error == "replace":
+                    samples.append(self._replacement(batch, index, unreadable))
+        return samples, unreadable
+
+    def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
+        memory = batch.memory(self._road.arena)
+        images, *rest = (list(part.views(memory)) for part in run.inputs)
+        decoded: list[NDArray[np.uint8]] = []
+        lost: dict[int, ImageError] = {}
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            for row, result in enumerate(pool.map(_decoded, images, run.sources.split("\n"))):
+                if isinstance(result, ImageError):
+                    lost[row] = result
+                decoded.append(result if not isinstance(result, ImageError) else np.empty(0, np.uint8))
+        sound = next((row for row in range(len(decoded)) if row not in lost), None)
+        if sound is None or (lost and self._on_error == "raise"):
+            return [], lost
+        for row in lost:  # something has to stand there
+            for part in (decoded, *rest):
+                part[row] = part[sound]
+        server = self._servers[run.server]
+        return server.collect(server.submit([decoded, *map(_as_one, rest)])), lost
+
+    def _one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
+        """A hand-written pipeline may do anything: the sample to blame is the one that fails alone."""
+        server, memory = self._servers[run.server], batch.memory(self._road.arena)
+        inputs = [part.views(memory) for part in run.inputs]
+        rows: list[Outputs] = []
+        lost: dict[int, ImageError] = {}
+        for row, source in enumerate(run.sources.split("\n")):
+            try:
+                rows.append(server.collect(server.submit([[part[row]] for part in inputs])))
+            except PipelineError as error:
+                reason = f"the pipeline fails on it: {_what_failed(error.__cause__ or error)}"
+                lost[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
+                rows.append([])
+        count = max(map(len, rows))
+        return [stacked_or_listed([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], lost
+
+    def _replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
+        epoch = batch.request.epoch if batch.request is not None else 0
+        lost = index
+        tries = min(MOST_TRIES, len(self._road.fetcher.dataset) - 1)
+        for _ in range(tries):
+            with kept_generators():
+                index, sample = self._road.fetcher.next_readable(index, epoch, unreadable)
+            alone = Packer(_as_it_is, None, run_size=1)([sample])
+            if not alone.runs:
+                return sample
+            saved = self.save(alone, [self._run(alone, run) for run in alone.runs])
+            if not saved.lost:
+                return ContentUnpickler(alone.content, _Resolver(saved), kept=alone.kept).load()[0]
+            unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
+        raise nothing_replaces(lost, unreadable, tries)
+
+    def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
+        server = self._servers[run.server]
+        server.hold_still()  # alone: the old executor lets a bad batch spoil those that run beside it
+        try:
+            return server.collect(server.submit([part.views(batch.memory(self._road.arena)) for part in run.inputs]))
+        except PipelineError as error:
+            return error.with_traceback(None)
+        finally:
+            server.go_on()
+
+
+class _Resolver:
+    """Gives a sample's images for its references; raises the error of one that is lost."""
+
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
+
+    def __call__(self, output: int, place: Any) -> Any:
+        run, row = place
+        if place in self._saved.lost:
+            raise self._saved.lost[place]
+        return self._saved.outputs[run][output][row]
+
+
+def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
+    """The index of each sample in the batch; None for an IterableDataset's."""
+    if batch.indices is not None:
+        return batch.indices
+    return batch.request.each() if batch.request is not None else None
+
+
+def _named(batch: PackedBatch, row: int, error: ImageError) -> ImageError:
+    indices = indices_of(batch)
+    if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
+        return ImageError(f"{_place_of(batch)}: {error}", path=error.path, reason=error.reason)
+    index = indices[row]
+    return ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
+
+
+def _place_of(batch: PackedBatch) -> str:
+    indices = indices_of(batch)
+    return (
+        f"in the batch of dataset indices {list(indices)}" if indices is not None else "in an IterableDataset's batch"
+    )
+
+
+def _what_failed(error: BaseException) -> str:
+    """The operator and what it met, in one line of the dozen that DALI says; all of them where there is no such."""
+    found = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
+    return ": ".join(found.groups()) if found is not None else str(error)
+
+
+def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:
+    try:
+        return np.frombuffer(EncodedImage.by_pillow(image.tobytes(), source, NO_LIMIT_PIXELS).data, np.uint8)
+    except ImageError as error:
+        return error.with_traceback(None)  # which would hold this frame
+
+
+def _as_one(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
+    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
+
+
+def _as_it_is(samples: Any) -> Any:
+    return samples

@@ -1,0 +1,106 @@
+"""What becomes of a dataset: DALI's work, torchvision's in the workers, or none; and what the log says of that. Main
+process, when the loader is built."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import re
+from typing import Any, Literal
+
+from torch.utils.data import Dataset
+
+from ..dali.output_format import BatchFormat
+from ..data.compiled_transform import compile_transforms, left_to_torchvision
+from ..data.dataset import is_for_images, plans_in, wrap
+from ..data.placeholders import Proxy
+from ..errors import UnsupportedTransformError
+from ..transforms.plan import Plan
+
+log = logging.getLogger("proxyloader")
+
+Unsupported = Literal["raise", "batch", "cpu"]
+UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
+
+Translated = tuple[Any, dict[str, Plan]]
+"""The dataset that workers get, and its plans; without plans DALI has nothing to do."""
+
+
+def translated(
+    dataset: Any, max_pixels: int | None, unsupported: Unsupported, on_gpu: bool, format: BatchFormat, server: Any
+) -> Translated:
+    """
+    Args:
+        dataset: the user's.
+        max_pixels, unsupported, server: as ``DataLoader`` is given them.
+        on_gpu: whether a GPU decodes.
+        format: what images are handed out in.
+
+    Raises:
+        UnsupportedTransformError: a transform is not translated, and ``unsupported`` is "raise".
+        ValueError: a transform gives what cannot be handed out in this format.
+    """
+    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+        _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
+        return dataset, {}
+    compile = functools.partial(compile_transforms, unsupported="batch" if unsupported == "batch" else "raise")
+    try:
+        wrapped = wrap(dataset, max_pixels, compile=compile)
+    except UnsupportedTransformError as error:
+        if unsupported != "cpu":
+            raise
+        what = re.match(r"[^:]+(: [\w.]+(?=:))?", str(error))  # position, and class where it is about one
+        _say_once(
+            f"{what and what[0]} is not translated: as unsupported='cpu' says, torchvision does all in the workers"
+        )
+        return _left_to_torchvision(dataset, max_pixels)
+    plans = plans_in(wrapped)
+    for plan in plans.values():
+        format.check(plan)
+    for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
+        _say_once(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
+    if not on_gpu:
+        left, by_hand = _left_to_torchvision(dataset, max_pixels)
+        if any(plan.slow_on_cpu for key, plan in plans.items() if key not in by_hand):
+            _say_once(
+                "on a CPU torchvision is faster at some of these transforms than DALI, so it does all of them in the "
+                "workers, as with torch.utils.data.DataLoader"
+            )
+            return left, by_hand
+    if not plans and server is None:
+        _say_that_nothing_is_to_do(dataset)
+    return wrapped, plans
+
+
+def _left_to_torchvision(dataset: Any, max_pixels: int | None) -> Translated:
+    """Its plans are those of transforms that the user compiled, which stay with DALI."""
+    left = wrap(dataset, max_pixels, compile=left_to_torchvision)
+    return left, plans_in(left)
+
+
+def _say_that_nothing_is_to_do(dataset: Any) -> None:
+    kind = type(dataset).__name__
+    if isinstance(getattr(dataset, "transform", None), Proxy):
+        _say_once(
+            f"{kind}.transform is the proxy of a server, and the loader has none: give it server=..., "
+            "or call server.produce_data on each batch"
+        )
+        return
+    found = f"{kind}.transform holds" if hasattr(dataset, "transform") else f"{kind} keeps in .transform"
+    within = next((name for name, value in getattr(dataset, "__dict__", {}).items() if _has_transform(value)), None)
+    advice = f" (.{within} has one: let {kind} itself keep it, in .transform, and call it)" if within else ""
+    _say_once(
+        f"{found} no torchvision transform{advice}, so there is nothing for DALI to do, but for what it calls that "
+        "compile_transforms made: proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
+    )
+
+
+def _has_transform(value: Any) -> bool:
+    transform = getattr(value, "transform", None) if isinstance(value, Dataset) else None
+    return transform is not None and is_for_images(value, transform)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    log.warning(message)

@@ -1,0 +1,103 @@
+"""Which file is to blame where DALI fails on what its file reader has read, and does not say. Main process."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from ..data.encoded_image import EncodedImage
+from ..errors import ImageError
+from .sources import FEATURES, Reader
+
+LOOK_S = 5.0
+"""Longest time that files are looked for and looked at."""
+
+ENDINGS = ["jpg", "jpeg", "png", "bmp", "tif", "tiff", "pnm", "ppm", "pgm", "pbm", "jp2", "webp", "flac", "ogg", "wav"]
+"""Of the names that the reader lists, where nothing else is said."""
+
+_DECODES = re.compile(r"nvidia\.dali\.\w+\.(experimental\.)?(decoders\.image|peek_image_shape)", re.IGNORECASE)
+_READS = re.compile(r"File mapping failed: (.+)")
+
+
+def to_blame(error: Exception, source: Reader, batch: range) -> str:
+    """A file that cannot be read, and why, as ``EncodedImage.open`` says it.
+
+    Args:
+        error: DALI's.
+        source: what was read.
+        batch: numbers of the samples that were read, if they are not shuffled.
+
+    Returns:
+        One sentence or two; "" where the error is about something else, no files of images were read, or Pillow can
+        read all that were looked at.
+    """
+    read, until_s = _READS.search(str(error)), time.monotonic() + LOOK_S
+    if read is not None:
+        return _why_unreadable(read[1].strip())  # else it is what DALI says
+    if not is_of_an_image(error):
+        return ""
+    if source.kind == "tfrecord":
+        image, *_ = source.options.get("features", FEATURES)
+        named = "reader_options={'features': ...} names it"
+        return f"Does each record have a feature {image!r}, and is that an image? {named}"
+    if source.kind != "file":
+        return ""
+    with suppress(OSError, ValueError):  # what is to be listed has gone meanwhile, say
+        for number, path in enumerate(_paths(source)):
+            if time.monotonic() > until_s:
+                break
+            why = _why_unreadable(path) if source.random_shuffle or number in batch else ""
+            if why:
+                return f"{'In this batch or another: ' * source.random_shuffle}{why}"
+    return ""
+
+
+def is_of_an_image(error: Exception) -> bool:
+    """DALI could not decode what was read."""
+    return _DECODES.search(str(error)) is not None
+
+
+def _why_unreadable(path: str) -> str:
+    try:
+        EncodedImage.open(path, max_pixels=sys.maxsize)  # DALI has no limit
+    except ImageError as error:
+        return str(error)
+    return ""
+
+
+def _paths(source: Reader) -> Iterator[str]:
+    """In the order of the reader's own list."""
+    options = source.options
+    root = source.paths[0] if source.paths else os.fspath(options.get("file_root") or "")
+    if options.get("files"):
+        for path in _several(options["files"]):
+            yield os.path.join(root, path)
+    elif options.get("file_list"):
+        root = root or os.path.dirname(options["file_list"])
+        with open(options["file_list"], encoding="utf-8", errors="surrogateescape") as lines:
+            for line in filter(str.strip, lines):
+                yield os.path.join(root, line.rsplit(maxsplit=1)[0])
+    else:
+        flags = 0 if options.get("case_sensitive_filter") else re.IGNORECASE
+        folders = _pattern(_several(options.get("dir_filters") or "*"), flags)
+        files = _pattern(_several(options.get("file_filters") or [f"*.{ending}" for ending in ENDINGS]), flags)
+        for folder in _sorted(each for each in os.scandir(root) if each.is_dir() and folders.match(each.name)):
+            for file in _sorted(each for each in os.scandir(folder) if files.match(each.name) and not each.is_dir()):
+                yield file.path
+
+
+def _several(names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    return [os.fspath(name) for name in ([names] if isinstance(names, (str, os.PathLike)) else names)]
+
+
+def _pattern(globs: list[str], flags: int) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, globs)), flags)
+
+
+def _sorted(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    return sorted(entries, key=lambda entry: entry.name)

@@ -1,0 +1,335 @@
+"""Ready DALI pipelines for image classification. Each reads files itself, or takes what workers have read.
+
+    pipeline = pipelines.training(file_root="data/train", batch_size=256, num_threads=4, device_id=0, seed=0)
+    server = ProxyServer(pipelines.training(source="proxy", batch_size=256, num_threads=4, device_id=0))
+    loader = FileReaderLoader("data/train", pipelines.training, batch_size=256, shuffle=True)
+
+They are made by ``@pipeline_def``, so they take all arguments of ``nvidia.dali.Pipeline`` (``batch_size``,
+``num_threads``, ``device_id``, ``seed``, ``prefetch_queue_depth``, ...) beside those of the graph. What is random is
+drawn by DALI: the same seed gives the same crops and flips again, but not those of torchvision. Main process.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from .._validation import at_least
+from ..dali.api import (
+    Pipeline,
+    automatic_augmentation,
+    do_not_convert,
+    fn,
+    pipeline_def,
+    types,
+    upright,
+    without_conversion,
+)
+from .sources import Reader
+from .sources import from_workers as from_workers
+
+MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+"""Of ImageNet's channels, in levels of 255."""
+
+STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+
+Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
+"""Files, workers behind a ``ProxyServer``, or a function that adds a reader to the graph and gives its outputs."""
+
+Device = Literal["cpu", "gpu", "mixed"]
+
+DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
+
+TRANSLATION = 150 / 331
+"""Farthest that AutoAugment and RandAugment shift an image, as a share of its size; as in torchvision."""
+
+AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "autoaugment": ("auto_augment", {"max_translate_rel": TRANSLATION}),
+    "randaugment": ("rand_augment", {"n": 2, "m": 9, "max_translate_rel": TRANSLATION}),
+    "trivialaugment": ("trivial_augment_wide", {}),
+}
+"""DALI's own, in ``nvidia.dali.auto_aug``, and what they are told beside what is their default."""
+
+
+def _with_plain_errors(pipeline_function: Any) -> Any:
+    """Those of a graph without conditions: the kinds that are documented, with their own message alone."""
+
+    @functools.wraps(pipeline_function)
+    def made(*arguments: Any, **named: Any) -> Any:
+        try:
+            return pipeline_function(*arguments, **named)
+        except Exception as error:
+            plain = without_conversion(error)
+            if plain is error:
+                raise
+        raise plain
+
+    return made
+
+
+@_with_plain_errors
+@pipeline_def(exec_dynamic=True, enable_conditionals=True)  # type: ignore[untyped-decorator,unused-ignore]
+def training(
+    source: Source = "files",
+    *,
+    file_root: str | None = None,
+    random_shuffle: bool = True,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    pad_last_batch: bool = False,
+    stick_to_shard: bool = False,
+    size: int = 224,
+    area: tuple[float, float] = (0.08, 1.0),
+    aspect_ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    augmentation: str | None = None,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    dtype: Any = "float32",
+    layout: Literal["CHW", "HWC"] = "CHW",
+    device: Device | None = None,
+    hw_decoder_load: float = 1.0,
+) -> Any:
+    """Decode a random crop, resize, augment, flip, normalize.
+
+    Args:
+        source: "files": DALI's file reader, named "Reader". "proxy": an input named "images", for ``ProxyServer``.
+            Or a function that adds a reader to the graph and gives its outputs, the encoded images first.
+        file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard: of ``fn.readers.file``.
+        size: of the images that come out, in pixels.
+        area: of the crop, least and most, as a share of the image's.
+        aspect_ratio: of the crop, least and most, width over height.
+        flip: how probable it is that an image is mirrored.
+        augmentation: "autoaugment", "randaugment" or "trivialaugment" of DALI's, on the resized image; or None.
+        mean, std: of each channel, in levels of 255. Left out where ``dtype`` is uint8.
+        dtype: "float32", "float16" or "uint8", also as torch's dtype.
+        layout: "CHW" or "HWC".
+        device: "cpu", or "gpu" (as decoders say it: "mixed"). None: a GPU where the pipeline has a ``device_id``.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
+
+    Returns:
+        Images (3, size, size), or (size, size, 3), on ``device``; beside them, from files, whole numbers (1,), the
+        labels.
+
+    Raises:
+        ValueError: an argument is none of those above.
+
+    Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
+    ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
+    """
+    at_least("size", size, 1)
+    _check_range("area", area, 1.0)
+    _check_range("aspect_ratio", aspect_ratio, math.inf)
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is a probability, 0 to 1, got {flip!r}")
+    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    crop = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
+    resize = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
+    images = _cropped(encoded, device, hw_decoder_load, crop, resize)
+    images = _augmented(images, augmentation, size)
+    mirror = fn.random.coin_flip(probability=flip)
+    images = fn.crop_mirror_normalize(images, mirror=mirror, **_format(mean, std, dtype, layout))
+    return _beside(images, others, device)
+
+
+@pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
+def validation(
+    source: Source = "files",
+    *,
+    file_root: str | None = None,
+    random_shuffle: bool = False,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    pad_last_batch: bool = False,
+    stick_to_shard: bool = False,
+    resize: int = 256,
+    size: int = 224,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    dtype: Any = "float32",
+    layout: Literal["CHW", "HWC"] = "CHW",
+    device: Device | None = None,
+    hw_decoder_load: float = 1.0,
+) -> Any:
+    """Decode, resize the shorter side, crop the centre, normalize.
+
+    As torchvision's ``Resize`` and ``CenterCrop``, on a CPU to a level of 255; but where a side would end with a
+    fraction of a pixel, or the crop begin with one, it may lie a pixel beside torchvision's.
+
+    Args:
+        resize: the shorter side, in pixels, of which the centre is cropped.
+
+    All others, what comes out and what is raised: as ``training``.
+    """
+    at_least("size", size, 1)
+    at_least("resize", resize, 1)
+    if resize < size:
+        raise ValueError(f"resize={resize} is the shorter side of an image that size={size} is cropped of; give more")
+    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+    images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
+    images = fn.crop_mirror_normalize(images, crop=(size, size), **_format(mean, std, dtype, layout))
+    return _beside(images, others, device)
+
+
+@pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
+def rotation(
+    source: Source = "files",
+    *,
+    file_root: str | None = None,
+    random_shuffle: bool = False,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    pad_last_batch: bool = False,
+    stick_to_shard: bool = False,
+    degrees: float = 10.0,
+    size: int | None = None,
+    device: Device | None = None,
+    hw_decoder_load: float = 1.0,
+) -> Any:
+    """Decode, rotate by a random angle: the graph that DALI's introduction begins with.
+
+    Args:
+        degrees: most that an image is turned to either side.
+        size: images are resized to that before they are turned, and keep it, so that they make a batch. None: each
+            has a size of its own, and is as large as it must be to hold all of its corners.
+
+    All others: as ``training``.
+
+    Returns:
+        Images (height, width, 3) uint8; from files also labels, (1,) whole numbers.
+    """
+    if not 0 < degrees < float("inf"):
+        raise ValueError(f"degrees={degrees} is the most that an image is turned to either side: a number above 0")
+    if size is not None:
+        at_least("size", size, 1, ", or None")
+    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+    if size is not None:
+        images = fn.resize(images, size=[size, size])
+    angle = fn.random.uniform(range=(-degrees, degrees))
+    return _beside(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
+
+
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
+def _check_range(name: str, limits: tuple[float, float], most: float) -> None:
+    if len(_numbers(limits)) != 2 or not 0 < limits[0] <= limits[1] <= most:
+        upper = "" if math.isinf(most) else f", and at most {most}"
+        raise ValueError(f"{name} is (least, most), both more than 0{upper}; got {limits!r}")
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    """Those that were given; none where they are something else."""
+    plain = isinstance(values, (tuple, list, np.ndarray, torch.Tensor))
+    return tuple(float(value) for value in values) if plain and all(map(_is_finite, values)) else ()
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError):
+        return False
+
+
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
+def _read(
+    source: Source,
+    file_root: str | None,
+    random_shuffle: bool,
+    shard_id: int,
+    num_shards: int,
+    pad_last_batch: bool,
+    stick_to_shard: bool,
+) -> tuple[Any, tuple[Any, ...]]:
+    """The encoded images, and what is read beside them."""
+    if file_root is not None and source != "files":
+        raise ValueError(f"file_root={file_root!r} is read by source='files', and source is {source!r}")
+    if callable(source):
+        encoded, *others = source()
+    elif source == "proxy":
+        encoded, *others = from_workers()
+    elif source == "files" and file_root is not None:
+        reader = Reader(file_root, "file", random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard)
+        encoded, *others = reader()
+    elif source == "files":
+        raise ValueError("source='files' needs file_root=..., a folder: file_root/class/image.jpg")
+    else:
+        raise ValueError(f"source is 'files', 'proxy', or a function that adds a reader to the graph; got {source!r}")
+    return encoded, tuple(others)
+
+
+def _on_gpu(device: Device | None) -> bool:
+    has_gpu = Pipeline.current().device_id is not None
+    if device not in (None, "cpu", "gpu", "mixed"):
+        raise ValueError(f"device of a graph is 'cpu' or 'gpu' (or 'mixed', as decoders say it), got {device!r}")
+    if device in ("gpu", "mixed") and not has_gpu:
+        raise ValueError(f"device={device!r} in a pipeline of device_id=None, which has no GPU; give device_id=0")
+    return has_gpu and device != "cpu"
+
+
+def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> dict[str, Any]:
+    if not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
+        raise ValueError(f"hw_decoder_load is a share from 0 to 1; got {hw_decoder_load!r}")
+    chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
+    if not _on_gpu(device):
+        return chosen | {"device": "cpu"}
+    return chosen | {"device": "mixed", "hw_decoder_load": hw_decoder_load}
+
+
+def _cropped(
+    encoded: Any, device: Device | None, hw_decoder_load: float, crop: dict[str, Any], resize: dict[str, Any]
+) -> Any:
+    """Decode, crop at random, resize. On a CPU only the crop is decoded, which is faster; on a GPU the whole image,
+    which is faster there (``benchmarks/results/parts.jsonl``)."""
+    if _on_gpu(device):
+        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+        return fn.random_resized_crop(images, **crop, **resize)
+    images = fn.decoders.image_random_crop(
+        encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, hw_decoder_load)
+    )
+    return fn.resize(images, **resize)
+
+
+def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
+    if augmentation is None:
+        return images
+    if augmentation not in AUGMENTATIONS:
+        raise ValueError(f"augmentation is None or one of {', '.join(AUGMENTATIONS)}, got {augmentation!r}")
+    function, settings = AUGMENTATIONS[augmentation]
+    if "max_translate_rel" in settings:
+        settings = {**settings, "shape": (size, size)}
+    # DALI's policies call operators by names that DALI has given up, and it says so past all filters.
+    with warnings.catch_warnings(record=True) as caught:
+        images = automatic_augmentation(function)(images, **settings)
+    for each in caught:
+        if not issubclass(each.category, DeprecationWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return images
+
+
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
+def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
+    """The arguments of ``crop_mirror_normalize``."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}")
+    if layout not in ("CHW", "HWC"):
+        raise ValueError(f"layout is 'CHW' or 'HWC', got {layout!r}")
+    chosen = {"dtype": DTYPES[name], "output_layout": layout}
+    if name == "uint8":
+        return chosen
+    means, stds = _numbers(mean), _numbers(std)
+    if len(means) not in (1, 3) or len(stds) != len(means) or min(stds) <= 0:
+        raise ValueError(f"mean and std are a number for each of 3 channels, std more than 0; got {mean!r} and {std!r}")
+    return chosen | {"mean": list(means), "std": list(stds)}
+
+
+def _beside(images: Any, others: tuple[Any, ...], device: Device | None) -> Any:
+    """The outputs: the images, and what was read with them, on the same device."""
+    return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images

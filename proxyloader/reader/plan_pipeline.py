@@ -1,0 +1,70 @@
+"""A torchvision transform behind DALI's reader: its plan, with numbers that follow from the size of each image alone.
+
+There are no workers to draw numbers in, and torch's generator belongs to the training loop. So transforms that draw are
+refused here; those for validation, which do not, give the pixels that ``DataLoader`` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dali.api import Pipeline, fn, pipeline_def, upright
+from ..dali.operators import Graph, PipelineOptions
+from ..data.compiled_transform import compile_transforms
+from ..errors import UnsupportedTransformError
+from ..transforms.plan import Plan, made_of
+
+
+def plan_without_chance(transform: Any) -> Plan:
+    """
+    Args:
+        transform: torchvision's or timm's, or one that was compiled.
+
+    Raises:
+        UnsupportedTransformError: it draws random numbers, makes several images of one, or is not translated.
+    """
+    plan: Plan = compile_transforms(transform).plan
+    drawn = sorted({step.drawn for step in made_of(plan.steps) if step.drawn})
+    if drawn:
+        raise UnsupportedTransformError(
+            f"the transform draws random numbers ({'; '.join(drawn)}), which needs workers, and DALI's reader has "
+            "none. With the transform as it is: proxyloader.DataLoader(ImageFolder(root, transform), ...). With DALI's "
+            "reader: pipelines.training, which draws numbers of its own"
+        )
+    if plan.output.images > 1:
+        raise UnsupportedTransformError(
+            f"the transform makes {plan.output.images} images of one; use proxyloader.DataLoader(ImageFolder(root, "
+            "transform), ...)"
+        )
+    return plan
+
+
+@pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
+def transformed(source: Callable[[], tuple[Any, ...]], *, plan: Plan, hw_decoder_load: float = 1.0) -> Any:
+    """Read, and do what a plan says.
+
+    Args:
+        source: adds a reader to the graph and gives its outputs, the encoded images first.
+        plan: of ``plan_without_chance``.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
+
+    Returns:
+        Images (C, H, W), as ``plan.output`` says, and what was read beside them.
+    """
+    encoded, *others = source()
+    pipeline = Pipeline.current()
+    options = PipelineOptions(pipeline.max_batch_size, pipeline.device_id, hw_decoder_load=hw_decoder_load)
+    rows = None
+    if plan.columns:
+
+        def row(shape: NDArray[np.int64]) -> NDArray[np.float32]:
+            return plan.draw(int(shape[0]), int(shape[1]))
+
+        how: dict[str, Any] = upright("PeekImageShape")
+        rows = fn.python_function(fn.peek_image_shape(encoded, **how), function=row)
+    (images,) = Graph(options, encoded, rows, plan.columns).outputs_of(plan.steps)
+    return images, *(other.gpu() if pipeline.device_id is not None else other for other in others)

@@ -1,0 +1,261 @@
+"""Where the encoded images of a pipeline come from: one of DALI's readers, by name, or workers. Main process.
+
+A source is called inside a pipeline function, and adds what reads to the graph that is being built.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+
+from ..dali.api import fn, tfrecord, types
+from ..data.distributed import World
+
+READER_NAME = "Reader"
+"""What DALI's iterators are told to count samples by."""
+
+Root = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
+"""One path, or several."""
+
+DIGITS = 18
+"""Most that a label written in digits has; 64 bits hold no more of any digits."""
+
+FEATURES = ("image/encoded", "image/class/label")
+"""Of a record, where nothing else is said: image and label."""
+
+MUCH = 2**20
+"""More bytes than a label has."""
+
+OF_FILES = ("tfrecord", "webdataset")
+"""Readers of files, where others read a folder."""
+
+LISTS = {"file_list", "files"}
+"""Arguments of readers that say what is read in place of ``root``."""
+
+
+def from_workers() -> tuple[Any, ...]:
+    """The images that a ``ProxyServer`` is given: (bytes,) uint8 each. Labels stay with the workers."""
+    return (fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8),)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One of DALI's readers, described.
+
+    Attributes:
+        root: what is read: a folder of class folders (file), files (tfrecord, webdataset), an LMDB folder (caffe,
+            caffe2), or a folder of arrays (numpy).
+        kind: its name in ``nvidia.dali.fn.readers``, one of READERS.
+        random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard: as DALI's readers take them.
+        options: more of their arguments, such as ``initial_fill`` or ``read_ahead``.
+
+    Raises:
+        FileNotFoundError: a path is not there, or nothing can be read there.
+        ValueError: there is no such reader or shard.
+    """
+
+    root: Root | None
+    kind: str = "file"
+    random_shuffle: bool = False
+    num_shards: int = 1
+    shard_id: int = 0
+    pad_last_batch: bool = False
+    stick_to_shard: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in READERS:
+            raise ValueError(f"reader is one of {', '.join(READERS)}, got {self.kind!r}")
+        World(self.num_shards, self.shard_id)
+        if self.root is None and not LISTS & self.options.keys():
+            raise ValueError(
+                f"root is None, and reader_options say nothing to read either: {' or '.join(sorted(LISTS))}"
+            )
+        for path in self.paths:
+            _check_path(self.kind, path)
+        listed = self.options.get("file_list")
+        if listed and not os.path.isfile(listed):
+            raise FileNotFoundError(f"reader_options has file_list={listed!r}, and there is no such file")
+        if listed and not _has_a_line(listed):
+            raise ValueError(f"reader_options has file_list={listed!r}, which lists nothing: a path and a label a line")
+        if self.kind == "file" and self.root is not None:
+            _check_class_folders(self.path)
+
+    @property
+    def paths(self) -> list[str]:
+        if self.root is None:
+            return []
+        several = [self.root] if isinstance(self.root, (str, os.PathLike)) else self.root
+        if not isinstance(several, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in several):
+            raise TypeError(f"root is a path or several, got {self.root!r}")
+        return [os.fspath(path) for path in several]
+
+    @property
+    def path(self) -> str:
+        if len(self.paths) != 1:
+            raise ValueError(f"the {self.kind} reader reads one folder, got {self.root!r}")
+        return self.paths[0]
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Add the reader to the pipeline that is being built.
+
+        Returns:
+            The encoded images, (bytes,) uint8 each, and their labels, (1,) each: of tfrecord and webdataset int64, of
+            others int32. Of numpy: the arrays alone.
+
+        Raises:
+            TypeError: the reader does not take one of ``options``.
+            ValueError: ``labels`` are given that the file reader would change, or that are no whole numbers.
+        """
+        how = {
+            "name": READER_NAME,
+            "random_shuffle": self.random_shuffle,
+            "num_shards": self.num_shards,
+            "shard_id": self.shard_id,
+            "pad_last_batch": self.pad_last_batch,
+            "stick_to_shard": self.stick_to_shard,
+            **self.options,
+        }
+        try:
+            read = READERS[self.kind](self, how)
+        except KeyError as error:  # DALI's, which names it
+            raise TypeError(f"nvidia.dali.fn.readers.{self.kind} does not take that: {error.args[0]}") from error
+        return tuple(read) if isinstance(read, (tuple, list)) else (read,)
+
+
+def _check_path(kind: str, path: str) -> None:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is nothing at {path!r}, which the {kind} reader is to read")
+    if kind in OF_FILES and os.path.isdir(path):
+        raise IsADirectoryError(f"{path!r} is a folder; the {kind} reader reads files: give one, or a list of them")
+
+
+def _has_a_line(path: str) -> bool:
+    with open(path, "rb") as lines:
+        return any(map(bytes.strip, lines))
+
+
+def _check_class_folders(root: str) -> None:
+    """A root without a file in a folder, which DALI's file reader says little about."""
+    if not os.path.isdir(root):
+        raise FileNotFoundError(f"root {root!r} is a file; the file reader wants a folder: root/class/image.jpg")
+    if any(folder.is_dir() and any(file.is_file() for file in folder.iterdir()) for folder in Path(root).iterdir()):
+        return
+    raise FileNotFoundError(
+        f"root {root!r} has no folder with a file in it; the file reader wants one for each class: root/class/image.jpg"
+    )
+
+
+def _files(reader: Reader, how: dict[str, Any]) -> Any:
+    """Class folders in the order of their names, as of ``ImageFolder``; or what ``options`` say."""
+    if reader.root is not None:
+        how["file_root"] = reader.path
+    if how.get("labels") is not None:
+        how["labels"] = [_checked_label(label) for label in np.ravel(np.asarray(how["labels"], dtype=object))]
+    return fn.readers.file(**how)
+
+
+def _checked_label(label: Any) -> int:
+    """A label as DALI's file reader gives it, which takes any number for one, and changes some."""
+    try:
+        number = int(label)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or number != label:
+        raise ValueError(f"reader_options has the label {label!r}, and labels are whole numbers")
+    if not -(2**31) <= number < 2**31:
+        raise ValueError(
+            f"reader_options has the label {number}, and DALI's file reader keeps 32 bits of it. Number the classes "
+            "from 0, or use another reader (tfrecord, webdataset)"
+        )
+    return number
+
+
+def _tfrecord(reader: Reader, how: dict[str, Any]) -> Any:
+    """Each file has its index beside it, as ``tfrecord2idx a.tfrecord a.tfrecord.idx`` makes it."""
+    image, *label = how.pop("features", FEATURES)
+    index_path = how.pop("index_path", [f"{path}.idx" for path in reader.paths])
+    index_path = [index_path] if isinstance(index_path, (str, os.PathLike)) else list(index_path)
+    if len(index_path) != len(reader.paths) or len(label) > 1:
+        raise ValueError(
+            f"the tfrecord reader takes an index for each of {len(reader.paths)} files and the names of two features, "
+            f"image and label, or of the image alone; got index_path={index_path!r} and {1 + len(label)} names"
+        )
+    missing = [path for path in index_path if not os.path.exists(path)]
+    if missing:
+        data = reader.paths[index_path.index(missing[0])]
+        raise FileNotFoundError(
+            f"there is no index {missing[0]!r} of {data!r}. DALI's own command makes it: "
+            f"tfrecord2idx {data} {missing[0]}; or say where it is: reader_options={{'index_path': [...]}}"
+        )
+    features = {image: tfrecord.FixedLenFeature([], tfrecord.string, "")}
+    features |= {name: tfrecord.FixedLenFeature([1], tfrecord.int64, -1) for name in label}
+    read: Any = fn.readers.tfrecord(path=reader.paths, index_path=index_path, features=features, **how)
+    return read[image], *(read[name] for name in label)
+
+
+def _webdataset(reader: Reader, how: dict[str, Any]) -> Any:
+    """tar files of pairs such as 0001.jpg and 0001.cls, the label in digits. Other parts than cls come as bytes."""
+    ext = how.pop("ext", ["jpg;jpeg;png", "cls"])
+    ext = [ext] if isinstance(ext, str) else list(ext)
+    read: Any = fn.readers.webdataset(paths=reader.paths, ext=ext, **{"missing_component_behavior": "error", **how})
+    parts = read if isinstance(read, (tuple, list)) else [read]
+    return [class_number(part) if "cls" in kinds.split(";") else part for kinds, part in zip(ext, parts)]
+
+
+def class_number(written: Any) -> Any:
+    """The number, (1,) int64, that a text (bytes,) uint8 is, with white space behind it perhaps.
+
+    DALI has no operator that fails by itself; so where the text is something else, it is asked for more of it than
+    there is. ``reader_arguments.what_failed`` knows that error by this function's name.
+    """
+    is_digit = fn.cast((written >= 48) & (written <= 57), dtype=types.INT32)
+    count, spaces = _sum(is_digit), _sum(fn.cast(written <= 32, dtype=types.INT32))
+    length = fn.cast(written.shape(), dtype=types.INT32)
+    is_number = (count > 0) & (count + spaces == length) & (_sum(_first(count, is_digit)) == count)
+    count = count + MUCH * fn.cast(is_number == 0, dtype=types.INT32)
+    digits = fn.cast(_first(count, written), dtype=types.INT64) - 48
+    lower = fn.cast(types.Constant(10 ** np.arange(DIGITS // 2 - 1, -1, -1, dtype=np.int32)), dtype=types.INT64)
+    powers = fn.cat(lower * 10 ** (DIGITS // 2), lower)  # DALI's constants have 32 bits
+    worth = fn.slice(powers, start=DIGITS - count, shape=count, axes=[0])
+    return fn.cast(fn.reshape(fn.reductions.sum(digits * worth), shape=[1]), dtype=types.INT64)
+
+
+def _sum(flags: Any) -> Any:
+    """Of (bytes,) int32, as (1,) int32."""
+    return fn.reshape(fn.reductions.sum(flags, dtype=types.INT32), shape=[1])
+
+
+def _first(count: Any, values: Any) -> Any:
+    return fn.slice(values, start=[0], shape=count, axes=[0])
+
+
+def _caffe(reader: Reader, how: dict[str, Any]) -> Any:
+    return fn.readers.caffe(path=reader.paths, **how)
+
+
+def _caffe2(reader: Reader, how: dict[str, Any]) -> Any:
+    return fn.readers.caffe2(path=reader.paths, **how)
+
+
+def _numpy(reader: Reader, how: dict[str, Any]) -> Any:
+    """All ``*.npy`` of a folder, in the order of their names."""
+    if not any(Path(reader.path).glob(how.get("file_filter", "*.npy"))):
+        raise FileNotFoundError(f"root {reader.path!r} has no file {how.get('file_filter', '*.npy')}")
+    return fn.readers.numpy(file_root=reader.path, **how)
+
+
+READERS: dict[str, Callable[[Reader, dict[str, Any]], Any]] = {
+    "file": _files,
+    "tfrecord": _tfrecord,
+    "webdataset": _webdataset,
+    "caffe": _caffe,
+    "caffe2": _caffe2,
+    "numpy": _numpy,
+}
+"""By their names in ``nvidia.dali.fn.readers``."""

@@ -1,0 +1,236 @@
+"""The verb ``bench``, from its options to its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torchvision import models
+from torchvision.datasets import ImageFolder
+
+from ..._validation import at_least, check_num_threads
+from ..synthetic.dataset import make_dataset, usable_cores
+from . import report, tables
+from .cases import BY_DEFAULT, CASES, OURS, Ranges, base_of, case_of, cases_for, peers_for
+from .config import AUGMENTATIONS, Setting
+from .runner import INTERRUPTED, Outcome, Tell, run, run_first_epochs
+from .sweep import Sweep, sweep
+from .system_info import in_words, machine, warnings_for
+
+FIRST_EPOCHS = 3
+
+COUNTS = (4, 8, 16)
+"""Of workers or threads, that are tried where there are as many cores, beside all cores, half and a quarter of them."""
+
+
+def list_cases() -> int:
+    """Print the names of the cases, and what they are."""
+    console = Console()
+    for name, case in CASES.items():
+        first_line = (case.loops.__doc__ or "").splitlines()[0]
+        console.print(f"[bold]{name}[/bold]{' (GPU only)' if case.needs_gpu else ''}: {first_line}", highlight=False)
+    return 0
+
+
+def print_readme_table(paths: list[Path]) -> int:
+    """Print the README's table from files of results."""
+    print(tables.for_readme(*tables.records_for_readme(paths)), end="")
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Measure, print and write; returns 1 where ours or all cases failed, or ours is worse than in the
+    record to compare with.
+
+    Raises:
+        ValueError: there is no such case or GPU, or no record to compare with.
+    """
+    earlier = report.last_of(args.check) if args.check else None
+    check(args)
+    for name in args.augment:
+        if name not in AUGMENTATIONS:
+            raise ValueError(f"there is no augmentation {name} here; there is {', '.join(AUGMENTATIONS)}")
+    setting, ranges = setting_of(args), ranges_of(args)
+    names = peers_for(setting) if args.first_epochs else cases_for(setting)
+    unknown = [name for name in args.only or () if name not in names]
+    if unknown:
+        others = [name for name in unknown if name in CASES]
+        why = "" if not others else " (needs a GPU)" if CASES[others[0]].needs_gpu else " (depends on --model)"
+        raise ValueError(
+            f"there is no case {', '.join(map(repr, unknown))} here{why}; there is {', '.join(map(repr, names))}"
+        )
+    if args.only:
+        names = [name for name in names if name in args.only or base_of(name) in args.only]
+    more = {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"} if args.first_epochs else {}
+    if earlier is not None:
+        report.check_settings(earlier, report.record_of(setting, ranges, {}, {}, "", **more))
+        report.check_cases(earlier, names)
+    make_room_for(args.out)
+    console = Console()
+    console.print(in_words(machine()), highlight=False)
+    for warning in warnings_for(setting):
+        console.print(f"[bold yellow]! {warning}")
+    if not args.data:
+        make_dataset(setting.root, images=setting.images)
+    begin = time.monotonic()
+
+    def tell(line: str) -> None:
+        console.print(f"{time.monotonic() - begin:6.0f} s  {line}", highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        measure = measure_first_epochs if args.first_epochs else measure_rounds
+        outcomes, sweeps = measure(args, setting, ranges, names, tell)
+    except KeyboardInterrupt:
+        console.print("Nothing had been measured yet, so nothing is written.")
+        raise
+    command = shlex.join(["proxyloader", *sys.argv[1:]])
+    record = report.record_of(setting, ranges, outcomes, sweeps, command, **more)
+    report.append(record, args.out)
+    args.out.with_suffix(".md").write_text(tables.as_markdown(record))
+    console.print(*tables.as_tables(record), sep="\n")
+    for name, reason in record["left_out"].items():
+        console.print(f"{name} was left out: {reason}")
+    if not args.first_epochs:
+        try:
+            tables.plot(record, args.out.with_suffix(".png"))
+        except ImportError:
+            console.print("There is no picture, as matplotlib is not installed.")
+    worse = report.worse_than(earlier, record) if earlier else []
+    for sentence in worse:
+        console.print(f"[bold red]{sentence}")
+    if earlier and not worse:
+        console.print(f"Nothing is worse than in {args.check}.")
+    if any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
+        return 130  # as shells have it
+    failed = [name for name, case in record["cases"].items() if "failure" in case]
+    all_failed = len(failed) == len(record["cases"])
+    return 1 if worse or all_failed or OURS in failed else 0
+
+
+Measured = tuple[dict[str, Outcome], dict[str, Sweep]]
+
+
+def measure_rounds(
+    args: argparse.Namespace, setting: Setting, ranges: Ranges, names: list[str], tell: Tell
+) -> Measured:
+    """The tuned cases in rounds, and then those by default: all at once would not have room on a GPU's engines."""
+    tuned = [name for name in names if not name.endswith(BY_DEFAULT)]
+    sweeps = sweep(setting, tuned, ranges, tell)
+    settings = {name: replace(setting, tuning=sweeps[name].best) for name in tuned}
+    outcomes = run(settings, args.rounds, args.seconds, tell)
+    if not any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
+        by_default = replace(setting, by_default=True)
+        settings = {
+            name: replace(by_default, tuning=ranges.most(case_of(name))) for name in names if name.endswith(BY_DEFAULT)
+        }
+        try:
+            outcomes |= run(settings, args.rounds, args.seconds, tell)
+        except KeyboardInterrupt:  # before their first round
+            outcomes |= {name: Outcome(each, failure=INTERRUPTED) for name, each in settings.items()}
+    return outcomes, sweeps
+
+
+def measure_first_epochs(
+    args: argparse.Namespace, setting: Setting, ranges: Ranges, names: list[str], tell: Tell
+) -> Measured:
+    """The first epochs of each case, with nothing said that has a default."""
+    setting = replace(setting, passes=1, by_default=True, persistent_workers=False)
+    settings = {name: replace(setting, tuning=ranges.most(case_of(name))) for name in names}
+    for path, _ in ImageFolder(setting.root).samples:
+        Path(path).read_bytes()  # so that all find the files in the page cache
+    with tempfile.TemporaryDirectory(prefix="proxyloader-bench-") as folder:
+        outcomes = run_first_epochs(settings, args.rounds, FIRST_EPOCHS, lambda: tempfile.mkdtemp(dir=folder), tell)
+    return outcomes, {}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what would be found out in the middle of the measurement.
+
+    Raises:
+        ValueError: an option is wrong.
+        OSError: the results of before cannot be read.
+    """
+    for name, value in {"images": 1, "passes": 1, "batch_size": 1, "rounds": 1}.items():
+        if getattr(args, name) is not None:
+            at_least("--" + name.replace("_", "-"), getattr(args, name), value)
+    for workers in args.workers or ():
+        at_least("--workers", workers, 0)
+    for threads in args.threads or ():
+        check_num_threads(threads, name="--threads")
+    if not 0 <= args.seconds < math.inf:
+        raise ValueError(f"--seconds is a number of seconds, 0 or more; got {args.seconds}")
+    for load in args.hw_decoder_load:
+        if not 0 <= load <= 1:
+            raise ValueError(f"--hw-decoder-load is a share from 0 to 1; got {load}")
+    if args.first_epochs and args.check:
+        raise ValueError("--check compares whole measurements, not first epochs: leave out one")
+    if args.model not in ("none", *models.list_models(module=models)):
+        raise ValueError(f"--model is none, or a classifier of torchvision such as resnet50; got {args.model!r}")
+    if args.data and args.images:
+        raise ValueError("--images says how many to make, and --data gives a folder that has them: leave out one")
+    if args.out.suffix in (".md", ".png"):
+        raise ValueError(f"--out {args.out} is where records go, as JSON lines; a table and a picture go beside it")
+    if args.data and Path(args.data).resolve() in args.out.resolve().parents:
+        raise ValueError(f"--out {args.out} is in the folder of the images, and a picture goes beside it")
+    if args.out.is_file() and args.out.stat().st_size:
+        report.last_of(args.out)
+
+
+def make_room_for(out: Path) -> None:
+    """The folder of the results, in which they can be written.
+
+    Raises:
+        OSError: they cannot.
+    """
+    was_there = out.exists()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.open("a").close()
+    if not was_there:
+        out.unlink()
+
+
+def device_of(args: argparse.Namespace) -> str:
+    return args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    """What is compared, with what was left open filled in for this machine."""
+    device = device_of(args)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda, and torch sees no GPU; leave --device out")
+    on_gpu = device == "cuda"
+    images = len(ImageFolder(str(args.data))) if args.data else args.images or (8192 if on_gpu else 1024)
+    root = args.data or Path(tempfile.gettempdir()) / f"photos-{images}"  # which are made later
+    if images < args.batch_size:
+        found = f"{root} has {images} images" if args.data else f"--images is {images}"
+        raise ValueError(f"{found}, and --batch-size {args.batch_size}: not one batch. Give a smaller --batch-size")
+    return Setting(
+        root=str(root),
+        images=images,
+        passes=1 if args.first_epochs else args.passes or (6 if on_gpu else 1),
+        batch_size=args.batch_size,
+        device=device,
+        dtype=args.dtype,
+        channels_last=args.channels_last,
+        augmentations=tuple(args.augment),
+        model=args.model,
+    )
+
+
+def ranges_of(args: argparse.Namespace) -> Ranges:
+    """What is tried, with what was left open filled in for this machine."""
+    cores, on_gpu = usable_cores(), device_of(args) == "cuda"
+    counts = {max(1, cores // 4), max(1, cores // 2), cores, *(n for n in COUNTS if n <= cores)}
+    return Ranges(
+        workers=tuple(sorted(set(args.workers or counts))),
+        threads=tuple(sorted(set(args.threads or (counts if on_gpu else counts | {cores + 1})))),
+        hw_decoder_load=tuple(sorted(set(args.hw_decoder_load))),
+    )

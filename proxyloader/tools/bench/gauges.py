@@ -1,0 +1,100 @@
+"""What a case takes of the machine: time of the CPU, memory, and how busy the GPU is. Runs in a child process."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+import torch
+
+from .config import Setting
+
+SAMPLED_EVERY_S = 0.05
+
+
+def cpu_s() -> float:
+    """Of this process and its children."""
+    return sum(_of_each(lambda process: sum(process.cpu_times()[:2])))
+
+
+def host_mb() -> float:
+    """That this process and its children have to themselves."""
+    return sum(_of_each(lambda process: process.memory_full_info().uss)) / 2**20
+
+
+def _of_each(ask: Callable[[psutil.Process], float]) -> list[float]:
+    process, found = psutil.Process(), []
+    for each in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # a worker of a loader that was just dropped
+            found.append(ask(each))
+    return found
+
+
+class GpuMemory:
+    """What a case takes of a GPU that others hold memory of, too, but take none meanwhile.
+
+    Attributes:
+        mb: None without a GPU.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.mb: float | None = None
+        if setting.on_gpu:
+            torch.ones(1, device="cuda")  # with the context, which is not counted
+            self.mb = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        self._before = self._used()
+
+    def note(self) -> None:
+        """Add what was taken since ``begin``."""
+        if self.mb is not None:
+            self.mb += self._used() - self._before
+            self._before = self._used()
+
+    def _used(self) -> float:
+        if self.mb is None:
+            return 0.0
+        free, total = torch.cuda.mem_get_info()
+        return (total - free) / 2**20
+
+
+@contextmanager
+def gauges() -> Iterator[Callable[[], dict[str, float | None]]]:
+    """Sample how much of the time the GPU and its JPEG engines work, as far as NVML tells."""
+    samples: tuple[list[float], list[float]] = [], []
+    done = threading.Event()
+    thread = threading.Thread(target=_sample, args=(samples, done), daemon=True)
+    thread.start()
+    try:
+        yield lambda: {"gpu_percent": _mean(samples[0]), "jpeg_percent": _mean(samples[1])}
+    finally:
+        done.set()
+        thread.join(10)
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _sample(samples: tuple[list[float], list[float]], done: threading.Event) -> None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    except Exception:  # not installed, no driver, no GPU: then nothing is told
+        return
+    asks: tuple[Callable[[], Any], ...] = (
+        lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+        lambda: pynvml.nvmlDeviceGetJpgUtilization(gpu)[0],
+    )
+    while not done.wait(SAMPLED_EVERY_S):
+        for values, ask in zip(samples, asks):
+            with suppress(pynvml.NVMLError):
+                values.append(float(ask()))

@@ -1,0 +1,64 @@
+"""This library's ways to load the images. Runs in a child process."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from ...loader.dataloader import DataLoader
+from .config import CROP_PX, Setting, transform_with
+from .dali_cases import RUNS_UNDER_WAY, in_format
+from .torch_cases import Loops, images_of, worker_arguments
+
+CACHED_BATCHES = 8
+
+
+def tuned_arguments(setting: Setting) -> dict[str, Any]:
+    """Those that are not left at their defaults."""
+    names = {"num_threads": setting.tuning.threads, "hw_decoder_load": setting.tuning.hw_decoder_load}
+    return {name: value for name, value in names.items() if value is not None}
+
+
+def swap(setting: Setting, augmentation: str = "") -> Loops:
+    """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
+    loader: DataLoader[Any] = DataLoader(
+        images_of(setting, transform_with(augmentation)),
+        setting.batch_size,
+        shuffle=True,
+        device=setting.device,
+        dtype=setting.torch_dtype,
+        memory_format=setting.memory_format,
+        **worker_arguments(setting),
+        **tuned_arguments(setting),
+    )
+    while True:
+        yield ((images, labels.to(setting.device, non_blocking=True)) for images, labels in loader)
+
+
+def reader_loader(setting: Setting) -> Loops:
+    """proxyloader.FileReaderLoader with pipelines.training: DALI reads and draws."""
+    from ... import FileReaderLoader, pipelines
+
+    ahead: dict[str, Any] = {} if setting.by_default else {"prefetch": RUNS_UNDER_WAY}
+    loader = FileReaderLoader(
+        setting.root,
+        pipelines.training,
+        setting.batch_size,
+        shuffle=True,
+        device=setting.device,
+        size=CROP_PX,
+        dtype="float16" if setting.dtype == "float16" else "float32",
+        layout="HWC" if setting.channels_last else "CHW",
+        **tuned_arguments(setting),
+        **ahead,
+    )
+    while True:
+        passes = itertools.chain.from_iterable(itertools.repeat(loader, setting.passes))
+        yield ((in_format(setting, images), labels) for images, labels in passes)
+
+
+def replay(setting: Setting) -> Loops:
+    """Batches that were loaded once, again and again: what training would gain from a loader that costs nothing."""
+    cached = list(itertools.islice(next(swap(setting)), CACHED_BATCHES))
+    while True:
+        yield itertools.islice(itertools.cycle(cached), setting.batches)

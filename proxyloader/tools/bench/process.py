@@ -1,0 +1,111 @@
+"""The process of a case, seen from the one that asks it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import psutil
+
+from ..synthetic.dataset import ctrl_c_held_back
+from .case_process import serve
+from .figures import Failure
+
+START_LIMIT_S = 180
+"""For imports, which all cases do at once."""
+
+HUNG_S = 60
+"""A case of which no batch has come for so long hangs."""
+
+LOOK_S = 1.0
+
+
+class CaseProcess:
+    """
+    Attributes:
+        failure: what ended it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.failure: Failure | None = None
+        context = multiprocessing.get_context("spawn")
+        self._connection, self._theirs = context.Pipe()
+        self._seen = context.Value("Q", 0, lock=False)
+        arguments = name, self._theirs, self._seen, multiprocessing.get_start_method()
+        self._process: SpawnProcess = context.Process(target=serve, args=arguments, name=name)
+
+    def start(self) -> None:
+        with ctrl_c_held_back():  # for good in that process, which this one will end
+            self._process.start()
+        self._theirs.close()
+
+    def wait_until_ready(self) -> None:
+        """Until it has imported what it needs."""
+        self._answer(START_LIMIT_S)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """
+        Args:
+            method: of ``child._Measured``.
+            arguments: of it.
+
+        Returns:
+            What it returns, or a ``Failure``; then it answers nothing else any more.
+        """
+        if self.failure is None:
+            with suppress(OSError):  # it has died, which its answer will tell
+                self._connection.send((method, arguments))
+            return self._answer(HUNG_S)
+        return self.failure
+
+    def end(self) -> None:
+        """Kill it, with all that it has started: it has nothing to lose."""
+        if self._process.pid is not None and self._process.is_alive():
+            _kill(self._process.pid)
+            self._process.join(10)
+        self._connection.close()
+
+    def _answer(self, limit_s: float) -> Any:
+        seen, since = self._seen.value, time.monotonic()
+        try:
+            while not self._connection.poll(min(LOOK_S, limit_s)):
+                if self._seen.value != seen:
+                    seen, since = self._seen.value, time.monotonic()
+                elif time.monotonic() - since >= limit_s:
+                    answer: Any = Failure(f"hung for {limit_s:.0f} s", has_hung=True)
+                    break
+            else:
+                answer = self._connection.recv()
+        except (EOFError, ConnectionError):
+            answer = Failure("its process died")
+        if isinstance(answer, Failure):
+            self.failure = answer
+        return answer
+
+
+@contextmanager
+def processes_of(names: Sequence[str]) -> Iterator[dict[str, CaseProcess]]:
+    """A process for each case, by its name, with all imported and nothing begun. Killed at the end."""
+    processes = {name: CaseProcess(name) for name in names}
+    try:
+        for each in processes.values():
+            each.start()
+        for each in processes.values():
+            each.wait_until_ready()
+        yield processes
+    finally:
+        for each in processes.values():
+            each.end()
+
+
+def _kill(pid: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        process.suspend()  # or it might start another meanwhile, which would be left
+        for each in [*process.children(recursive=True), process]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()

@@ -1,0 +1,129 @@
+"""All cases in turn, again and again. Each waits in its own process while the others run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .config import Setting
+from .figures import Epoch, Failure, Round, Start
+from .process import CaseProcess, processes_of
+
+INTERRUPTED = "interrupted"
+"""In the place of a failure."""
+
+Tell = Callable[[str], None]
+"""Is given a line for each thing that was measured."""
+
+
+@dataclass
+class Outcome:
+    """
+    Attributes:
+        setting: of the case.
+        start: None where it failed before.
+        rounds: as many as were asked for, or fewer where it failed.
+        epochs: the first epochs, a list for each round.
+        failure: why there are no more, in one line; "" where there are all.
+        is_missing: something is not installed.
+    """
+
+    setting: Setting
+    start: Start | None = None
+    rounds: list[Round] = field(default_factory=list)
+    epochs: list[list[Epoch]] = field(default_factory=list)
+    failure: str = ""
+    is_missing: bool = False
+
+    def failed(self, failure: Failure) -> None:
+        self.failure, self.is_missing = failure.reason, failure.is_missing
+
+
+def run(settings: Mapping[str, Setting], rounds: int, seconds: float, tell: Tell) -> dict[str, Outcome]:
+    """Measure cases.
+
+    Args:
+        settings: of each case, by its name.
+        rounds: how many times each is run.
+        seconds: at least, for a case in a round; whole loops only.
+        tell: is told how it goes.
+
+    Returns:
+        By name, in their order. After Ctrl-C with the rounds until then, if there are some.
+    """
+    outcomes = {name: Outcome(setting) for name, setting in settings.items()}
+    try:
+        with processes_of(list(settings)) as processes:
+            for name, process in processes.items():
+                answer = _asked(outcomes[name], process, "begin", settings[name])
+                if isinstance(answer, Start):
+                    outcomes[name].start = answer
+                    tell(f"{name} ({settings[name].tuning.in_words()}): first batch after {answer.first_batch_s:.1f} s")
+                else:
+                    tell(f"{name} failed: {answer.reason}")
+            for number in range(rounds):
+                for name, process in processes.items():
+                    if outcomes[name].failure:
+                        continue
+                    answer = _asked(outcomes[name], process, "measure", seconds)
+                    if isinstance(answer, Round):
+                        outcomes[name].rounds.append(answer)
+                        tell(f"round {number + 1} of {name}: {answer.images_per_s:,.0f} images/s")
+                    else:
+                        tell(f"round {number + 1} of {name} failed: {answer.reason}")
+    except KeyboardInterrupt:
+        _interrupted(outcomes)
+    return outcomes
+
+
+def run_first_epochs(
+    settings: Mapping[str, Setting], rounds: int, epochs: int, cache: Callable[[], str], tell: Tell
+) -> dict[str, Outcome]:
+    """Measure the first epochs of each case, each time in a new process.
+
+    Args:
+        settings: of each case, by its name.
+        rounds: how many times.
+        epochs: how many.
+        cache: makes a new empty folder.
+        tell: is told how it goes.
+
+    Returns:
+        By name, in their order. After Ctrl-C with the rounds until then, if there are some.
+    """
+    outcomes = {name: Outcome(setting) for name, setting in settings.items()}
+    try:
+        for number in range(rounds):
+            with processes_of([name for name in settings if not outcomes[name].failure]) as processes:
+                for name, process in processes.items():
+                    answer = _asked(outcomes[name], process, "first_epochs", settings[name], epochs, cache())
+                    process.end()  # or it would keep its room on the GPU's engines
+                    if isinstance(answer, Failure):
+                        tell(f"round {number + 1} of {name} failed: {answer.reason}")
+                        continue
+                    outcomes[name].epochs.append(answer)
+                    speeds = ", ".join(f"{epoch.images_per_s:,.0f}" for epoch in answer)
+                    tell(f"round {number + 1} of {name}: {speeds} images/s in epochs 1 to {epochs}")
+    except KeyboardInterrupt:
+        _interrupted(outcomes)
+    return outcomes
+
+
+def _asked(outcome: Outcome, process: CaseProcess, method: str, *arguments: Any) -> Any:
+    answer = process.ask(method, *arguments)
+    if isinstance(answer, Failure):
+        outcome.failed(answer)
+        process.end()
+    return answer
+
+
+def _interrupted(outcomes: dict[str, Outcome]) -> None:
+    """
+    Raises:
+        KeyboardInterrupt: there is nothing to report.
+    """
+    if not any(outcome.rounds or outcome.epochs for outcome in outcomes.values()):
+        raise KeyboardInterrupt
+    for outcome in outcomes.values():
+        outcome.failure = outcome.failure or INTERRUPTED

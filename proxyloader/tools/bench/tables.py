@@ -1,0 +1,205 @@
+"""Records as tables, for a terminal, for a page and for the README; and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from .cases import BY_DEFAULT, CASES, OURS, case_of
+from .config import Tuning
+from .report import Record, ours_beside
+from .runner import INTERRUPTED
+
+HEADINGS = (
+    *("case", "setting", "images/s", "lowest - highest", "proxyloader is", "CPU ms/image", "first batch, s"),
+    *("wait, ms: p50", "p99", "max", "first of a loop", "host MB", "GPU MB", "GPU %", "JPEG %"),
+)
+
+COLUMNS = {
+    "how fast": (2, 3, 4),
+    "how it is tuned": (1,),
+    "what it takes": (5, *range(11, 15)),
+    "how long one waits": range(6, 11),
+}
+"""For a terminal, which is narrow: the columns of each table beside the case's name."""
+
+OF_EPOCHS = {
+    "images/s, all of an epoch": ("images_per_s", ",.0f"),
+    "images/s after the first batch": ("images_per_s_after_first_batch", ",.0f"),
+    "first batch, s": ("first_batch_s", ".2f"),
+}
+"""What is told of each of the first epochs, and how it is written."""
+
+
+def headings(record: Record) -> list[str]:
+    """Of ``rows_of``."""
+    if not _is_of_first_epochs(record):
+        return [*HEADINGS]
+    numbers = range(1, record["epochs"] + 1)
+    return ["case", "setting", *(f"{title}: epoch {number}" for title in OF_EPOCHS for number in numbers)]
+
+
+def rows_of(record: Record) -> list[list[str]]:
+    """The table, a row for each case."""
+    rows = []
+    for name, case in record["cases"].items():
+        shown = f"{name} (ceiling)" if case_of(name).is_ceiling else name
+        setting = Tuning(**case["tuning"]).in_words()
+        cells = _epochs(case) if _is_of_first_epochs(record) else _figures(record, name)
+        if not cells:
+            rows.append([shown, f"failed: {case['failure']}", *[""] * (len(headings(record)) - 2)])
+            continue
+        rows.append([shown + _in_brackets(case.get("failure", "")), setting, *cells])
+    return rows
+
+
+def _is_of_first_epochs(record: Record) -> bool:
+    return bool(record["benchmark"] == "first_epochs")
+
+
+def _figures(record: Record, name: str) -> list[str]:
+    case = record["cases"][name]
+    if "images_per_s" not in case:
+        return []
+    speeds, waits = case["images_per_s_rounds"], case["wait_ms"]
+    return [
+        f"{case['images_per_s']:,.0f}",
+        f"{min(speeds):,.0f} - {max(speeds):,.0f}",
+        _times(record, name),
+        f"{case['cpu_ms_per_image']:.2f}",
+        f"{case['first_batch_s']:.1f}",
+        *(f"{waits[key]:,.1f}" for key in ("p50", "p99", "max")),
+        f"{case['pause_ms']:,.0f}",
+        f"{case['host_mb']:,.0f}",
+        *(f"{case[key]:,.0f}" if key in case else "-" for key in ("gpu_mb", "gpu_percent", "jpeg_percent")),
+    ]
+
+
+def _times(record: Record, name: str) -> str:
+    """How many times as fast ours is."""
+    ours = record["cases"].get(ours_beside(name), {}).get("images_per_s")
+    theirs = record["cases"][name].get("images_per_s")
+    return f"{ours / theirs:.2f} times" if ours and theirs and name != ours_beside(name) else ""
+
+
+def _epochs(case: dict[str, Any]) -> list[str]:
+    epochs = case.get("epochs", [])
+    return [format(epoch[field], how) for field, how in OF_EPOCHS.values() for epoch in epochs]
+
+
+def _in_brackets(failure: str) -> str:
+    return f" ({failure})" if failure == INTERRUPTED else f" (failed later: {failure})" if failure else ""
+
+
+def as_tables(record: Record) -> list[Table]:
+    """For a terminal."""
+    told = record["machine"]
+    setting = (
+        f"{told['gpu'] or 'CPU'}, {told['cores']} cores: {record['images']:,} images, batch "
+        f"{record['batch_size']}, model {record['model']}"
+    )
+    names, tables = headings(record), []
+    columns: dict[str, Any] = dict(COLUMNS)
+    if _is_of_first_epochs(record):
+        epochs = record["epochs"]
+        columns = {title: range(2 + k * epochs, 2 + (k + 1) * epochs) for k, title in enumerate(OF_EPOCHS)}
+        columns["how it is tuned"] = (1,)
+    for title, numbers in columns.items():
+        table = Table(title=f"{title} ({setting})")
+        table.add_column(names[0], min_width=max(len(word) for name in record["cases"] for word in name.split()))
+        for k in numbers:
+            name = names[k].removeprefix(f"{title}: ")
+            table.add_column(name, justify="right", min_width=max(map(len, name.split())))
+        for row in rows_of(record):
+            table.add_row(row[0], *(row[k] for k in numbers))
+        tables.append(table)
+    return tables
+
+
+def as_markdown(record: Record) -> str:
+    """For a page."""
+    return _markdown([headings(record), *rows_of(record)])
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def for_readme(rounds: Record, first_epochs: Record) -> str:
+    """The README's table: each peer as tuned, by default, and as a user starts."""
+    names = ["", "tuned", "images/s (lowest - highest)", "proxyloader is", "CPU ms per image"]
+    names += ["by default, images/s", "proxyloader by default is"]
+    names += ["as a user starts: images/s in epochs 1, 2, 3", "first batch, s"]
+    rows = []
+    for name, case in CASES.items():
+        tuned = rounds["cases"].get(name, {})
+        if "images_per_s" not in tuned:
+            continue
+        by_default = rounds["cases"].get(name + BY_DEFAULT, {}).get("images_per_s")
+        compared = _times(rounds, name + BY_DEFAULT) if by_default else ""
+        epochs = first_epochs["cases"].get(name, {}).get("epochs", [])
+        what = (case.loops.__doc__ or "").splitlines()[0].rstrip(".")
+        rows.append(
+            [
+                f"**{what}**" if name == OURS else what,
+                Tuning(**tuned["tuning"]).in_words(),
+                " ".join(_figures(rounds, name)[:2]).replace(" ", " (", 1) + ")",
+                _times(rounds, name),
+                f"{tuned['cpu_ms_per_image']:.2f}",
+                f"{by_default:,.0f}" if by_default else "",
+                compared,
+                ", ".join(f"{epoch['images_per_s']:,.0f}" for epoch in epochs),
+                ", ".join(f"{epoch['first_batch_s']:.1f}" for epoch in epochs),
+            ]
+        )
+    return _markdown([names, *rows])
+
+
+def records_for_readme(paths: list[Path]) -> tuple[Record, Record]:
+    """The last one in which all tuned cases without a model or augmentations were swept, and the last first epochs.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = {}
+    for path in paths:
+        for line in path.read_text().splitlines():
+            record: Record = json.loads(line)
+            is_plain = record.get("model") == "none" and not record.get("augmentations")
+            if is_plain and any("trials" in case or "epochs" in case for case in record["cases"].values()):
+                found[record["benchmark"]] = record
+    missing = [name for name in ("bench", "first_epochs") if name not in found]
+    if missing:
+        raise ValueError(f"there is no record of {' and '.join(missing)} in {', '.join(map(str, paths))}")
+    return found["bench"], found["first_epochs"]
+
+
+def plot(record: Record, path: Path) -> None:
+    """A bar for each case, with its lowest and highest round.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    cases = {name: case for name, case in record["cases"].items() if "images_per_s" in case}
+    speeds = [case["images_per_s"] for case in cases.values()]
+    spread = [
+        [speed - min(case["images_per_s_rounds"]) for speed, case in zip(speeds, cases.values())],
+        [max(case["images_per_s_rounds"]) - speed for speed, case in zip(speeds, cases.values())],
+    ]
+    colors = [
+        "tab:green" if name.startswith(OURS) else "lightgrey" if case_of(name).is_ceiling else "tab:blue"
+        for name in cases
+    ]
+    figure = Figure(figsize=(8, 0.5 * len(cases) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(list(cases), speeds, xerr=spread, color=colors, capsize=3)
+    axes.invert_yaxis()
+    axes.set_xlabel("images per second (grey: ceilings)")
+    axes.set_title(f"{record['machine']['gpu'] or 'CPU'}, {record['machine']['cores']} cores")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,94 @@
+"""The ways of torch and torchvision to load the images. Runs in a child process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset
+from torch.utils.data import DataLoader as StockLoader
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms import v2
+
+from .config import CROP_PX, MEAN, STD, Setting, transform_with
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images (N, 3, H, W) and labels (N,), on the device."""
+
+Loops = Iterator[Iterator[Any]]
+"""Loops over batches, one after the other, without end; each goes ``passes`` times over the images."""
+
+
+def images_of(setting: Setting, transform: Any = None, loader: Any = default_loader) -> Any:
+    """The dataset, ``passes`` times."""
+    once = ImageFolder(setting.root, transform, loader=loader)
+    return once if setting.passes == 1 else ConcatDataset(setting.passes * [once])
+
+
+def worker_arguments(setting: Setting) -> dict[str, Any]:
+    """Of a loader that has workers."""
+    persistent = setting.persistent_workers and setting.workers > 0
+    return {"num_workers": setting.workers, **({"persistent_workers": True} if persistent else {})}
+
+
+def stock(setting: Setting, augmentation: str = "") -> Loops:
+    """torch's DataLoader, with torchvision's transforms in its workers."""
+    loader: Any = StockLoader(
+        images_of(setting, transform_with(augmentation)),
+        setting.batch_size,
+        shuffle=True,
+        pin_memory=setting.on_gpu and not setting.by_default,
+        **worker_arguments(setting),
+    )
+    while True:
+        yield (on_device(setting, batch) for batch in loader)
+
+
+def on_device(setting: Setting, batch: Any) -> Batch:
+    """As a training loop does it by hand."""
+    images, labels = batch
+    images = images.to(setting.device, setting.torch_dtype, non_blocking=True, memory_format=setting.memory_format)
+    return images, labels.to(setting.device, non_blocking=True)
+
+
+def torchvision_on_a_gpu(setting: Setting) -> Loops:
+    """Workers read bytes; torchvision decodes them on the GPU and transforms them there, image by image."""
+    transform = v2.Compose([v2.RandomResizedCrop(CROP_PX, antialias=True), v2.RandomHorizontalFlip()])
+    finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    loader: Any = StockLoader(
+        images_of(setting, loader=file_as_tensor),
+        setting.batch_size,
+        shuffle=True,
+        collate_fn=as_lists,
+        **worker_arguments(setting),
+    )
+
+    def decoded(batch: Any) -> Batch:
+        files, labels = batch
+        images = decode_jpeg(files, ImageReadMode.RGB, device=setting.device)
+        return on_device(setting, (finish(torch.stack([transform(image) for image in images])), torch.tensor(labels)))
+
+    while True:
+        yield map(decoded, loader)
+
+
+def file_as_tensor(path: str) -> torch.Tensor:
+    return torch.from_numpy(np.fromfile(path, np.uint8))
+
+
+def as_lists(samples: list[Any]) -> Any:
+    files, labels = zip(*samples)
+    return list(files), list(labels)
+
+
+def synthetic(setting: Setting) -> Loops:
+    """One batch of random numbers, again and again."""
+    images = torch.randn(setting.batch_size, 3, CROP_PX, CROP_PX)
+    batch = on_device(setting, (images, torch.randint(1000, (setting.batch_size,))))
+    while True:
+        yield itertools.repeat(batch, setting.batches)

@@ -1,0 +1,386 @@
+"""``proxyloader demo``: the swap, shown on this machine.
+
+Both loaders go over the same images under the same seed. Their batches are compared, their speeds measured, and the
+same batch of both is drawn on a contact sheet; then a small network is trained for a few steps.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.text import Text
+from torch.nn.functional import cross_entropy
+from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.models import resnet18
+
+from ..loader.dataloader import DataLoader
+from .contact_sheet import contact_sheet
+from .synthetic.dataset import FORMAT, ProgressBar, make_dataset, usable_cores
+
+SEED = 0
+CROP_PX = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TIMED_EPOCHS = 3
+COMPARED_IMAGES = 512
+PROMISED_MEAN, PROMISED_PERCENTILE = 0.5, 2.0
+"""Most by which a batch may differ from the stock loader's, in levels of 255: in the mean, at the 99.9th percentile."""
+SHEET_COLUMNS = 8
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images (N, 3, H, W) and labels (N,)."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """
+    Attributes:
+        root: of an ImageFolder.
+        images: how many of it are used.
+        batch_size: of both loaders.
+        workers: of each loader.
+        device: where batches are to arrive.
+    """
+
+    root: Path
+    images: int
+    batch_size: int
+    workers: int
+    device: torch.device
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far the batches of two loaders are apart, in levels of 255; each number is that of the worst batch."""
+
+    images: int
+    labels_equal: bool
+    mean: float
+    percentile: float
+    largest: float
+
+    @property
+    def is_as_promised(self) -> bool:
+        return self.labels_equal and self.mean <= PROMISED_MEAN and self.percentile <= PROMISED_PERCENTILE
+
+
+@dataclass(frozen=True)
+class Measured:
+    """
+    Attributes:
+        comparison: of the first epoch.
+        theirs: the first images of the stock loader, (N, 3, H, W) uint8.
+        ours: the same images of this loader, (N, 3, H, W) float32 in 0..255.
+        stock_images_per_s: a number for each timed epoch.
+        our_images_per_s: the same.
+    """
+
+    comparison: Comparison
+    theirs: torch.Tensor
+    ours: torch.Tensor
+    stock_images_per_s: list[float]
+    our_images_per_s: list[float]
+
+
+@dataclass(frozen=True)
+class Training:
+    crop_px: int
+    batch_size: int
+    losses: list[float]
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """As in torch's workers. Several would share small operations, and on busy cores wait for each other mostly."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_torch_thread()
+def demo(
+    *,
+    data: Path | None = None,
+    images: int = 768,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    device: str | None = None,
+    steps: int = 30,
+    out: Path | None = None,
+) -> bool:
+    """Compare, time, draw and train, and print what comes out.
+
+    Args:
+        data: root of an ImageFolder; by default one is made, once, in the user's cache folder.
+        images: how many to make, or to use of ``data``.
+        batch_size: by default 256 where there is a GPU, else 64.
+        workers: of each loader; by default one for each usable core, at most 16.
+        device: by default the GPU where there is one, else the CPU.
+        steps: of the training; 0 leaves it out.
+        out: where the contact sheet goes, a PNG; by default into the cache folder.
+
+    Returns:
+        Whether the batches were the stock loader's, as closely as is promised.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        FileNotFoundError: ``data`` is no ImageFolder, or the folder of ``out`` is missing.
+    """
+    counts = (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0), ("steps", steps, 0))
+    for name, value, least in counts:
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}: must be {least} or more")
+    chosen = _device(device)
+    cache = cache_folder()
+    sheet = out or cache / "demo.png"
+    if not sheet.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{sheet}: its folder does not exist")
+    root = data or make_dataset(cache / f"demo-v{FORMAT}-{images}", images=images)
+    setup = Setup(
+        root=root,
+        images=min(images, len(ImageFolder(str(root)))),
+        batch_size=batch_size or (256 if chosen.type == "cuda" else 64),
+        workers=min(usable_cores(), 16) if workers is None else workers,
+        device=chosen,
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    _print_setup(console, setup)
+    measured = _measure(setup)
+    _print_measured(console, measured)
+    contact_sheet(measured.theirs, measured.ours).save(sheet, "PNG")
+    _print(console, "Contact sheet", str(sheet))
+    if steps:
+        _print_training(console, _train(setup, steps))
+    _print(console, "Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
+    return measured.comparison.is_as_promised
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for this package, or a new temporary one where that cannot be written."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return Path(tempfile.mkdtemp(prefix="proxyloader-"))
+    return folder
+
+
+def _device(asked: str | None) -> torch.device:
+    device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={asked}: torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _dataset(setup: Setup, crop_px: int) -> Any:
+    """The images with the usual transform of a training; a random choice of them where not all are to be used."""
+    steps = [
+        transforms.RandomResizedCrop(crop_px),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+    ]
+    folder = ImageFolder(str(setup.root), transforms.Compose(steps))
+    order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
+    return Subset(folder, order[: setup.images].tolist())
+
+
+def _measure(setup: Setup) -> Measured:
+    # With many workers, one pass over few images would be over before all of them are busy.
+    dataset: Any = ConcatDataset([_dataset(setup, CROP_PX)] * min(max(setup.workers // 2, 1), 8))
+    arguments: dict[str, Any] = {
+        "batch_size": setup.batch_size,
+        "shuffle": True,
+        "num_workers": setup.workers,
+        "persistent_workers": setup.workers > 0,
+        "pin_memory": setup.on_gpu,
+    }
+    with _bar("both loaders", 2 * (1 + TIMED_EPOCHS) * len(dataset), "image") as bar:
+        stock = _Runner(StockLoader(dataset, **arguments), setup.device, bar)
+        ours = _Runner(DataLoader(dataset, device=setup.device, **arguments), setup.device, bar)
+        comparison, their_images, our_images = _compare(stock, ours)
+        speeds = [(stock.images_per_s(seed), ours.images_per_s(seed)) for seed in range(TIMED_EPOCHS)]
+    stock_speeds, our_speeds = map(list, zip(*speeds))
+    return Measured(comparison, their_images, our_images, stock_speeds, our_speeds)
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Runs a loader through whole epochs, with the batches on the device."""
+
+    loader: Any
+    device: torch.device
+    bar: ProgressBar
+
+    def epoch(self, seed: int) -> Iterator[Batch]:
+        torch.manual_seed(seed)
+        for images, labels in self.loader:
+            self.bar.update(len(labels))
+            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def images_per_s(self, seed: int) -> float:
+        start = time.perf_counter()
+        images = sum(len(labels) for _, labels in self.epoch(seed))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return images / (time.perf_counter() - start)
+
+
+def _compare(stock: _Runner, ours: _Runner) -> tuple[Comparison, torch.Tensor, torch.Tensor]:
+    """Run both loaders' first epoch, which also warms them up.
+
+    Returns:
+        How the batches differ, and the first images of both in levels of 255.
+    """
+    kept: list[Batch] = []
+    try:
+        for images, labels in stock.epoch(SEED):
+            if sum(len(labels) for _, labels in kept) < COMPARED_IMAGES:
+                # The stock loader's images come from 8 bits, so that this loses nothing.
+                kept.append((_levels(images).round().to(torch.uint8), labels))
+    except (OSError, Image.DecompressionBombError):
+        for _ in ours.epoch(SEED):  # whose error names the file
+            pass
+        raise
+    compared = []
+    for number, (images, labels) in enumerate(ours.epoch(SEED)):
+        if number == 0:
+            our_images = _levels(images[:SHEET_COLUMNS])
+        if number < len(kept):
+            compared.append(_difference((_levels(images), labels), kept[number]))
+    worst = Comparison(
+        images=sum(each.images for each in compared),
+        labels_equal=all(each.labels_equal for each in compared),
+        mean=max(each.mean for each in compared),
+        percentile=max(each.percentile for each in compared),
+        largest=max(each.largest for each in compared),
+    )
+    return worst, kept[0][0][:SHEET_COLUMNS], our_images
+
+
+def _levels(images: torch.Tensor) -> torch.Tensor:
+    """Undo ToTensor and Normalize: (N, 3, H, W) float32 in 0..255."""
+    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (MEAN, STD))
+    return (images * std + mean) * 255
+
+
+def _difference(ours: Batch, theirs: Batch) -> Comparison:
+    levels = (ours[0] - theirs[0]).abs().flatten()
+    return Comparison(
+        images=len(ours[0]),
+        labels_equal=torch.equal(ours[1], theirs[1]),
+        mean=levels.mean().item(),
+        percentile=levels.kthvalue(max(1, int(0.999 * len(levels)))).values.item(),
+        largest=levels.max().item(),
+    )
+
+
+def _train(setup: Setup, steps: int) -> Training:
+    """Train a ResNet-18; without a GPU on small crops, so that it takes seconds."""
+    crop_px, batch_size = (CROP_PX, setup.batch_size) if setup.on_gpu else (64, min(setup.batch_size, 32))
+    torch.manual_seed(SEED)
+    loader: DataLoader[Any] = DataLoader(
+        _dataset(setup, crop_px),
+        batch_size,
+        shuffle=True,
+        num_workers=setup.workers,
+        persistent_workers=setup.workers > 0,
+        device=setup.device,
+    )
+    model = resnet18(num_classes=len(ImageFolder(str(setup.root)).classes)).to(setup.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    with _bar("training", steps, "step") as bar:
+        for images, labels in islice(chain.from_iterable(repeat(loader)), steps):
+            images, labels = images.to(setup.device), labels.to(setup.device)
+            with torch.autocast(setup.device.type, torch.bfloat16, enabled=setup.on_gpu):
+                loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+            optimizer.step()
+            losses.append(loss.item())
+            bar.set_postfix_str(f"loss {losses[-1]:.2f}", refresh=False)
+            bar.update()
+    return Training(crop_px, batch_size, losses)
+
+
+def _bar(title: str, total: int, unit: str) -> ProgressBar:
+    return ProgressBar(total=total, desc=title, unit=unit, leave=False, disable=None)
+
+
+def _print(console: Console, title: str, text: str, style: str = "") -> None:
+    console.print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
+
+
+def _print_setup(console: Console, setup: Setup) -> None:
+    _print(console, "Decoded on", _decoder(setup))
+    _print(console, "Images", f"{setup.images:,} of {setup.root}")
+    _print(console, "Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
+    _print(
+        console,
+        "Both loaders",
+        f"batch_size={setup.batch_size}, num_workers={setup.workers}, shuffle=True, the same seed",
+    )
+
+
+def _decoder(setup: Setup) -> str:
+    cpu = f"CPU ({usable_cores()} cores)"
+    if not all(importlib.util.find_spec(name) for name in ("nvidia", "nvidia.dali")):
+        return (
+            f"{cpu}, by Pillow: NVIDIA DALI is not installed, so that proxyloader.DataLoader is torch's own loader here"
+        )
+    if setup.on_gpu:
+        return torch.cuda.get_device_name(setup.device)
+    return f"{cpu}; on a GPU it would be decoded there"
+
+
+def _print_measured(console: Console, measured: Measured) -> None:
+    stock, ours, comparison = measured.stock_images_per_s, measured.our_images_per_s, measured.comparison
+    ratio = statistics.median(ours) / statistics.median(stock)
+    _print(console, "Speed", f"{_speed(stock)} torch.utils.data.DataLoader")
+    _print(console, "", f"{_speed(ours)} proxyloader.DataLoader, {ratio:.1f} times as fast")
+    _print(console, "", f"medians of {TIMED_EPOCHS} epochs (slowest to fastest), in turns, after one to warm up", "dim")
+    equal = "all equal" if comparison.labels_equal else "NOT EQUAL"
+    _print(console, "Labels", f"{equal}; {comparison.images:,} images compared")
+    levels = f"{comparison.mean:.2f} in the mean, {comparison.percentile:.1f} at the 99.9th percentile"
+    _print(console, "Pixels", f"differ by {levels}, {comparison.largest:.0f} at most, of 255 levels (worst batch)")
+    if not comparison.is_as_promised:
+        promise = f"equal labels, and at most {PROMISED_MEAN} in the mean and {PROMISED_PERCENTILE} at the percentile"
+        _print(console, "FAILED", f"promised are {promise}. Please report this, with all of the above", "bold red")
+
+
+def _speed(images_per_s: list[float]) -> str:
+    spread = f"({min(images_per_s):,.0f} to {max(images_per_s):,.0f})"
+    return f"{statistics.median(images_per_s):>6,.0f} images/s {spread:<18}"
+
+
+def _print_training(console: Console, training: Training) -> None:
+    few = min(5, (len(training.losses) + 1) // 2)
+    first, last = statistics.mean(training.losses[:few]), statistics.mean(training.losses[-few:])
+    steps = f"{len(training.losses)} steps of {training.batch_size} images of {training.crop_px} px"
+    _print(
+        console, "Training", f"ResNet-18, {steps}: loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
+    )

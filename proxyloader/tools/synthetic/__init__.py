@@ -1,0 +1,1 @@
+"""Photographs made from numbers, to try things with."""

@@ -1,0 +1,255 @@
+"""A data set to try things with: an ImageFolder tree of JPEGs that look and weigh like photographs, or odd ones.
+
+Needs numpy and Pillow, and neither torch nor DALI.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context, resource_tracker
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+
+from .formats import ODD_FORMATS as ODD_FORMATS
+from .formats import jpeg
+from .photograph import photograph as photograph
+
+MANIFEST = "dataset.json"
+UNFINISHED = "dataset.json.part"
+FORMAT = 1  # raised when the same arguments begin to give other files
+SMALLEST_SIDE_PX = 8
+
+_SHAPES = 1  # a stream of random numbers beside those of photograph
+_FIRST_ODD_NUMBER = 10**9  # the odd files' pictures are the same for any number of images
+_FILES_PER_PROCESS = 128  # fewer are written before another process has started
+
+log = logging.getLogger(__name__)
+
+
+class _Picture(NamedTuple):
+    name: str
+    number: int
+    label: int
+
+    @property
+    def path(self) -> str:
+        return f"class_{self.label:03d}/{self.name}"
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """All that decides a data set's content. Goes to the processes that write it, and into its manifest."""
+
+    images: int
+    size: tuple[int, int]
+    classes: int
+    seed: int
+    odd_formats: bool
+
+    def __post_init__(self) -> None:
+        if self.images < 1:
+            raise ValueError(f"images={self.images}: there must be at least 1")
+        if self.classes < 1:
+            raise ValueError(f"classes={self.classes}: there must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must be 0 or more")
+        if len(self.size) != 2 or min(self.size) < SMALLEST_SIDE_PX:
+            raise ValueError(f"size={self.size}: must be (width, height), each at least {SMALLEST_SIDE_PX} px")
+
+    def manifest(self) -> dict[str, Any]:
+        return {"made_by": "proxyloader.make_dataset", "format": FORMAT, **asdict(self), "size": list(self.size)}
+
+    def pictures(self) -> list[_Picture]:
+        """Labels are dealt round robin. A class without a photograph has no folder: ImageFolder refuses empty ones."""
+        pictures = [_Picture(f"img_{k:06d}.jpg", k, k % self.classes) for k in range(self.images)]
+        if self.odd_formats:
+            labels = min(self.classes, self.images)
+            pictures += [_Picture(name, _FIRST_ODD_NUMBER + k, k % labels) for k, name in enumerate(ODD_FORMATS)]
+        return pictures
+
+    def content(self, picture: _Picture) -> bytes:
+        number, label = picture.number, picture.label
+        image = photograph(number, size=self._size(number), label=label, classes=self.classes, seed=self.seed)
+        return ODD_FORMATS.get(picture.name, jpeg)(image)
+
+    def _size(self, number: int) -> tuple[int, int]:
+        """Six in ten are of the size asked for; the others lie, stand or are square, and are near it."""
+        rng = np.random.default_rng((self.seed, number, _SHAPES))
+        (width, height), kind = self.size, rng.random()
+        if kind < 0.6:
+            return width, height
+        if kind < 0.75:
+            return height, width
+        if kind < 0.85:
+            return (width + height) // 2, (width + height) // 2
+        width, height = (max(SMALLEST_SIDE_PX, round(side * rng.uniform(0.9, 1.1))) for side in self.size)
+        return width, height
+
+
+def usable_cores() -> int:
+    """Those that this process may run on, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
+    """A tqdm bar that starts no thread: tqdm's monitor would outlive it, and be in the way of a fork."""
+
+    monitor_interval = 0
+
+
+def make_dataset(
+    root: str | os.PathLike[str],
+    *,
+    images: int = 1024,
+    size: tuple[int, int] = (500, 375),
+    classes: int = 10,
+    seed: int = 0,
+    odd_formats: bool = False,
+    processes: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Write a data set for ``torchvision.datasets.ImageFolder``: ``root/class_000/img_000000.jpg`` and so on.
+
+    Makes it once: where the same data set already is, nothing is written, and one that was interrupted is completed.
+    The same arguments give the same bytes for any number of processes (on one machine, with one version of numpy and
+    Pillow). A larger ``images`` begins with the same files. A network learns the classes in a few epochs.
+
+    With several processes, a script that calls this needs the ``if __name__ == "__main__":`` of ``multiprocessing``.
+
+    Args:
+        images: number of photographs: JPEG, 4:2:0, about 105 KB each at the default size. Labels are dealt round robin.
+        size: (width, height) in pixels of most of them. Some stand, some are square, some a little larger or smaller.
+        classes: number of classes; only the first ``images`` of them get a folder.
+        seed: 0 or more.
+        odd_formats: add the files of ``ODD_FORMATS``, spread over the classes.
+        processes: None is one for each usable core, or fewer for a small data set; 1 works in the calling process.
+        progress: show a bar, if stderr is a terminal.
+
+    Returns:
+        ``root``, as a Path.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        FileExistsError: ``root`` holds something else, or a data set made with other arguments.
+    """
+    recipe = _Recipe(images, size, classes, seed, odd_formats)
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes={processes}: there must be at least 1, or None to choose by the number of cores")
+    root = Path(root)
+    if _is_made(root, recipe):
+        log.info("%s: already made, used as it is", root)
+        return root
+    manifest = json.dumps(recipe.manifest(), indent=2).encode() + b"\n"
+    root.mkdir(parents=True, exist_ok=True)
+    _write(root / UNFINISHED, manifest)
+    _write_pictures(root, recipe, processes, progress)
+    _write(root / MANIFEST, manifest)
+    (root / UNFINISHED).unlink(missing_ok=True)
+    log.info("%s: made", root)
+    return root
+
+
+def _is_made(root: Path, recipe: _Recipe) -> bool:
+    """Whether all is there already; False where all or the rest is to be written. Raises where that must not be."""
+    asked = recipe.manifest()
+    advice = "Give another folder, or delete this one"
+    if root.exists() and not root.is_dir():
+        raise FileExistsError(f"{root}: is a file, and the data set needs a folder. {advice}")
+    for name, kind in ((MANIFEST, "a data set"), (UNFINISHED, "an unfinished data set")):
+        found = _read_manifest(root / name)
+        if found == asked:
+            return name == MANIFEST
+        if found.get("made_by") == asked["made_by"]:
+            differ = [key for key in asked if found.get(key) != asked[key]]
+            theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differ) for side in (found, asked))
+            raise FileExistsError(f"{root}: holds {kind} with {theirs}, and {ours} is asked for. {advice}")
+    # Another process that has just begun here may have come as far as its first temporary file.
+    entries = root.iterdir() if root.exists() else ()
+    names = sorted(path.name for path in entries if not path.name.startswith(UNFINISHED))
+    if names:
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        raise FileExistsError(f"{root}: holds files that make_dataset did not write ({shown}). {advice}")
+    return False
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says; {} where there is none, or another program's."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress: bool) -> None:
+    pictures = recipe.pictures()
+    for label in {picture.label for picture in pictures}:
+        (root / f"class_{label:03d}").mkdir(exist_ok=True)
+    processes = processes or min(usable_cores(), math.ceil(len(pictures) / _FILES_PER_PROCESS))
+    write = partial(_write_picture, root, recipe)
+    # disable=None: quiet where stderr is no terminal
+    with ProgressBar(total=len(pictures), desc=root.name, unit="image", disable=None if progress else True) as bar:
+        if processes == 1:
+            for picture in pictures:
+                write(picture)
+                bar.update()
+            return
+        # Not fork: the calling process may run threads (CUDA, DALI, a DataLoader's), which a fork breaks.
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            try:
+                with ctrl_c_held_back():  # for good in the processes, which this one ends
+                    written = pool.map(write, pictures, chunksize=8)
+                for _ in written:
+                    bar.update()
+            except BrokenProcessPool as error:
+                raise ChildProcessError(
+                    f"{root}: a process that writes images ended early. Killed for memory? Or called from a script "
+                    'without `if __name__ == "__main__":`, or from stdin? Then use processes=1'
+                ) from error
+            finally:
+                pool.shutdown(cancel_futures=True)  # else an interrupt waits for all that is still to be written
+
+
+@contextmanager
+def ctrl_c_held_back() -> Iterator[None]:
+    """Ctrl-C, which comes to all of a terminal's processes, comes to this one afterwards, and never to those that it
+    starts meanwhile."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which starts with the first of them, and would let it through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _write_picture(root: Path, recipe: _Recipe, picture: _Picture) -> None:
+    path = root / picture.path
+    if not path.exists():
+        _write(path, recipe.content(picture))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All or nothing: what is there under its name is whole, so an interrupted data set needs only what is missing."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

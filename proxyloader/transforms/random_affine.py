@@ -1,0 +1,168 @@
+"""RandomRotation, RandomAffine, RandomPerspective: what they draw, for the steps of ``warp.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms import functional as F
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from .container import Sometimes
+from .geometry import Lines
+from .params import Version, like, parameter_function, v2_transform, version_of
+from .plan import Branch, ImageState, Row, Size, Step
+from .registry import rule
+from .warp import Affine, Perspective, affine, refuse_borders, rotation, warp_fill, warp_interpolation
+
+# --- RandomRotation --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomRotation(Step):
+    """RandomRotation."""
+
+    warp: Affine
+    degrees: tuple[float, float]
+    expand: bool
+    center: tuple[float, ...] | None
+    version: Version
+    columns: ClassVar[int] = 8
+    drawn: ClassVar[str] = "an angle: RandomRotation.get_params"
+
+    @property
+    def operations(self) -> Branch:
+        return (self.warp,)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        angle = v1.RandomRotation.get_params(list(self.degrees))  # v2 draws the same number
+        numbers = rotation(size, angle, self.warp, self.expand, self.center, self.version)
+        row.extend(numbers)
+        return int(numbers[0]), int(numbers[1])
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return replace(state, size=None if self.expand else state.size)
+
+
+@rule(v1.RandomRotation, v2.RandomRotation)
+def random_rotation(transform: Any, state: ImageState) -> Branch:
+    warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
+    center = None if transform.center is None else tuple(map(float, transform.center))
+    low, high = map(float, transform.degrees)
+    version, expand = version_of(transform), bool(transform.expand)
+    if low == high:
+        (angle,) = _as_drawn(low)
+        refuse_borders(warp, state, lambda size: rotation(size, angle, warp, expand, center, version))
+    return (RandomRotation(warp, (low, high), expand, center, version),)
+
+
+# --- RandomAffine ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomAffine(Step):
+    """RandomAffine."""
+
+    warp: Affine
+    degrees: tuple[float, float]
+    translate: tuple[float, float] | None
+    scale: tuple[float, float] | None
+    shear: tuple[float, ...] | None
+    center: tuple[float, ...] | None
+    version: Version
+
+    @property
+    def drawn(self) -> str:
+        return f"an angle, a shift, a scale, a shear: RandomAffine.{parameter_function(self.version)}"
+
+    @property
+    def lines(self) -> Lines | None:
+        """What does it where nothing is turned or sheared, of PIL images. (torch rounds in ways that are its own.)"""
+        upright = self.degrees == (0.0, 0.0) and not any(self.shear or ())
+        whole = upright and self.warp.kind == "pil" and self.warp.interpolation == "nearest"
+        return Lines(self.warp.fill or (0.0,)) if whole else None
+
+    @property
+    def operations(self) -> Branch:
+        return (self.lines or self.warp,)
+
+    def draw(self, size: Size, row: Row) -> Size:
+        if self.version == "v1":
+            lists = (None if each is None else list(each) for each in (self.translate, self.scale, self.shear))
+            angle, translate, scale, shear = v1.RandomAffine.get_params(list(self.degrees), *lists, [size[1], size[0]])
+        else:
+            transform = v2_transform(v2.RandomAffine, self.degrees, self.translate, self.scale, self.shear)
+            drawn = transform.make_params([like(*size)])
+            angle, translate, scale, shear = drawn["angle"], drawn["translate"], drawn["scale"], drawn["shear"]
+        numbers = affine(size, self.warp, angle, translate, scale, shear, self.center, self.version)
+        if self.lines is None:
+            row.extend(numbers)
+            return size
+        _, _, a, _, c, _, e, f = numbers
+        return self.lines.put(_fetched_by_pillow(size[0], e, f), _fetched_by_pillow(size[1], a, c), row)
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return state
+
+
+def _as_drawn(*numbers: float) -> list[float]:
+    """torch draws in float32, so that a scale of 0.8 is a little more than that."""
+    drawn: list[float] = np.array(numbers, np.float32).tolist()
+    return drawn
+
+
+def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.float32]:
+    """Which pixels of a line of ``count`` Pillow fetches from ``scale`` times their places and ``shift``; -1: fill.
+
+    It adds up many small steps, so that what lies on the border of two pixels is rounded to either.
+    """
+    line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
+    matrix = (scale, 0.0, shift, 0.0, 1.0, 0.0)
+    return np.array(line.transform((count, 1), Image.Transform.AFFINE, matrix, fillcolor=-1)).reshape(count)
+
+
+@rule(v1.RandomAffine, v2.RandomAffine)
+def random_affine(transform: Any, state: ImageState) -> Branch:
+    warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
+    given = (transform.degrees, transform.translate, transform.scale, transform.shear, transform.center)
+    degrees, translate, scale, shear, center = (None if each is None else tuple(map(float, each)) for each in given)
+    assert degrees is not None
+    version = version_of(transform)
+    ranges = [each[k : k + 2] for each in (degrees, scale, shear) if each for k in range(0, len(each), 2)]
+    if all(low == high for low, high in ranges):
+        slant = (*(shear or (0.0, 0.0)), 0.0, 0.0)[0:4:2]
+        angle, times, *slants = _as_drawn(degrees[0], scale[0] if scale else 1.0, *slant)
+        refuse_borders(warp, state, lambda size: affine(size, warp, angle, (0, 0), times, slants, center, version))
+    return (RandomAffine(warp, degrees, translate, scale, shear, center, version),)  # type: ignore[arg-type]
+
+
+# --- RandomPerspective -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TiltedAtRandom(Step):
+    """RandomPerspective, once it acts."""
+
+    warp: Perspective
+    distortion_scale: float
+    columns: ClassVar[int] = 8
+    drawn: ClassVar[str] = "four corners: RandomPerspective.get_params"
+
+    @property
+    def operations(self) -> Branch:
+        return (self.warp,)
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        start, end = v1.RandomPerspective.get_params(size[1], size[0], self.distortion_scale)
+        row.extend(F._get_perspective_coeffs(start, end))  # v2 draws and computes the same
+        return size
+
+
+@rule(v1.RandomPerspective, v2.RandomPerspective)
+def random_perspective(transform: Any, state: ImageState) -> Branch:
+    warp = Perspective(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
+    return (Sometimes((TiltedAtRandom(warp, float(transform.distortion_scale)),), float(transform.p)),)

@@ -1,0 +1,294 @@
+"""timm's automatic augmentation: AutoAugment, RandAugment, AugMix, 3-Augment.
+
+What is done and how strongly is found by timm's own operations: they are called with an image without pixels, which
+notes what is asked of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from timm.data import auto_augment
+
+from ..errors import UnsupportedTransformError
+from .augment import BoxBlur, box_weights
+from .auto_augment import Blend, Mixture
+from .color import (
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    Invert,
+    Posterize,
+    Saturation,
+    Sharpness,
+    Solarize,
+    SolarizeAdd,
+)
+from .geometry import as_fill
+from .plan import Branch, ImageState, OneOf, Size, Step
+from .registry import rule
+from .resize import interpolation_value
+from .warp import Affine, BicubicAffine, rotation
+
+Arguments = tuple[tuple[str, Any], ...]
+Operation = tuple[str, float, float, Arguments]
+"""What makes an ``AugmentOp``: its name, probability and magnitude, and its hyperparameters."""
+
+Done = tuple[Step, Sequence[float]]
+"""A step, and the numbers that it takes."""
+
+COLORS: dict[Any, Step] = {
+    auto_augment.auto_contrast: Autocontrast(),
+    auto_augment.brightness: Brightness(),
+    auto_augment.color: Saturation(),
+    auto_augment.contrast: Contrast(),
+    auto_augment.desaturate: Saturation(),
+    auto_augment.equalize: Equalize(),
+    auto_augment.invert: Invert(),
+    auto_augment.posterize: Posterize(),
+    auto_augment.sharpness: Sharpness(),
+    auto_augment.solarize: Solarize(),
+    auto_augment.solarize_add: SolarizeAdd(),
+}
+"""timm's functions whose numbers are known when they are called, and what does the same."""
+
+BLURS = (auto_augment.gaussian_blur, auto_augment.gaussian_blur_rand)
+WARPS = (
+    auto_augment.rotate,
+    auto_augment.shear_x,
+    auto_augment.shear_y,
+    auto_augment.translate_x_abs,
+    auto_augment.translate_x_rel,
+    auto_augment.translate_y_abs,
+    auto_augment.translate_y_rel,
+)
+"""These draw, too: the radius, the interpolation."""
+
+
+def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
+    mode = interpolation_value(resample)
+    if mode == "bicubic":
+        return BicubicAffine(tuple(fill))
+    if mode in ("nearest", "bilinear"):
+        return Affine(mode, tuple(fill))  # type: ignore[arg-type]
+    raise UnsupportedTransformError(
+        f"interpolation {mode!r} is one that Pillow does not warp with; 'nearest', 'bilinear' and 'bicubic' are"
+    )
+
+
+class _Noting:
+    """Stands in for a PIL image, and notes what timm's functions would do to it."""
+
+    def __init__(self, size: Size) -> None:
+        self._size, self.size = size, (size[1], size[0])
+        self.done: list[Done] = []
+
+    def transform(self, _: Any, __: Any, matrix: Sequence[float], resample: Any, fillcolor: Any) -> _Noting:
+        warp = _warp(resample, fillcolor)
+        return self.note(warp, warp.taking(self._size, matrix))
+
+    def rotate(self, degrees: float, resample: Any, fillcolor: Any) -> _Noting:
+        warp = _warp(resample, fillcolor)
+        return self.note(warp, rotation(self._size, degrees, warp))
+
+    def filter(self, blur: Any) -> _Noting:
+        return self.note(BoxBlur(), box_weights(blur.radius))
+
+    def note(self, step: Step, numbers: Sequence[float]) -> _Noting:
+        self.done.append((step, numbers))
+        return self
+
+
+def _noted(function: Any) -> Any:
+    """What stands in for one of timm's functions."""
+    if function not in COLORS:
+        return function
+
+    def note(image: _Noting, *numbers: float, **_: Any) -> _Noting:
+        if function is auto_augment.desaturate:
+            numbers = (min(1.0, max(0.0, 1.0 - numbers[0])),)
+        is_left_alone = function is auto_augment.posterize and numbers[0] >= 8
+        return image if is_left_alone else image.note(COLORS[function], numbers)
+
+    return note
+
+
+def _operation(operation: Operation) -> Any:
+    name, probability, magnitude, arguments = operation
+    made = auto_augment.AugmentOp(name, probability, magnitude, dict(arguments))
+    made.aug_fn = _noted(made.aug_fn)
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def _augmentation(name: str, policy: tuple[tuple[Operation, ...], ...], arguments: tuple[Any, ...]) -> Any:
+    made = [[_operation(each) for each in operations] for operations in policy]
+    if name == "AutoAugment":
+        return auto_augment.AutoAugment(made)
+    return auto_augment.RandAugment(made[0], *arguments) if name == "RandAugment" else made[0][0]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What operations are chosen from: nothing, and each step."""
+
+    steps: Branch
+
+    @property
+    def choice(self) -> OneOf:
+        return OneOf(((), *((step,) for step in self.steps)))
+
+    def put_chain(self, done: Sequence[Done], layers: int, row: list[float]) -> None:
+        """Write down steps that follow one upon the other; where they are fewer than ``layers``, nothing after them."""
+        choice = self.choice
+        for step, numbers in done:
+            choice.put(1 + self.steps.index(step), row, *numbers)
+        for _ in range(layers - len(done)):
+            choice.put(0, row)
+
+
+@dataclass(frozen=True)
+class Automatic(Step):
+    """timm's AutoAugment, RandAugment and AugmentOp: one operation after the other.
+
+    Attributes:
+        choices: what is chosen from.
+        name: of the class.
+        policy: its operations; of AutoAugment, those of each subpolicy.
+        arguments: the others that make an instance whose draws these are.
+        layers: most operations that one image gets.
+    """
+
+    choices: Choices
+    name: str
+    policy: tuple[tuple[Operation, ...], ...]
+    arguments: tuple[Any, ...]
+    layers: int
+
+    @property
+    def operations(self) -> Branch:
+        return (self.choices.choice,) * self.layers
+
+    @property
+    def drawn(self) -> str:
+        return f"operations, magnitudes, interpolations: {self.name}.__call__"
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        image = _Noting(size)
+        _augmentation(self.name, self.policy, self.arguments)(image)
+        self.choices.put_chain(image.done, self.layers, row)
+        return size
+
+    def state_after(self, state: ImageState) -> ImageState:
+        return state
+
+
+@dataclass(frozen=True)
+class AugMix(Step):
+    """timm's AugMixAugment.
+
+    Attributes:
+        choices: what each operation is chosen from.
+        policy: all operations, as the one part of a policy.
+        alpha: of the Dirichlet and the beta distribution.
+        width: how many chains.
+        depth: operations of a chain; 0 or less: one to three.
+    """
+
+    choices: Choices
+    policy: tuple[Operation, ...]
+    alpha: float
+    width: int
+    depth: int
+
+    drawn: ClassVar[str] = (
+        "weights, chains of operations: numpy.random.dirichlet, beta, randint, choice; "
+        "magnitudes, interpolations: AugmentOp.__call__"
+    )
+
+    @property
+    def operations(self) -> Branch:
+        return (Blend((Mixture(((self.choices.choice,) * self._most,) * self.width),)),)
+
+    @property
+    def _most(self) -> int:
+        return self.depth if self.depth > 0 else 3
+
+    def draw(self, size: Size, row: list[float]) -> Size:
+        weights = np.float32(np.random.dirichlet([self.alpha] * self.width))
+        share = np.float32(np.random.beta(self.alpha, self.alpha))
+        row.extend([float(share), 0.0, *weights.tolist()])
+        operations = _augmentation("RandAugment", (self.policy,), ()).ops
+        for _ in range(self.width):
+            depth = self.depth if self.depth > 0 else np.random.randint(1, 4)
+            image = _Noting(size)
+            for operation in np.random.choice(operations, depth, replace=True):
+                operation(image)
+            self.choices.put_chain(image.done, self._most, row)
+        return size
+
+
+def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Operation, ...], list[Step]]:
+    """What makes such operations, and the steps that do them."""
+    made: list[Operation] = []
+    steps: list[Step] = []
+    if state.kind != "pil" or state.channels != 3:
+        raise UnsupportedTransformError(
+            "it is translated for PIL images of 3 channels only; put it before the conversion to a tensor"
+        )
+    for each in operations:
+        if type(each) is not auto_augment.AugmentOp or each.aug_fn not in {*COLORS, *BLURS, *WARPS}:
+            raise UnsupportedTransformError(f"its operation {each} is not one of timm's; those are translated")
+        fill, resample = each.kwargs["fillcolor"], each.kwargs["resample"]
+        several = isinstance(resample, (tuple, list))
+        known = {
+            "img_mean": as_fill(fill, state, "img_mean"),
+            "interpolation": tuple(resample) if several else resample,
+            "magnitude_std": each.magnitude_std,
+            "magnitude_max": each.magnitude_max,
+        }
+        made.append((each.name, each.prob, each.magnitude, tuple(sorted((each.hparams | known).items()))))
+        if each.aug_fn in WARPS:
+            steps += [_warp(mode, known["img_mean"]) for mode in (resample if several else (resample,))]
+        else:
+            steps.append(COLORS.get(each.aug_fn, BoxBlur()))
+    return tuple(made), steps
+
+
+def _choices(steps: Iterable[Step]) -> Choices:
+    return Choices(tuple(dict.fromkeys(steps)))
+
+
+@rule(auto_augment.AugmentOp)
+def augment_op(transform: Any, state: ImageState) -> Branch:
+    made, steps = _described([transform], state)
+    return (Automatic(_choices(steps), "AugmentOp", (made,), (), 1),)
+
+
+@rule(auto_augment.AutoAugment)
+def auto_augment_policy(transform: Any, state: ImageState) -> Branch:
+    described = [_described(operations, state) for operations in transform.policy]
+    layers = max(len(made) for made, _ in described)
+    choices = _choices(step for _, steps in described for step in steps)
+    return (Automatic(choices, "AutoAugment", tuple(made for made, _ in described), (), layers),)
+
+
+@rule(auto_augment.RandAugment)
+def rand_augment(transform: Any, state: ImageState) -> Branch:
+    made, steps = _described(transform.ops, state)
+    weights = transform.choice_weights
+    arguments = int(transform.num_layers), None if weights is None else tuple(map(float, weights))
+    return (Automatic(_choices(steps), "RandAugment", (made,), arguments, arguments[0]),)
+
+
+@rule(auto_augment.AugMixAugment)
+def aug_mix(transform: Any, state: ImageState) -> Branch:
+    if transform.blended:
+        raise UnsupportedTransformError("blended=True ('b1') is not translated; blended=False ('b0') is")
+    made, steps = _described(transform.ops, state)
+    return (AugMix(_choices(steps), made, float(transform.alpha), int(transform.width), int(transform.depth)),)

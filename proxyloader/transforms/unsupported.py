@@ -1,0 +1,122 @@
+"""Why a transform is not translated, and what to do instead."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+LEAVE_OUT = "Leave it out, or use torch.utils.data.DataLoader for this dataset"
+ON_BATCHES = (
+    "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
+    "by then, or in the workers with unsupported='cpu'"
+)
+STOCK_LOADER = "Use torch.utils.data.DataLoader for this dataset"
+MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
+NAFLEX = f"it is for images that differ in size within a batch, or come as patches (NaFlex). {STOCK_LOADER}"
+BOXES = f"it is about boxes or points, and the dataset's transform gets the image alone. {LEAVE_OUT}"
+CALLS_BY_ITSELF = (
+    "it is an object of your own that calls the transforms which it holds, and that is translated where it is the "
+    "dataset's whole transform. Do there what stands around it here"
+)
+TAKES_ONE = "there are several images of one here, and torchvision's v1 classes take one image. Use v2.{name}"
+TAKES_ALL = (
+    "there are several images of one here, and what a function does with them is not known. v2.ToImage() and "
+    "v2.ToDtype(torch.float32, scale=True) take each of them: a batch is as many tensors then, which "
+    "torch.stack(images, 1) puts together"
+)
+
+REFUSED = {
+    "ClampBoundingBoxes": BOXES,
+    "ClampKeyPoints": BOXES,
+    "ConvertBoundingBoxFormat": BOXES,
+    "CutMix": MIXES,
+    "ElasticTransform": (
+        "it fetches every pixel from a place of its own, which DALI does on GPUs only. Leave it out, or to torchvision "
+        "in the workers with unsupported='cpu'"
+    ),
+    "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
+    "LinearTransformation": (
+        f"it multiplies the whole image by one matrix, for which DALI has no operator. {ON_BATCHES}"
+    ),
+    "MixUp": MIXES,
+    "ObjectDetection": "it is for another task. In its place: ToTensor(), which does the same",
+    "OpticalFlow": f"it takes two images. {STOCK_LOADER}",
+    "RandomIoUCrop": BOXES,
+    "SanitizeBoundingBoxes": BOXES,
+    "SanitizeKeyPoints": BOXES,
+    "SemanticSegmentation": "it is for another task. In its place: Resize, ToTensor and Normalize, with its numbers",
+    "Sequential": "it holds modules of any kind. Put the transforms into a Compose",
+    "SetClampingMode": BOXES,
+    "ToPILImage": "images end as tensors here. Put what needs a PIL image before the conversion, and leave this out",
+    "UniformTemporalSubsample": f"it takes frames out of a video. {STOCK_LOADER}",
+    "VideoClassification": f"it works on videos. {STOCK_LOADER}",
+}
+"""By the name of a class of torchvision, the same in v1 and v2, or of torch.
+
+``tests/transforms/test_unsupported.py`` holds the table to the torchvision that is installed."""
+
+REFUSED_OF_TIMM = {
+    "CenterCropToSequence": NAFLEX,
+    "FastCollateMixup": MIXES,
+    "Mixup": MIXES,
+    "MultiLabelTarget": "it is about labels. Use it as the dataset's target_transform",
+    "NaFlexMixup": MIXES,
+    "PatchRandomErasing": NAFLEX,
+    "Patchify": NAFLEX,
+    "RandomCropToSequence": NAFLEX,
+    "RandomResizedCropToSequence": NAFLEX,
+    "ResizeKeepRatioToSequence": NAFLEX,
+    "ResizeToSequence": NAFLEX,
+    "TfPreprocessTransform": "TensorFlow does it. Use create_transform without tf_preprocessing=True",
+    "ToNumpy": "it makes numpy arrays, and images end as tensors here. Put MaybePILToTensor() in its place",
+}
+"""By the name of a class of timm. ``tests/transforms/test_timm.py`` holds the table to the timm that is installed."""
+
+REFUSED_OF_OURS = {
+    "Proxy": (
+        "it is a server's, and the dataset's whole transform: transform=server.proxy. Do the rest in the server's "
+        "pipeline, or before, in a dataset of your own that calls server.proxy last"
+    ),
+}
+"""By the name of a class of this package."""
+
+
+def reason_against(transform: Any, translated: Iterable[type]) -> str:
+    """Why a transform is refused for which there is no rule, and the next step.
+
+    Args:
+        translated: the classes there are rules for.
+    """
+    cls = type(transform)
+    classes = set(translated)
+    # Those of timm are known only where one of them was met.
+    names = sorted({each.__name__ for each in classes if each.__module__.startswith("torchvision.")})
+    if isinstance(transform, type):
+        return f"it is the class, where an instance, {transform.__name__}(...), is expected"
+    tables = {"torch": REFUSED, "torchvision": REFUSED, "timm": REFUSED_OF_TIMM, "proxyloader": REFUSED_OF_OURS}
+    refused = tables.get(cls.__module__.partition(".")[0], {})
+    if cls.__name__ in refused:
+        return refused[cls.__name__]
+    if isinstance(transform, tuple):
+        return (
+            "it is a tuple, as of timm's create_transform(..., separate=True), and one transform is expected. "
+            "Put what is in it into a Compose, or use torch.utils.data.DataLoader for this dataset"
+        )
+    if isinstance(transform, list):
+        return "it is a list, and one transform is expected. Put what is in it into a Compose"
+    if hasattr(transform, "transform") and hasattr(transform, "__getitem__"):
+        return "it is a dataset, and a transform is expected. Take its .transform"
+    if not callable(transform):
+        return f"it cannot be called, so it is no transform. {LEAVE_OUT}"
+    base = next((base for base in cls.__mro__ if base in classes), None)
+    if base is not None:
+        return (
+            f"it is a class of its own, derived from {base.__name__}, and may do anything. Use {base.__name__} itself"
+        )
+    spelled = transform.__name__ if inspect.isroutine(transform) else cls.__name__
+    near = difflib.get_close_matches(spelled, names, n=1, cutoff=0.65)
+    if near:
+        return f"it is not translated to DALI. Use {near[0]}, if that does the same. {ON_BATCHES}"
+    return f"it is not translated to DALI. Translated are: {', '.join(names)}. {ON_BATCHES}"

@@ -1,0 +1,244 @@
+"""Images packed into memory, and the rest of the batch with references in their place.
+
+``Packer`` does it in the worker; ``ContentUnpickler`` puts what DALI made of them there in the main process.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate, get_worker_info
+
+from ..data.placeholders import ImageCall, ProxyBatch, ProxyCall, ProxySample, image_calls_in, one_kind
+from ..transforms.plan import Plan
+from .arena import Arena, Memory
+from .messages import PackedBatch, PackedInput, PackedRun, aligned
+from .request_sampler import Request
+
+LARGE_TENSOR_BYTES = 1 << 18
+
+
+# --- in the worker ---------------------------------------------------------------------------------------------------
+
+
+class Packer:
+    """Turns a list of samples into a PackedBatch.
+
+    Args:
+        collate_fn: of the loader; runs here where it is torch's own or the samples hold no images.
+        arena: of the loader, or None.
+        run_size: most samples that a pipeline takes at once.
+        batched: it is given lists of samples, not one at a time.
+        keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
+        has_images: the loader has servers; else the dataset may hold compiled transforms that it could not see.
+        plans: keys of those that it knows of.
+    """
+
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any],
+        arena: Arena | None,
+        run_size: int,
+        batched: bool = True,
+        keep_samples: bool = False,
+        has_images: bool = True,
+        plans: Collection[str] = (),
+    ) -> None:
+        self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
+        self._batched, self._keep_samples = batched, keep_samples
+        self._has_images, self._plans = has_images, plans
+        self._collate_here = collate_fn is default_collate
+
+    def __call__(self, samples: Any, request: Request | None = None) -> PackedBatch:
+        """
+        Args:
+            samples: what the dataset gave: a list of samples, or one sample where batching is off.
+            request: that asked for them; its slot is written to.
+        """
+        if not self._has_images and not image_calls_in(samples):
+            return PackedBatch(request, content=self._collate_fn(samples))
+        content = self._collate_fn(samples) if self._collate_here else samples
+        pickler = _ContentPickler(self._run_size)
+        data = pickler.dumps(content)
+        if not pickler.runs:
+            content = content if self._collate_here else self._collate_fn(samples)
+            return PackedBatch(request, content=content)
+        each = samples if self._batched else [samples]
+        samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
+        slot = request.slot if request is not None else None
+        writer = _Writer(self._arena if slot is not None else None, slot)
+        runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
+        return PackedBatch(
+            request,
+            size_bytes=writer.size_bytes,
+            blob=writer.blob(),
+            runs=runs,
+            content=data,
+            kept=tuple(pickler.kept),
+            collated=self._collate_here,
+            batched=self._batched,
+            samples=samples_alone,
+            plans=tuple(self._unknown_plans(pickler.runs)),
+        )
+
+    def _unknown_plans(self, runs: list[list[ProxyCall]]) -> list[Plan]:
+        firsts = {calls[0].server: calls[0] for calls in runs}  # those of a run are of one server
+        return [call.plan for key, call in firsts.items() if isinstance(call, ImageCall) and key not in self._plans]
+
+
+class _ContentPickler:
+    """Pickles a batch, sets images aside as calls grouped into runs, and leaves references in their place."""
+
+    def __init__(self, run_size: int) -> None:
+        self.runs: list[list[ProxyCall]] = []
+        self.kept: list[torch.Tensor] = []
+        self._run_size = run_size
+        self._open: dict[str, int] = {}  # server -> the run that takes its next single sample
+        self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
+        self._batches: dict[int, Any] = {}  # id of a ProxyRun -> its run, or the (run, row) of each sample
+
+    def dumps(self, content: Any) -> bytes:
+        buffer = io.BytesIO()
+        pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+        pickler.place = self._place
+        pickler.dump(content)
+        return buffer.getvalue()
+
+    def _place(self, proxy: ProxyBatch | ProxySample | torch.Tensor) -> int | tuple[int, Any]:
+        if isinstance(proxy, torch.Tensor):
+            self.kept.append(proxy)
+            return len(self.kept) - 1
+        if isinstance(proxy, ProxySample):
+            return proxy.output, self._row_of(proxy.call)
+        if id(proxy.run) not in self._batches:
+            self._batches[id(proxy.run)] = self._place_batch(proxy.run.calls)
+        return proxy.output, self._batches[id(proxy.run)]
+
+    def _place_batch(self, calls: Sequence[ProxyCall]) -> Any:
+        rows = {id(call): (len(self.runs), row) for row, call in enumerate(calls)}
+        distinct = len(rows) == len(calls) and self._rows.keys().isdisjoint(rows)
+        if distinct and len(calls) <= self._run_size and all(call.server == calls[0].server for call in calls):
+            self._rows.update(rows)
+            self.runs.append(list(calls))
+            return len(self.runs) - 1
+        return [self._row_of(call) for call in calls]
+
+    def _row_of(self, call: ProxyCall) -> tuple[int, int]:
+        if id(call) not in self._rows:
+            run = self._open.get(call.server)
+            if run is None or len(self.runs[run]) == self._run_size:
+                run = self._open[call.server] = len(self.runs)
+                self.runs.append([])
+            self._rows[id(call)] = run, len(self.runs[run])
+            self.runs[run].append(call)
+        return self._rows[id(call)]
+
+
+class _Pickler(ForkingPickler):
+    place: Callable[[ProxyBatch | ProxySample | torch.Tensor], Any]
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, (ProxyBatch, ProxySample)):
+            return self.place(obj)
+        # In the training process there is nobody to send tensors to: they stay the objects that they are.
+        return self.place(obj) if isinstance(obj, torch.Tensor) and get_worker_info() is None else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        # Labels are cheaper by value than as a shared file that is opened for each of them.
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided:
+            return NotImplemented
+        if obj.nbytes > LARGE_TENSOR_BYTES or not obj.is_contiguous():
+            return NotImplemented
+        values = obj.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
+        return restore_tensor, (values, obj.dtype, tuple(obj.shape), obj.requires_grad)
+
+
+def restore_tensor(
+    values: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    return torch.from_numpy(values).view(dtype).reshape(shape).requires_grad_(requires_grad)
+
+
+class _Writer:
+    """Puts arrays one after the other into a slot; without one, into memory of its own."""
+
+    def __init__(self, arena: Arena | None, slot: int | None) -> None:
+        self._arena, self._slot = arena, slot
+        self._memory: Memory = np.empty(0, np.uint8)
+        self._arrays: list[tuple[int, NDArray[Any]]] = []  # that have no slot to go to
+        self.size_bytes = 0
+
+    def add(self, array: NDArray[Any], align: bool = True) -> int:
+        """Write an array; returns its offset in bytes."""
+        if align:
+            self.size_bytes = aligned(self.size_bytes)
+        start, end = self.size_bytes, self.size_bytes + array.nbytes
+        self.size_bytes = end
+        if self._arena is None or self._slot is None:
+            self._arrays.append((start, array))
+            return start
+        if end > len(self._memory):
+            self._memory = self._arena.memory(self._slot, end)
+        self._memory[start:end] = array.reshape(-1).view(np.uint8)
+        return start
+
+    def blob(self) -> torch.Tensor | None:
+        """All that was written, as one tensor, where there was no slot."""
+        if not self._arrays:
+            return None
+        blob = torch.empty(self.size_bytes, dtype=torch.uint8)
+        memory = blob.numpy()
+        for start, array in self._arrays:
+            memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return blob
+
+
+def _pack_run(calls: Sequence[ProxyCall], writer: _Writer) -> PackedRun:
+    inputs = []
+    for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
+        one_kind(name, arrays)
+        one_shape = all(array.shape == arrays[0].shape for array in arrays)
+        offsets = [writer.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
+        shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
+        inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
+    return PackedRun(calls[0].server, tuple(inputs), "\n".join(call.source for call in calls))
+
+
+# --- in the main process ---------------------------------------------------------------------------------------------
+
+
+class ContentUnpickler(pickle.Unpickler):
+    """Reads a packed batch's content, with decoded images in the place of references.
+
+    Args:
+        data: the content.
+        resolve: gives the image or the batch for a reference (output, place or list of places).
+        pin: put tensors into page-locked memory, as a stock loader with ``pin_memory`` does.
+        kept: of the batch.
+    """
+
+    def __init__(
+        self, data: bytes, resolve: Callable[[int, Any], Any], pin: bool = False, kept: Sequence[torch.Tensor] = ()
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._resolve, self._pin, self._kept = resolve, pin, kept
+
+    def persistent_load(self, pid: Any) -> Any:
+        if isinstance(pid, int):
+            return self._kept[pid].pin_memory() if self._pin else self._kept[pid]
+        return self._resolve(*pid)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return _restore_pinned_tensor if self._pin and found is restore_tensor else found
+
+
+def _restore_pinned_tensor(*args: Any) -> torch.Tensor:
+    return restore_tensor(*args).pin_memory()

@@ -1,0 +1,134 @@
+"""What runs in torch's worker processes beside the user's dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset, get_worker_info
+
+from ..data.bad_samples import UnreadableSample
+from ..errors import ImageError
+from .arena import Arena
+from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
+from .fetch import Fetcher, own_worker_info
+from .messages import Failure, PackedBatch, Parcel
+from .packing import Packer
+from .request_sampler import Request
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+class PackedDataset(Dataset[Any]):
+    """What torch's workers see in the place of the user's map-style dataset: takes requests, gives packed batches."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        packer: Packer,
+        arena: Arena | None,
+        states: WorkerStates | None = None,
+        board: StateBoard | None = None,
+    ) -> None:
+        self.fetcher, self._packer, self._arena = fetcher, packer, arena
+        self._states, self._board = states or {}, board
+
+    def begin(self, worker_id: int) -> None:
+        """Before the first batch: give the dataset the state that it had in this worker."""
+        load_dataset_state(self.fetcher.dataset, self._states.get(worker_id, {}))
+        if self._board is not None:
+            self._board.write(worker_id, self.state())
+
+    def state(self) -> dict[str, Any]:
+        return dataset_state(self.fetcher.dataset)
+
+    def __getitems__(self, request: Request) -> PackedBatch | Parcel:
+        info = own_worker_info(self.fetcher.dataset)
+        try:
+            with self.fetcher.generators():
+                packed = self._packed(request)
+        except Exception as error:
+            unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
+            # As a value, so that the slot comes back with it.
+            failure = (
+                Failure(None, error) if info is None else Failure.caught(f"in DataLoader worker process {info.id}")
+            )
+            packed = PackedBatch(request, unreadable=unreadable, failure=failure)
+        try:
+            return packed if info is None else Parcel.of(_with_state(packed, info.id, self.state()), self._arena)
+        finally:
+            if self._arena is not None and request.slot is not None:
+                self._arena.mark_ready(request.slot)
+
+    def _packed(self, request: Request) -> PackedBatch:
+        fetched = self.fetcher(request)
+        if fetched.unreadable and not fetched.samples:
+            return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
+        self.fetcher.seed_batch(request)
+        packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request)
+        if fetched.unreadable:
+            indices, unreadable = tuple(fetched.indices), tuple(fetched.unreadable)
+            packed = dataclasses.replace(packed, indices=indices, unreadable=unreadable)
+        return dataclasses.replace(packed, damaged=tuple(fetched.damaged)) if fetched.damaged else packed
+
+
+class PackStream:
+    """A stream's collate_fn."""
+
+    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool) -> None:
+        self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
+
+    def __call__(self, samples: Any) -> PackedBatch | Parcel:
+        fetched = self._fetcher.of_stream(samples if self._batched else [samples])
+        if fetched.unreadable and not fetched.samples:
+            packed = PackedBatch(None, indices=())
+        else:
+            packed = self._packer(fetched.samples if self._batched else fetched.samples[0])
+        packed = dataclasses.replace(packed, unreadable=tuple(fetched.unreadable)) if fetched.unreadable else packed
+        info = own_worker_info(self._stream.dataset)
+        return packed if info is None else Parcel.of(_with_state(packed, info.id, self._stream.state()))
+
+
+def _with_state(packed: PackedBatch, worker_id: int, state: dict[str, Any]) -> PackedBatch:
+    return dataclasses.replace(packed, worker=worker_id, worker_state=state) if state else packed
+
+
+def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:
+    """torch's ``worker_init_fn`` for every worker: shows the user's dataset, and ends the worker with its parent."""
+    info = get_worker_info()
+    dataset = info.dataset if info is not None else None
+    # A user's code asks get_worker_info() for the dataset it gave to the loader.
+    if isinstance(dataset, PackedDataset):
+        object.__setattr__(info, "dataset", dataset.fetcher.dataset)
+    elif isinstance(dataset, StatefulStream):
+        object.__setattr__(info, "dataset", dataset.dataset)
+    keep_freed_memory()
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
+    if isinstance(dataset, PackedDataset):
+        dataset.begin(worker_id)
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep a batch's memory for the next batch, which saves most of the time that reading files takes."""
+    with contextlib.suppress(AttributeError, OSError):  # glibc's alone
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    # torch's own watchdog ends the loop of a worker whose parent was killed, but the process then waits for a queue
+    # that nobody reads, and stays for ever. A worker of a forkserver has that for a parent: ask for the trainer, too.
+    trainer = multiprocessing.parent_process()
+    while os.getppid() == parent_pid and (trainer is None or trainer.is_alive()):
+        time.sleep(1.0)
+    os._exit(1)

@@ -1,0 +1,276 @@
+"""The graph of a plan: every step has its operator, any order of steps is right, and nothing random happens in it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm.data.auto_augment import AugmentOp, AugMixAugment
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import ResizeKeepRatio
+from torchvision.transforms import AugMix, InterpolationMode, RandAugment, v2
+from torchvision.transforms import transforms as v1
+
+from proxyloader import EncodedImage, compile_transforms
+from proxyloader.dali.build import PipelineOptions
+from proxyloader.dali.operators import OPERATORS
+from proxyloader.dali.operators.resize import EXACT_EDGES_BELOW
+from proxyloader.dali.output_format import BatchFormat
+from proxyloader.dali.plan_server import PlanServer
+from proxyloader.transforms.plan import Step
+from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.type_conversion import ToFloat, ToTensor
+
+from .. import compare
+from ..compare import BILINEAR, EXACT, LARGE_BILINEAR, Images, assert_as_torchvision, images
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+MADE_OF_OTHERS = [
+    v1.ColorJitter(0.1, 0.1, 0.1, 0.1),
+    v2.RandomPhotometricDistort(),
+    v2.RandomChannelPermutation(),
+    v1.RandomPosterize(4),
+    v1.RandomRotation(30),
+    v1.RandomAffine(30),
+    v1.RandomPerspective(),
+    RandAugment(),
+    v1.RandomApply([v1.RandomInvert()]),
+    v1.RandomChoice([v1.RandomInvert()]),
+    v1.RandomOrder([v1.RandomInvert()]),
+    AugMix(),
+    v1.GaussianBlur(3),
+    v2.RandomErasing(),
+    v2.GaussianNoise(),
+    v2.Resize(9, InterpolationMode.NEAREST),
+    AugmentOp("Rotate"),
+    AugMixAugment([AugmentOp("Invert"), AugmentOp("Rotate")]),
+    ResizeKeepRatio(9, interpolation="random"),
+    RandomErasing(max_count=3, device="cpu"),
+]
+"""A transform for each kind of step that has no operator of its own."""
+
+
+def steps_of(transform: Any) -> list[Step]:
+    """Of a transform, without those of the conversion."""
+    # Older versions of torchvision take float tensors only.
+    conversion = v1.ToTensor() if isinstance(transform, v2.GaussianNoise) else v1.PILToTensor()
+    before = isinstance(transform, (AugmentOp, AugMixAugment, ResizeKeepRatio))  # timm's are of PIL images
+    steps = plan_for(v1.Compose([transform, conversion] if before else [conversion, transform])).steps
+    return [step for step in steps if type(step) not in (ToTensor, ToFloat)]
+
+
+class Compiled:
+    """A server for one transform, which may be run many times."""
+
+    def __init__(self, transform: Any, device: str, batch_size: int) -> None:
+        self.transform = compile_transforms(transform)
+        self.server = compare.server_of(self.transform.plan, device, batch_size)
+
+    def calls(self, files: Images) -> list[Any]:
+        return [self.transform(EncodedImage.from_bytes(data)).call for data in files.values()]
+
+    def outputs(self, calls: list[Any]) -> Any:
+        return self.server.collect(
+            self.server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
+        )
+
+
+class TestOperators:
+    def test_every_kind_of_step_has_one_or_is_made_of_others(self) -> None:
+        kinds = {cls for cls in Step.__subclasses__() if cls.__module__.startswith("proxyloader.")}
+        assert set(OPERATORS) == {cls for cls in kinds if cls.operations is Step.operations}
+        assert not any(cls.__subclasses__() for cls in kinds)
+
+    @pytest.mark.parametrize("transform", MADE_OF_OTHERS, ids=lambda transform: type(transform).__name__)
+    def test_what_is_made_of_others_is_made_of_those_that_have_one(self, transform: Any) -> None:
+        def primitives(steps: Iterable[Step]) -> Iterator[Step]:
+            for step in steps:
+                yield step
+                for branch in getattr(step, "branches", ()):
+                    yield from primitives(operation for inner in branch for operation in inner.operations)
+
+        for step in steps_of(transform):
+            assert step.operations != (step,)
+            assert {type(each) for each in primitives(step.operations)} <= set(OPERATORS)
+            assert step.columns == sum(each.columns for each in step.operations)
+
+    def test_the_list_of_what_is_made_of_others_is_complete(self) -> None:
+        kinds = {cls for cls in Step.__subclasses__() if cls.__module__.startswith("proxyloader.")}
+        wanted = {cls for cls in kinds if cls.operations is not Step.operations}
+        found = set()
+        for transform in MADE_OF_OTHERS:
+            waiting = steps_of(transform)
+            while waiting:
+                step = waiting.pop()
+                found.add(type(step))
+                waiting += [each for each in step.operations if each is not step]
+                waiting += [each for branch in getattr(step, "branches", ()) for each in branch]
+        assert wanted <= found
+
+    def test_the_usual_training_transform(self, device: str) -> None:
+        transform = v1.Compose(
+            [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+        )
+        assert_as_torchvision(transform, device, images("landscape", "portrait", "large"), bound=LARGE_BILINEAR)
+
+    def test_the_usual_training_transform_of_v2(self, device: str) -> None:
+        to_float = v2.ToDtype(torch.float32, scale=True)
+        transform = v2.Compose(
+            [v2.ToImage(), v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), to_float, v2.Normalize(MEAN, STD)]
+        )
+        assert_as_torchvision(transform, device, bound=BILINEAR)
+
+    def test_the_usual_transform_for_small_images(self, device: str) -> None:
+        transform = v1.Compose(
+            [
+                v1.RandomCrop(30, padding=4, pad_if_needed=True),
+                v1.RandomHorizontalFlip(),
+                v1.ToTensor(),
+                v1.Normalize(MEAN, STD),
+            ]
+        )
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+
+def some_transforms(seed: int) -> list[Any]:
+    """Steps that are exact in any order, with the conversions to a tensor and to float somewhere among them."""
+    rng = random.Random(seed)
+    version = rng.choice([v1, v2])
+
+    def one() -> Any:
+        return rng.choice(
+            [
+                lambda: version.RandomHorizontalFlip(),
+                lambda: version.RandomVerticalFlip(),
+                lambda: version.CenterCrop((rng.randint(20, 90), rng.randint(20, 90))),
+                lambda: version.RandomCrop(
+                    (rng.randint(20, 90), rng.randint(20, 90)), padding=3, pad_if_needed=True, fill=1
+                ),
+                lambda: version.Pad((1, 2, 3, rng.randint(0, 9)), fill=rng.choice([0, 1])),
+                lambda: version.RandomResizedCrop(rng.randint(20, 90), interpolation=InterpolationMode.NEAREST),
+            ]
+        )()
+
+    def some() -> list[Any]:
+        return [one() for _ in range(rng.randint(0, 3))]
+
+    steps = [*some(), v1.PILToTensor(), *some()]
+    if rng.random() < 0.8:
+        steps += [v2.ToDtype(torch.float32, scale=rng.random() < 0.7), *some()]
+        if rng.random() < 0.5:
+            steps += [version.Normalize(MEAN, STD), *some()]
+    return steps
+
+
+class TestOrder:
+    @pytest.mark.parametrize("seed", range(60))
+    def test_any_order_of_steps_is_right(self, seed: int, device: str) -> None:
+        transform = v1.Compose(some_transforms(seed))
+        assert_as_torchvision(transform, device, images("landscape", "small"), bound=EXACT, seed=seed)
+
+    @pytest.mark.parametrize("position", range(5))
+    def test_a_flip_anywhere(self, position: int, device: str) -> None:
+        steps = [v1.RandomResizedCrop(40), v1.Pad((5, 0)), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+        for flip in (v1.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1)):
+            transform = v1.Compose([*steps[:position], flip, *steps[position:]])
+            assert_as_torchvision(transform, device, bound=BILINEAR)
+
+    @pytest.mark.parametrize("position", range(4))
+    def test_a_resize_anywhere(self, position: int, device: str) -> None:
+        steps = [v1.RandomHorizontalFlip(1), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+        transform = v1.Compose([*steps[:position], v1.Resize((40, 50)), *steps[position:]])
+        assert_as_torchvision(transform, device, bound=BILINEAR)
+
+
+class TestOutputs:
+    def test_of_one_size_are_one_tensor(self, device: str) -> None:
+        compiled = Compiled(v1.Compose([v1.CenterCrop((20, 30)), v1.ToTensor()]), device, 16)
+        (output,) = compiled.outputs(compiled.calls(images("landscape", "tiny")))
+        assert isinstance(output, torch.Tensor)
+        assert (output.shape, output.dtype, output.device.type) == ((2, 3, 20, 30), torch.float32, device)
+
+    def test_of_several_sizes_are_a_list(self, device: str) -> None:
+        compiled = Compiled(v1.PILToTensor(), device, 16)
+        (output,) = compiled.outputs(compiled.calls(images("landscape", "tiny")))
+        assert [tensor.shape for tensor in output] == [(3, 120, 160), (3, 7, 9)]
+        assert all((tensor.dtype, tensor.device.type) == (torch.uint8, device) for tensor in output)
+
+    def test_a_plan_without_draws_takes_images_only(self, device: str) -> None:
+        compiled = Compiled(v1.ToTensor(), device, 4)
+        (call,) = compiled.calls(images("tiny"))
+        assert len(call.inputs) == 1
+        assert compiled.server.proxy.input_names == ("images",)
+
+    def test_are_a_pure_function_of_bytes_and_draws(self, device: str) -> None:
+        transform = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.PILToTensor()])
+        compiled = Compiled(transform, device, 16)
+        calls = compiled.calls(images("landscape", "portrait", "grey", "PNG"))
+        (first,) = compiled.outputs(calls)
+        torch.manual_seed(99)
+        (again,) = compiled.outputs(calls)
+        (backwards,) = compiled.outputs(calls[::-1])
+        (alone,) = compiled.outputs(calls[2:3])
+        # On a GPU the rest of the batch decides whether the engine or CUDA decodes an image.
+        same = EXACT.on(device).max
+        assert (first.int() - again.int()).abs().max() <= same
+        assert (first.flip(0).int() - backwards.int()).abs().max() <= same
+        assert (first[2:3].int() - alone.int()).abs().max() <= same
+
+    def test_do_not_depend_on_threads_or_queue(self, device: str) -> None:
+        transform = v1.Compose([v1.RandomResizedCrop(32), v1.PILToTensor()])
+        files = images("landscape", "portrait", "grey", "PNG")
+        expected = torch.stack(compare.run_ours(transform, device, files))
+        compiled = compile_transforms(transform)
+        torch.manual_seed(0)
+        calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
+        device_id = None if device == "cpu" else 0
+        for threads, depth in ((1, 1), (3, 4)):
+            options = PipelineOptions(4, device_id=device_id, num_threads=threads, prefetch_queue_depth=depth)
+            server = PlanServer(compiled.plan, options, BatchFormat())
+            (output,) = server.collect(
+                server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
+            )
+            assert (output.int() - expected.int()).abs().max() <= EXACT.on(device).max
+
+
+class TestExactEdges:
+    """Below EXACT_EDGES_BELOW the outermost pixels are torchvision's too; from there on they are further off."""
+
+    @pytest.mark.parametrize("size", [1, 2, 31, EXACT_EDGES_BELOW - 1])
+    def test_below_the_limit(self, size: int, device: str) -> None:
+        files = images("landscape", "large", "tiny", "one pixel wide")
+        for resize in (v1.Resize((size, 200)), v1.Resize((200, size))):
+            assert_as_torchvision(v1.Compose([resize, v1.PILToTensor()]), device, files, bound=BILINEAR)
+
+    def test_from_the_limit_on_the_interior_is_as_good(self, device: str) -> None:
+        transform = v1.Compose([v1.Resize((EXACT_EDGES_BELOW,) * 2), v1.PILToTensor()])
+        files = images("landscape", "large")
+        outputs = compare.run(transform, device, files)
+        frame = np.ones((EXACT_EDGES_BELOW,) * 2, bool)
+        frame[1:-1, 1:-1] = False
+        for difference in outputs.differences():
+            assert difference[:, ~frame].max() <= BILINEAR.on(device).max
+            assert 1 < difference[:, frame].max() < 20
+
+    def test_of_floats_leave_rounding_only(self, device: str) -> None:
+        transform = v1.Compose([v1.ToTensor(), v1.Resize(20), v1.Resize((50, 61))])
+        assert_as_torchvision(transform, device, images(but=("one pixel high", "one pixel wide")), bound=EXACT)
+
+
+class TestOptions:
+    def test_threads_on_the_cpu_are_one_more_than_the_cores_of_the_process(self) -> None:
+        assert PipelineOptions(8).threads == len(os.sched_getaffinity(0)) + 1
+
+    def test_threads_beside_a_gpu_are_at_most_four(self) -> None:
+        assert PipelineOptions(8, device_id=0).threads == min(4, len(os.sched_getaffinity(0)))
+
+    def test_threads_may_be_given(self) -> None:
+        assert PipelineOptions(8, num_threads=3).threads == 3
+        assert PipelineOptions(8, device_id=0, num_threads=7).threads == 7

@@ -1,0 +1,327 @@
+"""Engines: who decodes is seen by a picture; where they do not, they are left alone, and the batches are right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvidia.dali import Pipeline, fn, pipeline_def, types
+from torchvision.transforms import PILToTensor
+
+from proxyloader import PipelineError
+from proxyloader.dali import executor as _executor
+from proxyloader.dali import jpeg_engines
+from proxyloader.dali.build import PipelineOptions, build_pipeline
+from proxyloader.transforms.registry import plan_for
+
+from ..limits import LONG_S, WAIT_S
+
+DECODED = plan_for(PILToTensor())
+
+
+def test_the_picture_is_told_from_what_another_decoder_makes_of_it() -> None:
+    assert jpeg_engines._levels_off(None) == 0
+    _, wanted = jpeg_engines._picture()
+    assert np.abs(np.roll(wanted, 1, axis=0) - wanted).mean() > 10  # another picture would be seen
+
+
+def test_a_pipeline_on_a_cpu_has_none() -> None:
+    assert not jpeg_engines._fail_for(build_pipeline(DECODED, PipelineOptions(1)))
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "crowded"),
+    [(130, 8, False), (130, 0, True), (20, 119, False), (20, 60, True), (0, 140, True)],
+)
+def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
+    free: int, own: int, crowded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
+    assert jpeg_engines._is_crowded(0) == crowded
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_where_torch_has_no_cuda_nothing_is_crowded(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(device_id: int) -> Any:
+        raise error("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
+    assert not jpeg_engines._is_crowded(0)
+
+
+def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) -> Pipeline:
+    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    def graph() -> Any:
+        encoded, number = fn.external_source(name="images"), fn.random.uniform(range=[0, 1])
+        nodes = dict.fromkeys(inputs, number)
+        how = {"device": "mixed", "output_type": types.RGB, "preallocate_width_hint": 300, **nodes, **given}
+        return fn.resize(getattr(fn.decoders, operator)(encoded, **how), size=[8, 8])
+
+    pipeline = graph()
+    pipeline._build_graph()
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("given", "uses"), [({}, True), ({"hw_decoder_load": 0.5}, True), ({"hw_decoder_load": 0}, False)]
+)
+def test_a_pipeline_tells_whether_it_uses_them(given: dict[str, Any], uses: bool) -> None:
+    assert _executor.uses_engines(decoder_of(given)) == uses
+
+
+def words_of(pipeline: Pipeline) -> list[str]:
+    """All that is said to its operators, but from which lines of code."""
+    lines = [line.strip() for operator in pipeline._ops for line in str(operator.spec).splitlines()]
+    return [line for line in lines if line and not line.startswith("_origin_stack")]
+
+
+@pytest.mark.parametrize(
+    ("given", "operator", "inputs"),
+    [
+        ({}, "image", {}),
+        ({"hw_decoder_load": 0.5}, "image", {}),
+        ({"hw_decoder_load": 1.0, "random_area": [0.1, 0.9], "seed": 7}, "image_random_crop", {}),
+        ({"hw_decoder_load": 0.5, "preserve": True, "name": "mine"}, "image", {}),
+        ({"crop": [20, 20]}, "image_crop", {"crop_pos_x": 1}),
+    ],
+    ids=str,
+)
+def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
+    given: dict[str, Any], operator: str, inputs: dict[str, Any]
+) -> None:
+    pipeline = decoder_of(given, operator, **inputs)
+    before = words_of(pipeline)
+    assert _executor.leave_engines_alone(pipeline) and not _executor.uses_engines(pipeline)
+    after = words_of(pipeline)
+    assert [line for line in after if line not in before] == ["hw_decoder_load: 0.000000"]
+    assert [line for line in after if "hw_" not in line] == [line for line in before if "hw_" not in line]
+
+
+def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "_failing", {0})
+    pipeline = decoder_of({"crop": [20, 20], "hw_decoder_load": 0.5}, "image_crop", crop_pos_x=1)
+    with pytest.raises(PipelineError, match=r"engines of GPU 0, .*pictures might be wrong. Give its decoders hw_dec"):
+        jpeg_engines.build(pipeline)
+    assert _executor.uses_engines(pipeline)
+
+
+def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
+    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    def graph() -> Any:
+        return fn.decoders.image(fn.external_source(name="images"), device="mixed")  # not hw_decoder_load: 0.000000
+
+    pipeline = graph()
+    pipeline._build_graph()
+    assert _executor.uses_engines(pipeline)
+
+
+def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
+    """A checkpoint holds one for both, and must fit."""
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    def graph() -> Any:
+        encoded = fn.external_source(name="images")
+        return tuple(fn.decoders.image(encoded, device="mixed", hw_decoder_load=0.5) for _ in range(2))
+
+    pipeline = graph()
+    assert _executor.leave_engines_alone(pipeline)
+    told = [words_of(pipeline).count(line) for line in ("preserve_name: False", "hw_decoder_load: 0.000000")]
+    assert told == [2, 2]
+
+
+def test_a_pipeline_that_was_deserialized_on_a_cpu_uses_none() -> None:
+    pipeline = Pipeline.deserialize(build_pipeline(DECODED, PipelineOptions(1)).serialize())
+    assert not _executor.uses_engines(pipeline) and _executor.leave_engines_alone(pipeline)
+
+
+def test_a_pipeline_without_them_stays_as_it_is() -> None:
+    pipeline = build_pipeline(DECODED, PipelineOptions(1))
+    executor = pipeline._pipe
+    assert _executor.leave_engines_alone(pipeline) and pipeline._pipe is executor is not None
+
+
+class Executor:
+    """As much of one as a pipeline needs to be let go."""
+
+    def Shutdown(self) -> None: ...
+
+
+class Gpu:
+    """In place of a GPU, which is not here: whether it is crowded, and has engines for those who try. What needs a real
+    one is in ``tests/gpu/test_engines_gpu.py``."""
+
+    def __init__(self) -> None:
+        self.is_crowded, self.has_engines = False, True
+        self.tried: list[Any] = []
+        self.built: list[bool] = []  # whether on engines
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def build(self, pipeline: Pipeline) -> None:
+        if pipeline._built:
+            return
+        if not pipeline._py_graph_built:
+            pipeline._build_graph()
+        pipeline._pipe, pipeline._built, pipeline._device_id = Executor(), True, 0
+        self.built.append(_executor.uses_engines(pipeline))
+
+    def levels_off(self, device_id: int, padding: Any) -> float:
+        self.goes_on.wait(WAIT_S)
+        self.tried.append(padding)
+        return 0 if self.has_engines else 1
+
+    def tried_in_all(self) -> list[Any]:
+        """When nobody tries any more."""
+        if jpeg_engines._reservation is not None:
+            jpeg_engines._reservation.finish()
+        return self.tried
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setattr(jpeg_engines, "_reservation", None)
+    monkeypatch.setattr(jpeg_engines, "_failing", set())
+    monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(jpeg_engines, "_is_crowded", lambda device_id: gpu.is_crowded)
+    monkeypatch.setattr(jpeg_engines, "_levels_off", gpu.levels_off)
+    monkeypatch.setattr(_executor, "build", gpu.build)
+    return gpu
+
+
+def test_they_are_tried_behind_the_first_pipeline_and_again_when_none_is_left(gpu: Gpu) -> None:
+    for _ in range(2):
+        first, second = decoder_of({}), decoder_of({"hw_decoder_load": 0.5})
+        jpeg_engines.build(first)
+        jpeg_engines.build(second)
+        del first
+        jpeg_engines.build(decoder_of({}))
+        del second
+    assert gpu.tried_in_all() == [(), ()] and gpu.built == [True] * 6
+
+
+def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
+    gpu.is_crowded = True
+    pipelines = [decoder_of({}) for _ in range(3)]
+    for pipeline in pipelines * 2:
+        jpeg_engines.build(pipeline)
+    assert gpu.tried == [()] * 3
+    _executor.take_apart(pipelines[0])
+    jpeg_engines.build(pipelines[0])
+    assert gpu.tried == [()] * 4 and gpu.built == [True] * 4
+
+
+def test_they_are_tried_as_a_pipelines_decoders_would_use_them(gpu: Gpu) -> None:
+    jpeg_engines.build(decoder_of({"device_memory_padding": 1 << 20, "host_memory_padding": 0}))
+    assert gpu.tried_in_all() == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
+
+
+def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = decoder_of({})
+    jpeg_engines.build(before)
+    assert gpu.tried_in_all() == [()]
+    gpu.is_crowded, gpu.has_engines = True, False
+    built_by_its_user = decoder_of({})
+    gpu.build(built_by_its_user)
+    executor = built_by_its_user._pipe
+    gpu.built.clear()
+    jpeg_engines.build(built_by_its_user)
+    assert built_by_its_user._pipe is not executor and gpu.built == [False]
+    jpeg_engines.build(decoder_of({"hw_decoder_load": 1.0}))
+    anywhere = decoder_of({})
+    anywhere._device_id = None  # DALI takes the current one, when it is built
+    jpeg_engines.build(anywhere)
+    assert gpu.built == [False, False, True, False] and gpu.tried == [()] * 2
+    assert caplog.text.count("CUDA decodes, which is slower") == 1
+    jpeg_engines.build(before)  # it has its own
+    assert _executor.uses_engines(before)
+
+
+def test_what_has_run_is_not_built_again_behind_its_users_back(gpu: Gpu) -> None:
+    pipeline = decoder_of({})
+    gpu.build(pipeline)
+    pipeline._first_iter, gpu.is_crowded, gpu.has_engines = False, True, False
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="use them up"):
+            jpeg_engines.build(pipeline)
+
+
+def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gpu: Gpu) -> None:
+    gpu.has_engines = False
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+    assert gpu.tried_in_all() == [()] and gpu.built == [True]
+    assert _executor.uses_engines(pipeline) and not jpeg_engines.are_left_alone(0)
+
+
+def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_without_engines(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = decoder_of({})
+    jpeg_engines.build(before)
+    gpu.is_crowded, gpu.has_engines = True, False
+    assert gpu.tried_in_all() == [()] and jpeg_engines.are_left_alone(0)
+    assert caplog.text.count("CUDA decodes, which is slower") == 1
+    jpeg_engines.build(decoder_of({}))
+    assert gpu.built == [True, False]
+
+
+def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
+    gpu.goes_on.clear()
+    first, second = decoder_of({}), decoder_of({})
+    began_s = time.monotonic()
+    jpeg_engines.build(first)
+    assert gpu.built == [True] and gpu.tried == []
+    threading.Timer(0.2, gpu.goes_on.set).start()
+    jpeg_engines.build(second)
+    assert gpu.tried == [()] and gpu.built == [True, True]
+    assert time.monotonic() - began_s < WAIT_S
+
+
+ENDS = """
+from proxyloader import engines
+engines.AFTER_FIRST_BATCH_S = 60.0
+engines._levels_off = lambda *_: print("tried")
+engines._reserve_beside(0, {()})
+print("ends")
+"""
+
+
+def test_a_process_that_ends_neither_waits_for_the_trial_nor_tries() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.stdout, done.returncode) == ("ends\n", 0), done.stderr
+
+
+def test_the_trial_is_not_in_the_way_of_the_first_batch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.2)
+    pipeline = decoder_of({})
+    began_s = time.monotonic()
+    jpeg_engines.build(pipeline)
+    assert gpu.tried == [] and jpeg_engines._reservation is not None
+    jpeg_engines._reservation.join(WAIT_S)
+    assert gpu.tried == [()] and time.monotonic() - began_s >= 0.2
+
+
+def test_a_fork_waits_for_the_trial(gpu: Gpu) -> None:
+    gpu.goes_on.clear()
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+    threading.Timer(0.2, gpu.goes_on.set).start()
+    child = os.fork()
+    if not child:
+        os._exit(0 if gpu.tried == [()] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

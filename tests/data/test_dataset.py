@@ -1,0 +1,284 @@
+"""wrap() exchanges what it must in a copy, and leaves the user's dataset and everything else alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import AugMixDataset, ImageDataset, create_dataset, create_transform
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torchvision import transforms
+from torchvision.datasets import CIFAR10, DatasetFolder, ImageFolder, ImageNet
+from torchvision.datasets.folder import pil_loader
+
+from proxyloader import (
+    DataLoader,
+    EncodedImage,
+    ImageError,
+    InputError,
+    UnsupportedTransformError,
+    compile_transforms,
+    wrap,
+)
+from proxyloader.data.compiled_transform import CompiledTransform, WorkerTransform
+from proxyloader.data.dataset import plans_in
+from proxyloader.data.placeholders import ProxySample
+
+TRANSFORM = transforms.Compose([transforms.Resize((20, 30)), transforms.ToTensor()])
+
+
+def test_the_original_stays_as_it_was_and_the_copy_is_of_its_class(folder: ImageFolder) -> None:
+    folder.transform = TRANSFORM
+    folder.note = "mine"
+    before = copy.copy(folder.__dict__)
+    wrapped = wrap(folder)
+    assert folder.__dict__ == before and folder[0][0].shape == (3, 20, 30)
+    assert type(wrapped) is ImageFolder and wrapped.note == "mine"
+    assert wrapped.classes is folder.classes and wrapped.samples is folder.samples
+    assert wrapped.targets is folder.targets and len(wrapped) == len(folder)
+
+
+def test_a_wrapped_folder_hands_out_bytes_and_drawn_numbers(folder: ImageFolder) -> None:
+    folder.transform = TRANSFORM
+    folder.target_transform = str
+    sample, target = wrap(folder)[5]
+    assert isinstance(sample, ProxySample) and target == "0"
+    encoded, row = sample.call.inputs
+    assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes() and row.tolist()[-2:] == [20, 30]
+    assert sample.call.source == folder.samples[5][0]
+
+
+def test_wrapping_twice_is_wrapping_once(folder: ImageFolder) -> None:
+    folder.transform = TRANSFORM
+    wrapped = wrap(folder)
+    assert wrap(wrapped).transform is wrapped.transform
+
+
+def test_a_wrapped_dataset_can_be_pickled(folder: ImageFolder) -> None:
+    folder.transform = transforms.Compose([transforms.RandomResizedCrop(20), transforms.ToTensor()])
+    wrapped = pickle.loads(pickle.dumps(wrap(folder)))
+    assert isinstance(wrapped[0][0], ProxySample)
+
+
+def test_what_stands_in_subsets_and_concatenations_is_wrapped_at_any_depth(folder: ImageFolder) -> None:
+    folder.transform = TRANSFORM
+    part, _ = random_split(folder, [8, 40])
+    nested = Subset(ConcatDataset([folder, part]), [3, 50])
+    wrapped = wrap(nested)
+    assert all(isinstance(wrapped[k][0], ProxySample) for k in range(2))
+    assert isinstance(nested[0][0], torch.Tensor)
+    assert len(plans_in(wrapped)) == 1
+
+
+def test_a_subset_with_ways_of_its_own_is_left_alone(folder: ImageFolder) -> None:
+    class Own(Subset[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            image, target = super().__getitem__(index)
+            return image.sum(), target
+
+        def __getitems__(self, indices: list[Any]) -> list[Any]:
+            return [self[index] for index in indices]
+
+    folder.transform = TRANSFORM
+    own = Own(folder, [1])
+    assert wrap(own) is own
+
+
+def own_loader(path: str) -> Image.Image:
+    return Image.new("RGB", (8, 8), "red")
+
+
+def test_a_loader_of_the_users_own_is_called_and_its_pixels_travel_uncompressed(folder: ImageFolder) -> None:
+    dataset = DatasetFolder(folder.root, own_loader, ("jpg",), transform=TRANSFORM)
+    wrapped = wrap(dataset)
+    assert wrapped.loader is own_loader
+    encoded = wrapped[0][0].call.inputs[0].tobytes()
+    assert encoded.startswith(b"P6\n8 8\n255\n\xff\x00\x00")
+
+
+def test_torchvisions_pil_loader_is_exchanged_wherever_it_was_given(folder: ImageFolder) -> None:
+    dataset = DatasetFolder(folder.root, pil_loader, ("jpg",), transform=TRANSFORM)
+    assert wrap(dataset).loader == EncodedImage.open
+
+
+def test_imagenet_is_a_folder_like_any_other(tmp_path: Path, photos: Path) -> None:
+    wnids = {"n01440764": ("tench", "Tinca tinca"), "n01443537": ("goldfish",)}
+    torch.save((wnids, []), tmp_path / "meta.bin")
+    for wnid, source in zip(wnids, sorted(photos.iterdir())):
+        (tmp_path / "val" / wnid).mkdir(parents=True)
+        for path in sorted(source.iterdir())[:2]:
+            (tmp_path / "val" / wnid / path.name).write_bytes(path.read_bytes())
+    dataset = ImageNet(tmp_path, "val", transform=TRANSFORM)
+    wrapped = wrap(dataset)
+    assert isinstance(wrapped[3][0], ProxySample) and wrapped.classes == [("tench", "Tinca tinca"), ("goldfish",)]
+
+
+def test_a_dataset_of_arrays_with_a_torchvision_transform_travels_uncompressed(tmp_path: Path) -> None:
+    dataset = CIFAR10.__new__(CIFAR10)
+    dataset.data = np.full((4, 32, 32, 3), 7, np.uint8)
+    dataset.targets, dataset.transform, dataset.target_transform = [0, 1, 2, 3], TRANSFORM, None
+    sample, target = wrap(dataset)[2]
+    assert target == 2 and sample.call.inputs[0].tobytes().startswith(b"P6\n32 32\n255\n\x07")
+
+
+class Photographs(Dataset[Any]):
+    """The README's dataset of one's own."""
+
+    def __init__(self, paths: list[str], transform: Any) -> None:
+        self.paths, self.transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(EncodedImage.open(self.paths[index])), index
+
+
+@pytest.mark.parametrize("transform", [TRANSFORM, compile_transforms(TRANSFORM)], ids=["torchvision", "compiled"])
+def test_a_dataset_of_ones_own_may_open_images_without_decoding_them(folder: ImageFolder, transform: Any) -> None:
+    wrapped = wrap(Photographs([path for path, _ in folder.samples], transform))
+    assert isinstance(wrapped[1][0], ProxySample) and isinstance(wrapped.transform, CompiledTransform)
+
+
+class Calculates(Photographs):
+    """Its transform is a property without a setter."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    @property
+    def transform(self) -> Any:  # type: ignore[override]
+        return TRANSFORM
+
+
+@dataclass(frozen=True)
+class Frozen(Photographs):
+    paths: list[str]
+    transform: Any
+
+
+class Slotted(Photographs):
+    __slots__ = ("paths", "transform")
+
+
+def test_a_transform_that_cannot_be_set_is_refused_with_what_to_do(folder: ImageFolder) -> None:
+    paths = [path for path, _ in folder.samples]
+    for dataset in (Calculates(paths), Frozen(paths, TRANSFORM)):
+        with pytest.raises(TypeError, match=f"{type(dataset).__name__}.transform cannot be set .* ordinary attribute"):
+            wrap(dataset)
+
+
+def test_a_transform_in_a_slot_is_found(folder: ImageFolder) -> None:
+    dataset = Slotted([path for path, _ in folder.samples], TRANSFORM)
+    assert len(plans_in(wrap(dataset))) == 1
+
+
+class Sounds(Dataset[Any]):
+    def transform(self, sound: Any) -> Any:
+        return sound
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(3)), Sounds(), [1, 2, 3]], ids=type)
+def test_what_holds_no_images_is_given_back_as_it_is(dataset: Any) -> None:
+    assert wrap(dataset) is dataset and plans_in(dataset) == {}
+
+
+def test_a_folder_without_a_transform_is_given_back_as_it_is(folder: ImageFolder) -> None:
+    assert wrap(folder) is folder
+
+
+def to_grey(image: Any) -> Any:
+    return image
+
+
+def test_a_callable_of_the_users_in_an_image_folder_is_refused_by_name(folder: ImageFolder) -> None:
+    folder.transform = to_grey
+    with pytest.raises(UnsupportedTransformError, match="transform: .*to_grey: it is not translated"):
+        wrap(folder)
+
+
+def test_the_wrapped_transform_says_which_inputs_it_takes() -> None:
+    compiled = compile_transforms(TRANSFORM)
+    with pytest.raises(ValueError, match=r"a Tensor\[3, 4, 4\]; it must be a PIL image, an EncodedImage, an array"):
+        compiled(torch.zeros(3, 4, 4))
+    assert compiled(np.zeros((5, 4, 3), np.uint8)).call.inputs[0].tobytes().startswith(b"P6\n4 5\n")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # timm's reader leaves the closing of files to Python
+class TestOfTimm:
+    """timm's datasets keep their transform in ``.transform``, too."""
+
+    @pytest.fixture
+    def dataset(self, photos: Path) -> ImageDataset:
+        transform = create_transform(24, is_training=True, interpolation="random", color_jitter=None, re_prob=0.5)
+        return create_dataset("", root=str(photos), split="", transform=transform)
+
+    def test_the_images_of_an_image_dataset_travel_encoded(self, dataset: ImageDataset) -> None:
+        sample, target = wrap(dataset)[5]
+        assert isinstance(sample, ProxySample) and target == dataset.reader.samples[5][1]
+        assert sample.call.inputs[0].tobytes() == Path(dataset.reader.samples[5][0]).read_bytes()
+        assert not dataset.load_bytes and isinstance(dataset[5][0], torch.Tensor)
+
+    def test_what_cannot_be_read_is_named_by_its_file(self, dataset: ImageDataset, tmp_path: Path) -> None:
+        broken = tmp_path / "broken.jpg"
+        broken.write_bytes(b"no image")
+        dataset.reader.samples[2] = (str(broken), 0)
+        loader = DataLoader(dataset, 4, on_error="skip", device="cpu")
+        next(iter(loader))
+        (unreadable,) = loader.errors
+        assert (unreadable.index, unreadable.path) == (2, str(broken))
+        with pytest.raises(ImageError, match=rf"dataset\[2\] \({broken}\): ") as caught:
+            next(iter(DataLoader(dataset, 4, device="cpu")))
+        assert caught.value.path == str(broken)
+
+    def test_what_is_to_be_of_another_mode_is_decoded_in_the_worker(self, dataset: ImageDataset) -> None:
+        dataset.input_img_mode = "L"
+        wrapped = wrap(dataset)
+        assert not wrapped.load_bytes
+        with pytest.raises(InputError, match="the mode is 'L', and images travel as 'RGB'"):
+            wrapped[5]
+
+    def test_what_is_left_to_torchvision_is_opened_by_timm(self, dataset: ImageDataset) -> None:
+        wrapped = wrap(dataset, compile=WorkerTransform)
+        assert not wrapped.load_bytes and wrapped[5][0].shape == (3, 24, 24)
+
+    def test_too_many_pixels_are_an_error(self, dataset: ImageDataset) -> None:
+        with pytest.raises(ImageError, match="and the limit is 100"):
+            wrap(dataset, max_pixels=100)[5]
+
+    def test_a_dataset_that_opens_images_in_its_own_way_is_given_the_transform_alone(
+        self, dataset: ImageDataset
+    ) -> None:
+        class Own(ImageDataset):
+            def __getitem__(self, index: int) -> Any:
+                return self.transform(Image.new("RGB", (30, 20))), index
+
+        dataset.__class__ = Own
+        wrapped = wrap(dataset)
+        assert not wrapped.load_bytes and isinstance(wrapped[3][0], ProxySample)
+
+    def test_one_of_three_transforms_is_left_alone(self, dataset: ImageDataset) -> None:
+        dataset.transform = create_transform(24, is_training=True, separate=True, auto_augment="augmix-m3")
+        mixed = AugMixDataset(dataset)
+        assert wrap(mixed) is mixed and len(mixed[0][0]) == 2
+
+    def test_the_loader_gives_the_batches_of_the_stock_loader(self, dataset: ImageDataset) -> None:
+        def batches(loader: Any) -> list[Any]:
+            torch.manual_seed(3)
+            random.seed(3)
+            np.random.seed(3)
+            return list(loader(dataset, batch_size=8, shuffle=True, num_workers=2))
+
+        ours = batches(functools.partial(DataLoader, device="cpu"))
+        for (images, labels), (wanted, wanted_labels) in zip(ours, batches(torch.utils.data.DataLoader), strict=True):
+            assert torch.equal(labels, wanted_labels)
+            assert (images - wanted).abs().mean() < 0.02  # a level is 0.017

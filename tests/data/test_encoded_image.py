@@ -1,0 +1,214 @@
+"""What stays encoded and what Pillow decodes."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, UnidentifiedImageError
+from torchvision.datasets.folder import default_loader
+
+from proxyloader import EncodedImage, ImageError, InputError
+from proxyloader.data import encoded_image
+from proxyloader.tools.synthetic.formats import ODD_FORMATS
+from proxyloader.tools.synthetic.photograph import photograph
+
+PHOTO = photograph(0, size=(90, 61))
+STAY_ENCODED = {
+    "odd_422.jpg",
+    "odd_444.jpg",
+    "odd_grey.jpg",
+    "odd_orientation_6.jpg",
+    "odd_progressive.jpg",
+    "odd_restart_intervals.jpg",
+    "odd_thumbnail.jpg",
+    "odd_two_pictures.jpg",
+    "odd_zeros_behind.jpg",
+}
+
+
+@pytest.mark.parametrize("name", ODD_FORMATS)
+def test_an_image_has_the_size_and_pixels_that_pillow_gives_it(name: str) -> None:
+    data = ODD_FORMATS[name](PHOTO)
+    image = EncodedImage.from_bytes(data, name)
+    theirs = Image.open(io.BytesIO(data)).convert("RGB")
+    assert (image.width, image.height) == theirs.size
+    ours = Image.open(io.BytesIO(image.data)).convert("RGB")
+    assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def test_jpegs_that_dali_decodes_as_pillow_does_stay_encoded_and_all_else_does_not() -> None:
+    encoded = {name for name, encode in ODD_FORMATS.items() if EncodedImage.from_bytes(encode(PHOTO)).data[:2] != b"P6"}
+    assert encoded == STAY_ENCODED
+
+
+def plain_jpeg(image: Image.Image = PHOTO) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("size", "encoded"), [((8, 8), True), ((7, 90), False), ((90, 1), False)])
+def test_slivers_are_decoded_by_pillow(size: tuple[int, int], encoded: bool) -> None:
+    image = EncodedImage.from_bytes(plain_jpeg(PHOTO.resize(size)))
+    assert (image.width, image.height) == size and image.data.startswith(b"\xff\xd8") == encoded
+
+
+def test_random_damage_to_a_header_raises_nothing_but_an_image_error() -> None:
+    generator, data = np.random.default_rng(0), plain_jpeg()
+    for _ in range(300):
+        damaged = bytearray(data)
+        for at in generator.integers(2, 700, 4):
+            damaged[at] = generator.integers(256)
+        try:
+            image = EncodedImage.from_bytes(bytes(damaged), "damaged.jpg")
+        except ImageError as error:
+            assert "damaged.jpg" in str(error)
+        else:
+            assert image.height > 0 and image.width > 0
+
+
+def test_a_picture_of_another_mode_than_rgb_says_how_to_convert_it() -> None:
+    with pytest.raises(InputError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
+        EncodedImage.from_pil(PHOTO.convert("L"))
+
+
+def test_an_image_that_is_not_decoded_is_converted_to_rgb_alone_and_the_file_is_not_to_blame() -> None:
+    image = EncodedImage.from_pil(PHOTO, "a.png")
+    assert image.convert("RGB") is image
+    with pytest.raises(InputError, match=r"a.png: it is not decoded yet.*'L'.*torch.utils.data.DataLoader"):
+        image.convert("L")
+
+
+def test_a_picture_of_more_bytes_than_dali_counts_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "large.png")
+    monkeypatch.setattr(encoded_image, "MOST_PIXEL_BYTES", 3 * 61 * 90 - 1)
+    with pytest.raises(ImageError, match=r"large.png: 90 x 61 pixels are 16470 bytes, and DALI takes 16469"):
+        EncodedImage.open(tmp_path / "large.png")
+    PHOTO.save(tmp_path / "large.jpg")
+    assert EncodedImage.open(tmp_path / "large.jpg").height == 61
+
+
+def test_a_decompression_bomb_says_how_it_may_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ImageError, match="bomb.png: it could be a decompression bomb.*Give the loader max_pixels"):
+        EncodedImage.open(tmp_path / "bomb.png")
+
+
+def test_an_image_shows_its_size_and_not_its_bytes(tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "a.jpg")
+    image = EncodedImage.open(tmp_path / "a.jpg")
+    assert repr(image) == f"EncodedImage(height=61, width=90, path='{tmp_path / 'a.jpg'}')"
+
+
+@pytest.mark.parametrize("name", ODD_FORMATS)
+def test_a_file_that_is_larger_than_what_is_read_has_the_pixels_that_pillow_gives_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ODD_FORMATS[name](PHOTO)
+    (tmp_path / name).write_bytes(data)
+    theirs = np.asarray(default_loader(str(tmp_path / name)))
+    for most in (len(data) - 1, 3000, 100):
+        monkeypatch.setattr(encoded_image, "MOST_READ_BYTES", most)
+        for image in (EncodedImage.open(tmp_path / name), EncodedImage.from_bytes(data)):
+            assert np.array_equal(np.asarray(image.decoded()), theirs)
+            assert image.data.startswith(b"P6") or len(image.data) <= most
+
+
+def sparse(start: bytes, size: int) -> Callable[[Path], None]:
+    """A file that begins so, and goes on with zeros."""
+
+    def make(path: Path) -> None:
+        path.write_bytes(start)
+        os.truncate(path, size)
+
+    return make
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+NO_IMAGES = {
+    "a device without end": (link_to("/dev/zero"), "no file, but a device"),
+    "a full device": (link_to("/dev/full"), "no file, but a device"),
+    "a directory": (Path.mkdir, "Is a directory"),
+    "10 GB of nothing": (sparse(b"", 10 << 30), "10737418240 bytes, in no image format that Pillow knows"),
+    "a large archive": (sparse(b"PK\3\4", 10 << 30), "in no image format that Pillow knows"),
+    "a large archive of tar": (sparse(bytes(257) + b"ustar\00000", 10 << 30), "in no image format that Pillow knows"),
+    "a file that does not say its size": (link_to("/proc/self/status"), "in no image format that Pillow knows"),
+    "an empty file that does not say its size": (link_to("/proc/self/task/none"), "No such file"),
+}
+
+
+@pytest.mark.parametrize("name", NO_IMAGES)
+def test_what_is_no_image_is_refused_without_being_read_to_its_end(name: str, tmp_path: Path) -> None:
+    make, reason = NO_IMAGES[name]
+    path = tmp_path / "a.jpg"
+    make(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageError, match=reason) as caught:
+            EncodedImage.open(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 * encoded_image.MOST_READ_BYTES
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    with pytest.raises((OSError, UnidentifiedImageError)):
+        default_loader(str(path))
+
+
+BEHIND = {
+    "a gigabyte of zeros": sparse(plain_jpeg(), 1 << 30),
+    "some megabytes of zeros": sparse(plain_jpeg(), 5 << 20),
+    "a film": lambda path: path.write_bytes(plain_jpeg() + np.random.default_rng(0).bytes(5 << 20)),
+    "another picture": lambda path: path.write_bytes(plain_jpeg() * 2 + b"\0"),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_of_a_jpeg_with_something_behind_it_the_jpeg_alone_travels(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    BEHIND[name](path)
+    image = EncodedImage.open(path)
+    assert image.data == plain_jpeg()
+    assert np.array_equal(np.asarray(image.decoded()), np.asarray(default_loader(str(path))))
+    if path.stat().st_size < encoded_image.MOST_READ_BYTES:
+        assert EncodedImage.from_bytes(path.read_bytes()).data == plain_jpeg()
+
+
+def test_a_jpeg_whose_end_is_not_found_is_read_by_pillow_as_far_as_it_needs_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    sparse(plain_jpeg()[:1000], 10 << 30)(path)
+    assert np.array_equal(np.asarray(EncodedImage.open(path).decoded()), np.asarray(default_loader(str(path))))
+
+
+def test_a_limit_of_the_loaders_own_leaves_pillows_as_it_is_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's is of the process: what one thread opens must not lift it for another, nor for good."""
+    seen, done = [], threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.append(Image.MAX_IMAGE_PIXELS)
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    buffer = io.BytesIO()
+    PHOTO.save(buffer, "PNG")
+    with ThreadPoolExecutor(3) as pool:
+        pool.submit(look)
+        opened = [pool.submit(EncodedImage.from_bytes, buffer.getvalue(), "", 10_000) for _ in range(200)]
+        assert {each.result().size for each in opened} == {PHOTO.size}
+        done.set()
+    assert set(seen) == {1000} and Image.MAX_IMAGE_PIXELS == 1000
+    with pytest.raises(ImageError, match="the limit is 5000"):
+        EncodedImage.from_bytes(buffer.getvalue(), max_pixels=5000)
+    with pytest.raises(ImageError, match="12 bytes, in no image format"):
+        EncodedImage.from_bytes(b"no image yet", max_pixels=5000)

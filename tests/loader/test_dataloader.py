@@ -1,0 +1,389 @@
+"""DataLoader's face: torch's arguments and attributes, and what it adds."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import multiprocessing
+import multiprocessing.util
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional
+
+from proxyloader import DataLoader, InputError
+from proxyloader.dali.run import Ticket
+from proxyloader.data.placeholders import Proxy
+
+from ..limits import WAIT_S
+
+TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
+
+
+@pytest.fixture
+def dataset(folder: ImageFolder) -> ImageFolder:
+    folder.transform = TRANSFORM
+    return folder
+
+
+def test_the_arguments_are_torchs_in_torchs_order_and_then_ours_by_keyword() -> None:
+    torchs = inspect.signature(StockLoader.__init__).parameters
+    ours = inspect.signature(DataLoader.__init__).parameters
+    shared = list(ours)[: len(torchs)]
+    assert shared == list(torchs)
+    for name in shared[1:]:
+        assert (ours[name].default, ours[name].kind) == (torchs[name].default, torchs[name].kind), name
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in list(ours.values())[len(torchs) :])
+
+
+def test_positional_arguments_mean_what_they_mean_to_torch(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 5, False, None, None, 0, None, False, True, 0, None, None, None)
+    assert [len(labels) for _, labels in loader] == [5] * 9
+
+
+def test_what_a_script_asks_a_loader_for_is_there(dataset: ImageFolder) -> None:
+    sampler = DistributedSampler(dataset, num_replicas=2, rank=1, shuffle=True)
+    loader = DataLoader(dataset, batch_size=7, sampler=sampler, num_workers=1)
+    loader.sampler.set_epoch(3)
+    assert isinstance(loader, StockLoader) and len(loader) == 4 and len(loader.dataset) == 48
+    assert loader.dataset is dataset and loader.dataset.classes == dataset.classes
+    assert (loader.batch_size, loader.num_workers, loader.drop_last) == (7, 1, False)
+    assert sum(len(labels) for _, labels in loader) == 24
+
+
+def test_moving_images_to_where_they_are_copies_nothing(dataset: ImageFolder, device: str) -> None:
+    for images, _ in DataLoader(dataset, 8, device=device, pin_memory=True):
+        assert images.to(images.device, non_blocking=True) is images
+        assert images.device.type == device and images.is_contiguous()
+
+
+def test_labels_are_pinned_where_torch_would_pin_them(dataset: ImageFolder, device: str) -> None:
+    for workers in (0, 1):
+        _, labels = next(iter(DataLoader(dataset, 8, num_workers=workers, pin_memory=True, device=device)))
+        assert labels.is_pinned() == torch.cuda.is_available()
+
+
+def stacked_backwards(samples: list[Any]) -> Any:
+    assert all(isinstance(image, torch.Tensor) for image, _ in samples)
+    return torch.stack([image for image, _ in reversed(samples)]), [label for _, label in samples]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_gets_decoded_samples_in_the_main_process(dataset: ImageFolder, workers: int, device: str) -> None:
+    called = []
+
+    def collate(samples: list[Any]) -> Any:
+        called.append(len(samples))
+        return stacked_backwards(samples)
+
+    ours = list(DataLoader(dataset, 10, num_workers=workers, collate_fn=collate, device=device))
+    theirs = list(StockLoader(dataset, 10, collate_fn=stacked_backwards))
+    assert called == [10, 10, 10, 10, 8]
+    for (images, labels), (stock_images, stock_labels) in zip(ours, theirs):
+        assert labels == stock_labels and (images.cpu() - stock_images).abs().mean() < 0.5 / 255
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_batches_images_come_one_by_one(dataset: ImageFolder, workers: int, device: str) -> None:
+    ours = list(DataLoader(dataset, None, num_workers=workers, device=device))
+    assert len(ours) == 48 and ours[0][0].shape == (3, 24, 32) and [label for _, label in ours] == dataset.targets
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+def test_no_more_decoded_batches_are_held_than_asked_for(
+    dataset: ImageFolder, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Ticket] = []
+    original = Ticket.__init__
+
+    def counted(self: Ticket, *arguments: Any) -> None:
+        original(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Ticket, "__init__", counted)
+    most = 0
+    loader = DataLoader(dataset, 4, num_workers=2, prefetch_factor=4, prefetch=prefetch, device="cpu")
+    for consumed, _ in enumerate(loader, start=1):
+        most = max(most, len(made) - consumed)
+    assert 1 <= most <= prefetch
+
+
+def test_out_of_order_loaders_give_every_sample_once(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 4, num_workers=2, in_order=False, device="cpu")
+    labels = torch.cat([labels for _, labels in loader])
+    assert sorted(labels.tolist()) == sorted(dataset.targets)
+
+
+def test_a_transform_that_changes_between_epochs_counts_from_the_next(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 8, num_workers=1, device="cpu")
+    assert next(iter(loader))[0].shape[2:] == (24, 32)
+    dataset.transform = transforms.Compose([transforms.Resize((10, 11)), transforms.ToTensor()])
+    assert next(iter(loader))[0].shape[2:] == (10, 11)
+
+
+def test_two_iterators_of_one_loader_do_not_disturb_each_other(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 8, num_workers=1, device="cpu")
+    pairs = list(zip(iter(loader), iter(loader)))
+    assert len(pairs) == 6
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+
+
+def test_workers_see_the_users_dataset_and_run_the_users_init_function(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 48, num_workers=1, worker_init_fn=mark, device="cpu")
+    ((_, labels),) = loader
+    assert labels.tolist() == [100] * 48
+
+
+def mark(worker_id: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None and info.id == worker_id and isinstance(info.dataset, ImageFolder)
+    info.dataset.samples = [(path, 100) for path, _ in info.dataset.samples]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from range(10)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [TensorDataset(torch.arange(10), torch.arange(10.0)), list(range(10)), Stream()],
+    ids=["tensors", "a list", "a stream"],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_datasets_without_images_are_loaded_as_by_torch(plain: Any, workers: int) -> None:
+    ours = [str(batch) for batch in DataLoader(plain, 3, num_workers=workers)]
+    assert ours == [str(batch) for batch in StockLoader(plain, 3, num_workers=workers)]
+
+
+def test_a_loader_can_be_pickled_also_after_an_epoch(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 16, num_workers=1, device="cpu", prefetch=3)
+    expected = [labels.tolist() for _, labels in loader]
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.prefetch == 3 and [labels.tolist() for _, labels in copy] == expected
+
+
+WITHOUT_DALI = """
+import sys
+sys.modules["nvidia.dali"] = None
+import logging
+logging.basicConfig()
+import torch
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from proxyloader import DataLoader
+transform = transforms.Compose([transforms.RandomPerspective(), transforms.Resize((8, 8)), transforms.ToTensor()])
+for _ in range(2):
+    loader = DataLoader(ImageFolder(sys.argv[1], transform), 16)
+    print([tuple(images.shape) for images, _ in loader])
+"""
+
+
+def test_without_dali_the_loader_is_torchs_own_and_says_so_once(dataset: ImageFolder) -> None:
+    command = [sys.executable, "-c", WITHOUT_DALI, dataset.root]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
+    assert done.stdout.splitlines() == [str([(16, 3, 8, 8)] * 3)] * 2
+    assert done.stderr.count("NVIDIA DALI is not installed") == 1
+
+
+def test_importing_the_package_loads_no_dali_and_starts_no_cuda() -> None:
+    code = (
+        "import sys, proxyloader; assert 'torch' not in sys.modules; "
+        "proxyloader.DataLoader, proxyloader.wrap, proxyloader.EncodedImage; "
+        "assert not any(name.startswith('nvidia.dali') for name in sys.modules); "
+        "import torch; assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
+
+
+def test_an_iterator_has_the_length_of_its_loader_and_the_class_can_be_subscripted(dataset: ImageFolder) -> None:
+    for workers in (0, 1):
+        assert len(iter(DataLoader(dataset, 7, num_workers=workers, device="cpu"))) == 7
+    assert DataLoader[int] is not None
+
+
+@pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])
+@pytest.mark.parametrize("is_left", [False, True], ids=["to its end", "left early"])
+def test_an_iterator_has_torchs_list_of_its_workers_who_end_with_it(
+    dataset: ImageFolder, loader_class: Any, is_left: bool
+) -> None:
+    batches = iter(loader_class(dataset, 8, num_workers=2))
+    workers = batches._workers
+    assert [worker.is_alive() for worker in workers] == [True, True]
+    for _ in batches:
+        if is_left:
+            break
+    assert batches._workers == workers
+    del batches, _
+    for worker in workers:
+        worker.join(WAIT_S)
+    assert is_left or [worker.exitcode for worker in workers] == [0, 0]
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])
+def test_workers_that_have_given_all_may_finish_what_they_do_at_their_end(
+    dataset: ImageFolder, tmp_path: Path, loader_class: Any
+) -> None:
+    init = functools.partial(write_at_the_end, tmp_path / "note")
+    assert len(list(loader_class(dataset, 8, num_workers=1, worker_init_fn=init))) == 6
+    assert (tmp_path / "note").read_text() == "written"
+
+
+def write_at_the_end(path: Path, worker_id: int) -> None:
+    def write() -> None:
+        time.sleep(1)  # as a profiler that writes what it has
+        path.write_text("written")
+
+    multiprocessing.util.Finalize(None, write, exitpriority=0)
+
+
+@pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])
+@pytest.mark.parametrize("is_told_to_stop", [False, True], ids=["forgotten", "told to stop and forgotten"])
+def test_persistent_workers_end_where_a_trainer_resets_the_loaders_iterator(
+    dataset: ImageFolder, loader_class: Any, is_told_to_stop: bool
+) -> None:
+    loader = loader_class(dataset, 8, num_workers=1, persistent_workers=True)
+    assert loader._iterator is None
+    expected = [labels.tolist() for _, labels in loader]
+    (worker,) = loader._iterator._workers
+    assert worker.is_alive()
+    if is_told_to_stop:
+        loader._iterator._shutdown_workers()
+        assert not worker.is_alive()
+    loader._iterator = None
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
+    assert [labels.tolist() for _, labels in loader] == expected
+    loader._iterator = None
+
+
+def test_persistent_workers_keep_the_transform_they_started_with_as_torchs_do(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 16, num_workers=1, persistent_workers=True, device="cpu")
+    list(loader)
+    dataset.transform = transforms.Compose([transforms.Resize((10, 11)), transforms.ToTensor()])
+    assert {tuple(images.shape[2:]) for images, _ in loader} == {(24, 32)}
+
+
+def test_an_iterator_whose_persistent_workers_were_taken_says_so(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 8, num_workers=1, persistent_workers=True, device="cpu")
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(RuntimeError, match="a newer iterator"):
+        next(first)
+    assert len(list(second)) == 6
+
+
+def test_a_loader_that_was_used_works_in_a_forked_child_too(dataset: ImageFolder) -> None:
+    loader = DataLoader(dataset, 16, num_workers=1, device="cpu")
+    expected = [labels.tolist() for _, labels in loader]
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+
+    def child() -> None:
+        queue.put([labels.tolist() for _, labels in loader])
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(WAIT_S)
+    assert process.exitcode == 0 and queue.get() == expected
+
+
+class TouchesPixels(ImageFolder):
+    """Does to an image in the dataset what only a decoded one can answer."""
+
+    touch: Any
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = self.samples[index]
+        image = self.loader(path)
+        if image.mode != "RGB":
+            image = image.convert("RGB")
+        return TouchesPixels.touch(image, self.transform(image.convert("RGB"))), target, image.size
+
+
+@pytest.mark.parametrize(
+    ("touch", "message"),
+    [
+        (lambda image, result: image.crop((0, 0, 1, 1)), "'crop': the image is not decoded yet"),
+        (lambda image, result: np.asarray(image), "is not decoded yet, and cannot be an array"),
+        (
+            lambda image, result: TRANSFORM(image),
+            r"dataset\[0\]: an image is used that is not decoded yet: .*compile_tra",
+        ),
+        (lambda image, result: functional.to_tensor(image), r"pic should be PIL .* or ndarray.*image.decoded\(\) is a"),
+        (lambda image, result: result.unsqueeze(0), "'unsqueeze': inside the dataset .* is no tensor yet"),
+        (lambda image, result: np.asarray(result), "is no tensor yet"),
+        (lambda image, result: 1 - result, "is no tensor yet"),
+        (lambda image, result: result[0], "is no tensor yet"),
+        (lambda image, result: torch.stack([result, result]), "stack: .* is no tensor yet"),
+    ],
+    ids=[
+        "crop",
+        "asarray of the image",
+        "a transform",
+        "a function",
+        "unsqueeze",
+        "asarray of the result",
+        "minus",
+        "a channel",
+        "stack",
+    ],
+)
+def test_code_that_needs_pixels_inside_the_dataset_is_told_where_it_belongs(
+    dataset: ImageFolder, touch: Any, message: str
+) -> None:
+    touching = TouchesPixels(dataset.root, TRANSFORM)
+    TouchesPixels.touch = staticmethod(touch)
+    with pytest.raises((AttributeError, TypeError, InputError), match=message):
+        next(iter(DataLoader(touching, 4, device="cpu")))
+    TouchesPixels.touch = staticmethod(lambda image, result: result)
+    images, _, sizes = next(iter(DataLoader(touching, 4, device="cpu")))
+    assert images.shape == (4, 3, 24, 32) and len(sizes) == 2
+
+
+def test_a_dataset_with_nothing_to_translate_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Nothing(TensorDataset):
+        pass
+
+    DataLoader(Nothing(torch.arange(3)))
+    assert "Nothing keeps in .transform no torchvision transform, so there is nothing" in caplog.text
+
+
+def test_a_dataset_around_one_with_a_transform_is_told_where_it_belongs(
+    dataset: ImageFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Numbered(Dataset[Any]):
+        def __init__(self) -> None:
+            self.inner = dataset
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+        def __getitem__(self, index: int) -> Any:
+            return *self.inner[index], index
+
+    DataLoader(Numbered())
+    assert "(.inner has one: let Numbered itself keep it, in .transform, and call it)" in caplog.text
+
+
+def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    DataLoader(ImageFolder(str(photos), Proxy("server", ("images",), 1)))
+    assert "ImageFolder.transform is the proxy of a server, and the loader has none: give it server=" in caplog.text
+
+
+@pytest.mark.parametrize(("arguments", "error"), [({"device": "gpu"}, ValueError), ({"server": 3}, TypeError)], ids=str)
+def test_a_device_or_server_that_is_none_is_refused(dataset: ImageFolder, arguments: Any, error: type) -> None:
+    with pytest.raises(error, match=f"{next(iter(arguments))} is a "):
+        DataLoader(dataset, **arguments)

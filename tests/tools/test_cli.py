@@ -1,0 +1,270 @@
+"""The command line: what it says, how it ends. Its verbs' own work is tested with the modules that do it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import proxyloader
+from proxyloader.errors import ImageError
+from proxyloader.tools import cli
+from proxyloader.tools.cli import main
+from proxyloader.tools.synthetic.dataset import MANIFEST
+
+from ..faults import await_true
+from ..limits import WAIT_S
+
+VERBS = ("demo", "explain", "make-dataset")
+COMMAND = (sys.executable, "-m", "proxyloader")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent.parent)}
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Put a verb `fail` in place of the real ones, that ends with this error."""
+
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    def fail(verbs: Any) -> None:
+        cli._verb(verbs, "fail", run, "fail", "Fails.", "proxyloader fail")
+
+    monkeypatch.setattr(cli, "VERBS", (fail,))
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as exit:
+        main(argv)
+    assert exit.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class TestHelp:
+    def test_it_lists_the_verbs_and_says_where_to_start(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as exit:
+            main(["--help"])
+        text = capsys.readouterr().out
+        assert exit.value.code == 0
+        assert "from proxyloader import DataLoader" in text
+        assert "start here:\n  proxyloader demo" in text
+        assert all(f"\n    {verb}" in text for verb in VERBS)
+
+    @pytest.mark.parametrize(("verb", "defaults"), [("demo", 5), ("explain", 0), ("make-dataset", 5)])
+    def test_a_verb_says_what_it_does_by_example_with_its_defaults(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str, defaults: int
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit) as exit:
+            main([verb, "--help"])
+        text = capsys.readouterr().out
+        assert exit.value.code == 0
+        assert f"example:\n  proxyloader {verb}" in text
+        assert text.count("(default: ") >= defaults
+        assert "default: None" not in text
+        assert max(map(len, text.splitlines())) <= 84
+
+    def test_the_examples_are_command_lines_that_parse(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for verb in VERBS:
+            with pytest.raises(SystemExit):
+                main([verb, "--help"])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  proxyloader ")]
+        assert len(lines) == 6
+        for line in lines:
+            assert cli._parser().parse_args(line[1:]).run
+
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as exit:
+            main(["--version"])
+        assert (exit.value.code, capsys.readouterr().out) == (0, f"proxyloader {proxyloader.__version__}\n")
+
+    def test_help_and_usage_errors_wait_for_no_torch(self) -> None:
+        code = (
+            "import sys, proxyloader.cli\n"
+            "try: proxyloader.cli.main(sys.argv[1:])\n"
+            "except SystemExit: print(sorted({'torch', 'numpy', 'rich', 'nvidia.dali'} & set(sys.modules)))"
+        )
+        for argv in (["demo", "--help"], ["demo", "--images", "many"]):
+            run = subprocess.run(
+                [sys.executable, "-c", code, *argv],
+                env=ENVIRONMENT,
+                capture_output=True,
+                text=True,
+                timeout=WAIT_S,
+                check=True,
+            )
+            assert run.stdout.splitlines()[-1] == "[]"
+
+
+class TestUsageErrors:
+    def test_no_verb(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert usage_error(capsys) == "proxyloader: error: the following arguments are required: VERB"
+
+    def test_an_unknown_verb_is_answered_with_the_known_ones(self, capsys: pytest.CaptureFixture[str]) -> None:
+        message = usage_error(capsys, "train")
+        assert "'train'" in message
+        assert all(verb in message for verb in VERBS)
+
+    @pytest.mark.parametrize("size", ["500", "500x", "x375", "500x375x3", "-500x375", "500 x 375", "5e2x375", ""])
+    def test_a_size_that_is_none(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, size: str) -> None:
+        message = usage_error(capsys, "make-dataset", str(tmp_path / "set"), f"--size={size}")
+        assert message.endswith(f"argument --size: {size!r} is not a width and a height in pixels, such as 500x375")
+        assert not (tmp_path / "set").exists()
+
+    @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1000", "mps", ""])
+    def test_a_device_that_is_none(self, capsys: pytest.CaptureFixture[str], device: str) -> None:
+        message = usage_error(capsys, "demo", "--device", device)
+        assert message.endswith(f"argument --device: {device!r} is not cuda, cuda:N or cpu")
+
+    def test_a_number_that_is_none(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert usage_error(capsys, "demo", "--images", "many").endswith("argument --images: invalid int value: 'many'")
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "line"),
+        [
+            (ImageError("dataset[3] (a.jpg): cut off"), "dataset[3] (a.jpg): cut off"),
+            (ValueError("images=0: there must be at least 1"), "images=0: there must be at least 1"),
+            (FileExistsError("x: holds\n  something else"), "x: holds something else"),
+            (FileNotFoundError(2, "No such file or directory", "/x/y"), "/x/y: No such file or directory"),
+            (
+                OSError(
+                    "Caught OSError in worker process 0.\nOriginal Traceback (most recent call last):\n  a\nOSError: b"
+                ),
+                "OSError: b",
+            ),
+            (ValueError(), "ValueError"),
+        ],
+        ids=["an error of ours", "an argument", "several lines", "an OSError", "from a worker", "without a message"],
+    )
+    def test_one_line_on_stderr_and_exit_status_1(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        error: Exception,
+        line: str,
+    ) -> None:
+        fail_with(monkeypatch, error)
+        assert main(["fail"]) == 1
+        assert capsys.readouterr() == ("", f"proxyloader: error: {line}\n")
+
+    def test_debug_shows_the_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fail_with(monkeypatch, ValueError("this"))
+        with pytest.raises(ValueError, match="this"):
+            main(["fail", "--debug"])
+
+    def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fail_with(monkeypatch, KeyError("bug"))
+        with pytest.raises(KeyError, match="bug"):
+            main(["fail"])
+
+    def test_ctrl_c_is_quiet(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        fail_with(monkeypatch, KeyboardInterrupt())
+        assert main(["fail"]) == 130
+        assert capsys.readouterr() == ("", "")
+
+
+class TestMakeDataset:
+    SMALL = ("--images", "6", "--size", "48x36", "--classes", "3", "--processes", "1")
+
+    def test_it_makes_what_is_asked_for(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        root = tmp_path / "a [red] set"  # rich takes some brackets for markup
+        assert main(["make-dataset", str(root), *self.SMALL, "--seed", "4", "--odd-formats"]) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith(f"{root}: 34 images, 0.")
+        assert out.endswith(" MB\n")
+        assert err == ""
+        manifest = (root / MANIFEST).read_text()
+        for said in ('"images": 6', '"classes": 3', '"seed": 4', '"odd_formats": true'):
+            assert said in manifest
+
+    def test_again_it_keeps_what_is_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["make-dataset", str(tmp_path), *self.SMALL]) == 0
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        assert main(["make-dataset", str(tmp_path), *self.SMALL]) == 0
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == second
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--images", "0"), "images=0: there must be at least 1"),
+            (("--classes", "0"), "classes=0: there must be at least 1"),
+            (("--seed", "-1"), "seed=-1: must be 0 or more"),
+            (("--size", "7x100"), "size=(7, 100): must be (width, height), each at least 8 px"),
+            (("--processes", "0"), "processes=0: there must be at least 1, or None to choose by the number of cores"),
+        ],
+        ids=lambda value: value[0] if isinstance(value, tuple) else "",
+    )
+    def test_an_option_out_of_range(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+    ) -> None:
+        assert main(["make-dataset", str(tmp_path / "set"), *options]) == 1
+        assert capsys.readouterr() == ("", f"proxyloader: error: {message}\n")
+        assert not (tmp_path / "set").exists()
+
+    def test_a_folder_that_holds_something_else(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "holiday.jpg").touch()
+        assert main(["make-dataset", str(tmp_path), *self.SMALL]) == 1
+        message = "holds files that make_dataset did not write (holiday.jpg). Give another folder, or delete this one"
+        assert capsys.readouterr() == ("", f"proxyloader: error: {tmp_path}: {message}\n")
+
+
+class TestAsAProcess:
+    def test_python_m_proxyloader(self, tmp_path: Path) -> None:
+        argv = ("make-dataset", str(tmp_path / "set"), "--images", "8", "--size", "48x36", "--processes", "2")
+        run = subprocess.run(
+            [*COMMAND, *argv], env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert (run.returncode, run.stderr) == (0, "")
+        assert run.stdout.startswith(f"{tmp_path / 'set'}: 8 images, 0.")
+
+    def test_its_exit_status_is_the_one_of_main(self, tmp_path: Path) -> None:
+        argv = ("make-dataset", str(tmp_path / "set"), "--images", "0")
+        run = subprocess.run(
+            [*COMMAND, *argv], env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert (run.returncode, run.stdout) == (1, "")
+        assert run.stderr == "proxyloader: error: images=0: there must be at least 1\n"
+
+    def test_ctrl_c_ends_it_and_its_children_without_a_word(self, tmp_path: Path) -> None:
+        argv = ("make-dataset", str(tmp_path), "--images", "100000", "--size", "48x36", "--processes", "2")
+        process = subprocess.Popen(
+            [*COMMAND, *argv],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=interruptible,
+        )
+        # By then both children are at work: one that is interrupted while it imports says so.
+        await_true(lambda: len(list(tmp_path.glob("*/*.jpg"))) >= 1000)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, out, err) == (130, "", "")
+        await_true(lambda: not any(map(is_alive, children)))
+
+
+def interruptible() -> None:
+    """A shell starts a job in the background with Ctrl-C ignored, which its children inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

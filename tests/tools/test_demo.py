@@ -1,0 +1,228 @@
+"""The demo, run as a user runs it, on few images."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import re
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader as StockLoader
+
+from proxyloader.tools import demo as module
+from proxyloader.tools.cli import main
+from proxyloader.tools.demo import Comparison, Setup, cache_folder
+
+from ..compare import engines_decode
+
+TITLES = ["Decoded on", "Images", "Transform", "Both loaders", "Speed", "Labels", "Pixels", "Contact sheet", "Next"]
+SMALL = ("--images", "20", "--batch-size", "8", "--workers", "0", "--steps", "0")
+
+
+def lines_of(out: str) -> dict[str, str]:
+    """Title -> text, without those that have none."""
+    return {line[:15].rstrip(): line[15:] for line in out.splitlines() if line[:15].strip()}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "proxyloader"
+
+
+def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str) -> None:
+    sheet = tmp_path / "sheet.png"
+    options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--steps", "3", "--device", device)
+    assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    said = lines_of(out)
+    assert list(said) == [*TITLES[:-1], "Training", "Next"]
+    assert ("on a GPU it would be decoded there" in said["Decoded on"]) == (device == "cpu")
+    assert said["Images"] == f"40 of {photos}"
+    assert said["Both loaders"] == "batch_size=16, num_workers=1, shuffle=True, the same seed"
+    speeds = re.findall(r"([\d,]+) images/s \([\d,]+ to [\d,]+\) +(torch.utils.data|proxyloader).DataLoader", out)
+    assert [name for _, name in speeds] == ["torch.utils.data", "proxyloader"]
+    assert said["Labels"] == "all equal; 40 images compared"
+    most = 1 if device == "cpu" or engines_decode() else 2
+    assert re.fullmatch(
+        rf"differ by 0\.\d\d in the mean, [0-{most}]\.\d at the 99.9th percentile, \d+ at most, "
+        r"of 255 levels \(worst batch\)",
+        said["Pixels"],
+    )
+    assert said["Contact sheet"] == str(sheet)
+    assert re.match(r"ResNet-18, 3 steps of 16 images of (64|224) px: loss \d\.\d\d in the first 2,", said["Training"])
+    with Image.open(sheet) as image:
+        assert (image.format, image.mode) == ("PNG", "RGB")
+        assert image.size == (24 + 8 * 224 + 7 * 6 + 24, 3 * (44 + 224) + 24)
+
+
+def test_it_makes_its_images_once_and_keeps_them_in_the_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    assert main(["demo", *SMALL]) == 0
+    assert torch.get_num_threads() == threads
+    made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.jpg")}
+    assert len(made) == 20
+    assert main(["demo", *SMALL]) == 0
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.jpg")} == made
+    said = lines_of(capsys.readouterr().out)
+    assert said["Images"] == f"20 of {next(cache.glob('demo-*'))}"
+    assert said["Contact sheet"] == str(cache / "demo.png")
+    assert (cache / "demo.png").exists()
+
+
+def test_few_images_make_a_small_sheet_with_room_for_the_captions(photos: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "sheet.png"
+    options = ("--images", "1", "--workers", "0", "--steps", "0", "--device", "cpu")
+    assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
+    with Image.open(sheet) as image:
+        assert 400 < image.width < 900
+
+
+def test_the_loss_goes_down(photos: Path) -> None:
+    with module._one_torch_thread():
+        training = module._train(Setup(photos, 48, 16, 0, torch.device("cpu")), steps=15)
+    assert len(training.losses) == 15
+    assert statistics.mean(training.losses[-4:]) < 0.8 * statistics.mean(training.losses[:4])
+
+
+def test_workers_can_be_spawned(photos: Path) -> None:
+    dataset = module._dataset(Setup(photos, 5, 1, 1, torch.device("cpu")), crop_px=32)
+    torch.manual_seed(1)
+    image, label = dataset[4]
+    torch.manual_seed(1)
+    same_image, same_label = pickle.loads(pickle.dumps(dataset))[4]
+    assert torch.equal(image, same_image)
+    assert label == same_label
+
+
+class Off(StockLoader[Any]):
+    """A loader that gives a little other pixels, or other labels."""
+
+    brighter, label = 0.0, 0
+
+    def __init__(self, *args: Any, device: Any = None, **arguments: Any) -> None:
+        super().__init__(*args, **arguments)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for images, labels in super().__iter__():
+            yield images + self.brighter, labels + self.label
+
+
+class TestPromise:
+    @pytest.mark.parametrize(("brighter", "label"), [(0.05, 0), (0.0, 1)], ids=["other pixels", "other labels"])
+    def test_a_loader_that_breaks_it_is_named_and_ends_with_exit_status_1(
+        self,
+        photos: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        brighter: float,
+        label: int,
+    ) -> None:
+        monkeypatch.setattr(Off, "brighter", brighter)
+        monkeypatch.setattr(Off, "label", label)
+        monkeypatch.setattr(module, "DataLoader", Off)
+        assert main(["demo", "--data", str(photos), *SMALL]) == 1
+        said = lines_of(capsys.readouterr().out)
+        assert said["FAILED"].startswith(
+            "promised are equal labels, and at most 0.5 in the mean and 2.0 at the percentile."
+        )
+        assert said["Labels"].startswith("NOT EQUAL" if label else "all equal")
+
+    @pytest.mark.parametrize(
+        ("labels_equal", "mean", "percentile", "kept"),
+        [(True, 0.5, 2.0, True), (True, 0.51, 1.0, False), (True, 0.1, 2.1, False), (False, 0.0, 0.0, False)],
+    )
+    def test_what_is_promised(self, labels_equal: bool, mean: float, percentile: float, kept: bool) -> None:
+        assert Comparison(8, labels_equal, mean, percentile, largest=200).is_as_promised is kept
+
+    def test_differences_are_measured_in_levels_of_255(self) -> None:
+        theirs = torch.full((2, 3, 20, 20), 100, dtype=torch.uint8)
+        ours = theirs.float()
+        ours[0, 0, 0, :4] += torch.tensor([5.0, -7.0, 1.5, 3.0])  # 4 of 2,400 values: one is at the 99.9th percentile
+        labels = torch.tensor([3, 4])
+        found = module._difference((ours, labels), (theirs, labels))
+        assert found == Comparison(2, True, pytest.approx(16.5 / 2400), 1.5, 7.0)
+
+    def test_levels_undo_the_transform(self) -> None:
+        levels = torch.arange(256).view(1, 1, 1, 256).expand(1, 3, 1, 256).to(torch.uint8)
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (module.MEAN, module.STD))
+        assert torch.allclose(module._levels((levels / 255 - mean) / std), levels.float(), atol=1e-3)
+
+
+def test_without_dali_it_says_that_the_loader_is_torchs(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "nvidia" in name else find_spec(name))
+    assert main(["demo", "--data", str(photos), *SMALL]) == 0
+    said = lines_of(capsys.readouterr().out)
+    assert said["Decoded on"].endswith(
+        "DALI is not installed, so that proxyloader.DataLoader is torch's own loader here"
+    )
+    assert said["Pixels"].startswith("differ by 0.00 in the mean, 0.0 at the 99.9th percentile, 0 at most")
+
+
+class TestCacheFolder:
+    def test_it_is_where_the_user_wants_it(self, cache: Path) -> None:
+        assert cache_folder() == cache
+        assert cache.is_dir()
+
+    def test_it_is_in_the_home_folder_by_default(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert cache_folder() == tmp_path / "home" / ".cache" / "proxyloader"
+
+    @pytest.mark.parametrize("blocked", ["cache", "cache/proxyloader"])
+    def test_it_is_a_temporary_one_where_that_cannot_be_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+    ) -> None:
+        (tmp_path / blocked).parent.mkdir(exist_ok=True)
+        (tmp_path / blocked).write_text("a file")
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        folder = cache_folder()
+        assert folder.parent == tmp_path / "temporary"
+        assert folder.name.startswith("proxyloader-")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--images", "0"), "images=0: must be 1 or more"),
+            (("--batch-size", "0"), "batch_size=0: must be 1 or more"),
+            (("--workers", "-1"), "workers=-1: must be 0 or more"),
+            (("--steps", "-1"), "steps=-1: must be 0 or more"),
+            (("--device", "cuda:64"), f"device=cuda:64: torch sees {torch.cuda.device_count()} CUDA devices"),
+            (("--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: its folder does not exist"),
+            (("--data", "/nowhere"), "/nowhere: No such file or directory"),
+        ],
+        ids=lambda value: value[0] if isinstance(value, tuple) else "",
+    )
+    def test_an_option_that_cannot_be(
+        self, cache: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+    ) -> None:
+        assert main(["demo", *options]) == 1
+        assert capsys.readouterr() == ("", f"proxyloader: error: {message}\n")
+        assert not list(cache.glob("demo-*"))
+
+    @pytest.mark.parametrize("content", [slice(0, 8), slice(0, 2000)], ids=["no image", "cut off"])
+    def test_a_file_that_is_no_image_is_named_in_one_line(
+        self, content: slice, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "data" / "a").mkdir(parents=True)
+        shutil.copy(next(photos.rglob("*.jpg")), tmp_path / "data" / "a" / "good.jpg")
+        good = (tmp_path / "data" / "a" / "good.jpg").read_bytes()
+        (tmp_path / "data" / "a" / "bad.jpg").write_bytes(good[content])
+        assert main(["demo", "--data", str(tmp_path / "data"), *SMALL]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("proxyloader: error: dataset[0]: ") and "bad.jpg" in line

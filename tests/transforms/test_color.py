@@ -1,0 +1,293 @@
+"""Colours: Pillow's arithmetic for PIL images and torch's for tensors, to the level or nearly so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.registry import plan_for
+
+from ..compare import EXACT, Bound, Images, assert_as_torchvision, composed, each_kind, images, lossless, png_of
+
+NEARLY_EXACT = Bound(1e-3, 0, 1)
+"""In float32, 20 of the 16.8 million colours end on the other side of a whole number."""
+
+CUT_OFF = Bound(0.07, 1, 1)
+"""Where a sum on a uint8 tensor should be a whole number, the last bit of float32 decides whether it is cut off to that
+or to the level below. v1 and v2 of torchvision order their sums in different ways, and are as far from each other."""
+
+STRETCHED = Bound(0.005, 1, 1)
+"""As CUT_OFF, where few pixels are concerned."""
+
+EQUALIZED = Bound(0.35, 1, 1)
+"""DALI's levels are rounded before they are brought to Pillow's."""
+
+HUE_OF_PIL = Bound(0.01, 2, 6)
+"""Pillow goes by way of whole levels of hue; the last bit of float32 decides a few of them, each of which moves the
+colour of a pixel by some levels."""
+
+ONE_AFTER_THE_OTHER = Bound(0.01, 2, 12)
+"""A pixel that is a level off after one step may be some levels off after the next."""
+
+SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "one pixel wide", "grey", "4:2:2")
+
+both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+each_channels = pytest.mark.parametrize("channels", [1, 3])
+
+
+@pytest.fixture(scope="module")
+def colors() -> Images:
+    """A quarter of a million colours, without the decoder's part in it."""
+    return {"colours": png_of(Image.fromarray(np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)))}
+
+
+class TestGrayscale:
+    @both_versions
+    @each_channels
+    def test_of_a_pil_image_is_pillows(self, version: Any, channels: int, colors: Images, device: str) -> None:
+        transform = v1.Compose([version.Grayscale(channels), v1.PILToTensor()])
+        assert_as_torchvision(transform, device, images() | colors, bound=EXACT)
+
+    @both_versions
+    @each_channels
+    def test_of_a_uint8_tensor_is_torchvisions(self, version: Any, channels: int, colors: Images, device: str) -> None:
+        transform = v1.Compose([v1.PILToTensor(), version.Grayscale(channels)])
+        assert_as_torchvision(transform, device, images() | colors, bound=NEARLY_EXACT)
+
+    @both_versions
+    @each_channels
+    @pytest.mark.parametrize("scale", [True, False])
+    def test_of_a_float_tensor_keeps_fractions(self, version: Any, channels: int, scale: bool, device: str) -> None:
+        to_float = [v2.ToImage(), v2.ToDtype(torch.float32, scale=scale)]
+        assert_as_torchvision(v1.Compose([*to_float, version.Grayscale(channels)]), device, bound=EXACT)
+        normalized = v1.Compose([*to_float, v2.Normalize([0.1, 0.2, 0.3], [2, 3, 4]), version.Grayscale(channels)])
+        assert_as_torchvision(normalized, device, bound=EXACT)
+
+    @both_versions
+    @each_channels
+    def test_of_a_grey_image(self, version: Any, channels: int, device: str) -> None:
+        pil = v1.Compose([version.Grayscale(1), version.Grayscale(channels), v1.PILToTensor()])
+        assert_as_torchvision(pil, device, bound=EXACT)
+        # The v1 class leaves a grey tensor at one channel, whatever it is asked for; the shapes are compared too.
+        tensor = v1.Compose([v1.PILToTensor(), version.Grayscale(1), version.Grayscale(channels)])
+        assert_as_torchvision(tensor, device, bound=NEARLY_EXACT)
+
+    @both_versions
+    @each_channels
+    def test_among_other_steps(self, version: Any, channels: int, device: str) -> None:
+        transform = v1.Compose(
+            [
+                version.RandomHorizontalFlip(),
+                version.Grayscale(channels),
+                version.RandomVerticalFlip(),
+                version.CenterCrop(70),
+                v1.ToTensor(),
+                version.RandomHorizontalFlip(),
+                version.Normalize([0.5], [0.25]),
+            ]
+        )
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    def test_a_normalisation_for_three_channels_does_not_fit_one(self) -> None:
+        with pytest.raises(UnsupportedTransformError, match=r"Normalize: mean has 3 values for images of 1 channels"):
+            plan_for(v1.Compose([v1.Grayscale(), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)]))
+
+    @both_versions
+    def test_channels_other_than_1_and_3_are_refused(self, version: Any) -> None:
+        with pytest.raises(
+            UnsupportedTransformError, match=r"Grayscale: num_output_channels=2 is not allowed; 1 and 3 are"
+        ):
+            plan_for(v1.Compose([version.Grayscale(2), v1.ToTensor()]))
+
+
+class TestColorJitter:
+    @both_versions
+    @each_kind
+    @pytest.mark.parametrize(
+        ("ranges", "bounds"),
+        [
+            ({"brightness": 0.7}, {}),
+            ({"contrast": 0.7}, {"uint8": STRETCHED}),
+            ({"saturation": 0.7}, {"uint8": STRETCHED}),
+            ({"hue": 0.5}, {"pil": HUE_OF_PIL, "uint8": NEARLY_EXACT}),
+            (
+                {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+                {"pil": ONE_AFTER_THE_OTHER, "uint8": ONE_AFTER_THE_OTHER},
+            ),
+        ],
+        ids=["brightness", "contrast", "saturation", "hue", "all"],
+    )
+    def test_pixels(self, version: Any, kind: str, ranges: Any, bounds: dict[str, Bound], device: str) -> None:
+        transform = composed(kind, version.ColorJitter(**ranges))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=bounds.get(kind, EXACT), times=4)
+
+    @both_versions
+    @each_kind
+    def test_of_a_grey_image_has_no_saturation_and_no_hue(self, version: Any, kind: str, device: str) -> None:
+        transform = composed(kind, version.Grayscale(), version.ColorJitter(0.4, 0.4, 0.4, 0.4))
+        assert_as_torchvision(
+            transform, device, lossless(*SOME), bound=EXACT if kind == "float" else STRETCHED, times=4
+        )
+
+    @both_versions
+    def test_of_every_color(self, version: Any, colors: Images, device: str) -> None:
+        for kind in ("pil", "uint8", "float"):
+            transform = composed(kind, version.ColorJitter(0.4, 0.4, 0.4, 0.4))
+            bound = EXACT if kind == "float" else ONE_AFTER_THE_OTHER
+            assert_as_torchvision(transform, device, colors, bound=bound, times=2)
+
+    @both_versions
+    def test_that_changes_nothing_costs_nothing(self, version: Any) -> None:
+        (step, _) = plan_for(composed("pil", version.ColorJitter())).steps
+        assert (step.operations, step.columns) == ((), 0)
+
+
+class TestV2Only:
+    @each_kind
+    def test_random_photometric_distort(self, kind: str, device: str) -> None:
+        transform = composed(kind, v2.RandomPhotometricDistort(p=0.7))
+        assert_as_torchvision(
+            transform, device, lossless(*SOME), bound=EXACT if kind == "float" else ONE_AFTER_THE_OTHER, times=4
+        )
+
+    @each_kind
+    def test_random_channel_permutation(self, kind: str, device: str) -> None:
+        assert_as_torchvision(
+            composed(kind, v2.RandomChannelPermutation()), device, lossless(*SOME), bound=EXACT, times=4
+        )
+
+    @each_kind
+    def test_rgb(self, kind: str, device: str) -> None:
+        assert_as_torchvision(composed(kind, v2.RGB()), device, lossless(*SOME), bound=EXACT)
+        bound = NEARLY_EXACT if kind == "uint8" else EXACT
+        assert_as_torchvision(composed(kind, v2.Grayscale(), v2.RGB()), device, lossless(*SOME), bound=bound)
+
+    @pytest.mark.parametrize("transform", [v2.RandomPhotometricDistort(), v2.RandomChannelPermutation()], ids=repr)
+    def test_what_needs_three_channels_is_refused_on_one(self, transform: Any) -> None:
+        with pytest.raises(UnsupportedTransformError, match=r"it works on images of 3 channels, and here they have 1"):
+            plan_for(composed("pil", v1.Grayscale(), transform))
+
+
+DONE_OR_NOT = {
+    "RandomGrayscale": ((), {"uint8": NEARLY_EXACT}),
+    "RandomInvert": ((), {}),
+    "RandomPosterize": ((3,), {}),
+    "RandomSolarize": ((100,), {}),
+    "RandomAdjustSharpness": ((1.3,), {"uint8": CUT_OFF}),
+    "RandomAutocontrast": ((), {"uint8": STRETCHED}),
+    "RandomEqualize": ((), {"pil": EQUALIZED, "uint8": EQUALIZED}),
+}
+"""Arguments, and what is not exact."""
+
+each_done_or_not = pytest.mark.parametrize("name", DONE_OR_NOT)
+
+
+def one_of(version: Any, name: str, kind: str, p: float) -> Any:
+    arguments, _ = DONE_OR_NOT[name]
+    if name == "RandomSolarize" and kind == "float":
+        arguments = (0.4,)
+    return getattr(version, name)(*arguments, p=p)
+
+
+class TestDoneOrNot:
+    @both_versions
+    @each_kind
+    @each_done_or_not
+    @pytest.mark.parametrize("grey", [False, True], ids=["", "grey"])
+    def test_pixels(self, version: Any, kind: str, name: str, grey: bool, device: str) -> None:
+        if kind == "float" and name in ("RandomPosterize", "RandomEqualize"):
+            return  # TestRefusals
+        first = [version.Grayscale()] if grey else []
+        bound = DONE_OR_NOT[name][1].get(kind, NEARLY_EXACT if grey and kind == "uint8" else EXACT)
+        transform = composed(kind, *first, one_of(version, name, kind, 0.7))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound, times=2)
+
+    @both_versions
+    @each_kind
+    def test_sharpness_of_0_blurs_and_of_more_than_2_is_cut_off(self, version: Any, kind: str, device: str) -> None:
+        for factor in (0, 4.5):
+            transform = composed(kind, version.RandomAdjustSharpness(factor, p=1.0))
+            assert_as_torchvision(transform, device, lossless(*SOME), bound=CUT_OFF if kind == "uint8" else EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("bits", [1, 2, 7, 8])
+    def test_posterize_to_any_number_of_bits(self, version: Any, bits: int, colors: Images, device: str) -> None:
+        for kind in ("pil", "uint8"):
+            transform = composed(kind, version.RandomPosterize(bits, p=1.0))
+            assert_as_torchvision(transform, device, colors, bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("threshold", [0, 99.5, 255 * 2 / 3 + 1e-6, 255])
+    def test_solarize_from_any_threshold(self, version: Any, threshold: float, colors: Images, device: str) -> None:
+        for kind in ("pil", "uint8"):
+            transform = composed(kind, version.RandomSolarize(threshold, p=1.0))
+            assert_as_torchvision(transform, device, colors, bound=EXACT)
+
+    @both_versions
+    @each_kind
+    @pytest.mark.parametrize("name", ["RandomAutocontrast", "RandomEqualize"])
+    def test_of_an_image_of_one_color_or_two(self, version: Any, kind: str, name: str, device: str) -> None:
+        if kind == "float" and name == "RandomEqualize":
+            return
+        files = {"one": plain((9, 7), 77), "two": plain((8, 8), 3, 200), "black and white": plain((8, 8), 0, 255)}
+        transform = composed(kind, getattr(version, name)(p=1.0))
+        assert_as_torchvision(transform, device, files, bound=STRETCHED if kind == "uint8" else EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("size", [(15, 17), (16, 16), (23, 23), (40, 51), (200, 200)], ids=str)
+    @pytest.mark.parametrize(
+        "levels", [(9,), (0, 255), (7, 9, 9, 200), tuple(range(0, 256, 5)), tuple(range(256))], ids=len
+    )
+    def test_equalization_of_few_pixels_and_few_levels(
+        self, version: Any, size: tuple[int, int], levels: tuple[int, ...], device: str
+    ) -> None:
+        files = {"stripes": plain(size, *levels)}
+        for kind in ("pil", "uint8"):
+            transform = composed(kind, version.RandomEqualize(p=1.0))
+            assert_as_torchvision(transform, device, files, bound=Bound(1, 1, 1))
+
+    @both_versions
+    def test_of_values_beyond_0_to_1(self, version: Any, device: str) -> None:
+        normalize = version.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+        for name in ("RandomInvert", "RandomSolarize", "RandomAdjustSharpness", "RandomAutocontrast"):
+            transform = composed("float", normalize, one_of(version, name, "float", 0.8))
+            assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT)
+        assert_as_torchvision(
+            composed("float", normalize, version.ColorJitter(0.4, 0.4, 0.4)), device, lossless(*SOME), bound=EXACT
+        )
+
+
+def plain(size: tuple[int, int], *levels: int) -> bytes:
+    """Stripes of these levels."""
+    stripes = np.resize(np.array(levels, np.uint8), (size[1], size[0]))
+    return png_of(Image.fromarray(np.stack([stripes] * 3, axis=2)))
+
+
+class TestRefusals:
+    """What torchvision's constructors take, and its ``forward`` then does not."""
+
+    @both_versions
+    @pytest.mark.parametrize(
+        ("name", "arguments", "kind", "reason"),
+        [
+            ("RandomPosterize", (3,), "float", r"it is translated for whole levels \(uint8\) only; put the conversion"),
+            ("RandomEqualize", (), "float", r"it is translated for whole levels \(uint8\) only; put the conversion"),
+            ("RandomPosterize", (9,), "pil", r"bits=9 is not allowed here; whole numbers of 1 to 8 are"),
+            ("RandomPosterize", (0,), "pil", r"bits=0 is not allowed here; whole numbers of 1 to 8 are"),
+            ("RandomPosterize", (-1,), "uint8", r"bits=-1 is not allowed here; whole numbers of 0 to 8 are"),
+            ("RandomSolarize", (100,), "float", r"threshold=100 is more than 1, the most that a float32 tensor holds"),
+            ("RandomSolarize", (256,), "uint8", r"threshold=256 is more than 255, the most that a uint8 tensor holds"),
+            ("RandomAdjustSharpness", (-1,), "uint8", r"sharpness_factor=-1 is not allowed on tensors; 0 and more are"),
+        ],
+    )
+    def test_come_when_the_plan_is_made(self, version: Any, name: str, arguments: Any, kind: str, reason: str) -> None:
+        transform = composed(kind, getattr(version, name)(*arguments, p=1.0))
+        with pytest.raises(UnsupportedTransformError, match=rf"transforms\[\d\]: (v2\.)?{name}: {reason}"):
+            plan_for(transform)

@@ -1,0 +1,183 @@
+"""RandomApply, RandomChoice and RandomOrder: every image goes the way that torchvision sends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.registry import plan_for
+
+from ..compare import BILINEAR, EXACT, Bound, assert_as_torchvision, composed, each_kind, lossless, run
+
+NEARLY_EXACT = Bound(0.02, 1, 1)
+"""On uint8 tensors, ``test_color.py`` says why. What is chosen is exact: another branch would be tens of levels off."""
+
+SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "4:2:2")
+
+both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+
+
+def bound_of(kind: str) -> Bound:
+    return NEARLY_EXACT if kind == "uint8" else EXACT
+
+
+class TestRandomApply:
+    @both_versions
+    @each_kind
+    @pytest.mark.parametrize("p", [0, 0.5, 1])
+    def test_does_all_or_nothing(self, version: Any, kind: str, p: float, device: str) -> None:
+        inner = [version.ColorJitter(0.5, 0.5), version.RandomHorizontalFlip(), version.RandomInvert(0.7)]
+        transform = composed(kind, version.RandomApply(inner, p))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound_of(kind), times=3)
+
+    @both_versions
+    @each_kind
+    def test_of_what_changes_the_size(self, version: Any, kind: str, device: str) -> None:
+        inner = [version.RandomCrop((20, 30), pad_if_needed=True), version.Pad(3)]
+        transform = composed(kind, version.RandomApply(inner, 0.5), version.RandomHorizontalFlip(), version.Pad(2))
+        outputs = run(transform, device, lossless("landscape"), times=12)
+        assert {tuple(each.shape) for each in outputs.ours} == {(3, 30, 40), (3, 124, 164)}
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=3)
+
+    @both_versions
+    def test_of_modules_in_a_list_of_torchs(self, version: Any, device: str) -> None:
+        inner = torch.nn.ModuleList([version.RandomInvert(1.0), version.RandomVerticalFlip(1.0)])
+        assert_as_torchvision(
+            composed("pil", version.RandomApply(inner, 0.5)), device, lossless(*SOME), bound=EXACT, times=3
+        )
+
+    @both_versions
+    def test_at_the_start_decodes_the_whole_image(self, version: Any, device: str) -> None:
+        crops = [version.RandomResizedCrop(24), version.RandomHorizontalFlip()]
+        transform = composed("pil", version.RandomApply(crops, 0.5), version.Resize((24, 24)))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=BILINEAR, times=3)
+
+    @both_versions
+    def test_of_normalize(self, version: Any, device: str) -> None:
+        normalize = version.Normalize([0.5, 0.4, 0.3], [0.25, 0.5, 0.75])
+        steps = [version.RandomApply([normalize], 0.5), version.RandomHorizontalFlip(), normalize]
+        assert_as_torchvision(composed("float", *steps), device, lossless(*SOME), bound=EXACT, times=3)
+
+
+class TestRandomChoice:
+    @both_versions
+    @each_kind
+    @pytest.mark.parametrize("p", [None, [1, 0, 2, 1, 5]], ids=["evenly", "by p"])
+    def test_takes_one(self, version: Any, kind: str, p: Any, device: str) -> None:
+        branches = [
+            version.RandomInvert(1.0),
+            version.ColorJitter((2, 2)),
+            version.RandomCrop((9, 11), pad_if_needed=True),
+            version.Compose([version.RandomHorizontalFlip(), version.RandomSolarize(0.4 if kind == "float" else 99)]),
+            version.Pad(0),
+        ]
+        transform = composed(kind, version.RandomChoice(branches, p), version.Pad(1))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound_of(kind), times=4)
+
+    @both_versions
+    def test_of_one_is_that_one(self, version: Any, device: str) -> None:
+        transform = composed("pil", version.RandomChoice([version.RandomVerticalFlip()]))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=2)
+
+    @both_versions
+    @pytest.mark.parametrize("count", [2, 3, 7, 8, 13])
+    def test_among_any_number(self, version: Any, count: int, device: str) -> None:
+        branches = [version.Pad((k, 0, 0, 0), fill=10 * k) for k in range(count)]
+        transform = composed("pil", version.RandomChoice(branches))
+        outputs = run(transform, device, lossless("tiny"), times=60)
+        assert {each.shape[2] for each in outputs.ours} == {9 + k for k in range(count)}
+        assert all(torch.equal(a, b) for a, b in zip(outputs.stock, outputs.ours)) or device == "cuda"
+
+
+class TestRandomOrder:
+    @both_versions
+    @each_kind
+    def test_does_all_in_its_order(self, version: Any, kind: str, device: str) -> None:
+        steps = [
+            version.RandomInvert(0.5),
+            version.ColorJitter((1.7, 1.7)),
+            version.Pad((0, 1, 2, 3), fill=1 if kind == "float" else 99),
+            version.RandomHorizontalFlip(),
+        ]
+        transform = composed(kind, version.RandomOrder(steps))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=4)
+
+    @both_versions
+    def test_of_sizes_that_depend_on_the_order(self, version: Any, device: str) -> None:
+        transform = composed("pil", version.RandomOrder([version.Pad(3), version.CenterCrop(8)]))
+        outputs = run(transform, device, lossless("landscape"), times=12)
+        assert {tuple(each.shape) for each in outputs.ours} == {(3, 8, 8), (3, 14, 14)}
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=2)
+
+
+class TestNested:
+    @both_versions
+    @each_kind
+    def test_containers_in_containers(self, version: Any, kind: str, device: str) -> None:
+        flips = version.RandomOrder([version.RandomHorizontalFlip(), version.Pad((2, 0, 0, 1)), version.RandomInvert()])
+        maybe = version.RandomApply([flips, version.ColorJitter(0.4)], 0.7)
+        choice = version.RandomChoice([maybe, version.Compose([maybe, version.RandomGrayscale(0.5)]), flips])
+        transform = composed(kind, version.RandomApply([choice, version.RandomVerticalFlip()], 0.9))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound_of(kind), times=4)
+
+    def test_of_both_versions(self, device: str) -> None:
+        inner = v2.RandomChoice([v1.RandomInvert(), v1.RandomOrder([v2.Pad((1, 0)), v1.RandomHorizontalFlip()])])
+        transform = composed("pil", v1.RandomChoice([inner, v2.RandomApply([inner])], [1, 2]))
+        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=4)
+
+    @both_versions
+    def test_between_the_usual_steps(self, version: Any, device: str) -> None:
+        transform = v1.Compose(
+            [
+                version.RandomResizedCrop(32),
+                version.RandomHorizontalFlip(),
+                version.RandomApply([version.ColorJitter(0.4, 0.4)], 0.8),
+                v1.ToTensor(),
+                version.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+            ]
+        )
+        assert_as_torchvision(transform, device, bound=Bound(0.4, 4, 6), times=2)  # BILINEAR, made brighter
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("transform", "where", "reason"),
+        [
+            pytest.param(
+                v1.RandomApply([v1.ToTensor()]), "RandomApply", "what it leaves behind depends on chance", id="kind"
+            ),
+            pytest.param(
+                v2.RandomChoice([v2.Grayscale(), v2.Pad(1)]), "v2.RandomChoice", "depends on chance", id="channels"
+            ),
+            pytest.param(
+                v1.RandomChoice([v1.PILToTensor(), v1.ToTensor()]), "RandomChoice", "depends on chance", id="dtype"
+            ),
+            pytest.param(v2.RandomOrder([v2.ToImage(), v2.Pad(1)]), "v2.RandomOrder", "depends on chance", id="order"),
+            pytest.param(
+                v1.RandomChoice([v1.Pad(1), v1.Pad(2)], p=[1]),
+                "RandomChoice",
+                "p has 1 probabilities for 2 transforms",
+                id="p",
+            ),
+            pytest.param(v1.RandomChoice([]), "RandomChoice", "it holds no transforms; leave it out", id="nothing"),
+            pytest.param(v1.RandomOrder([]), "RandomOrder", "it holds no transforms; leave it out", id="no order"),
+        ],
+    )
+    def test_name_the_container(self, transform: Any, where: str, reason: str) -> None:
+        with pytest.raises(UnsupportedTransformError) as caught:
+            plan_for(composed("pil", v1.Pad(1), transform))
+        message = str(caught.value)
+        assert message.startswith(f"transform.transforms[1]: {where}: ")
+        assert reason in message
+
+    def test_name_the_transform_inside(self) -> None:
+        inner = v1.RandomChoice([v1.Pad(1), v1.Pad(1, padding_mode="edge")])
+        with pytest.raises(
+            UnsupportedTransformError, match=r"^transform\.transforms\[0\]\.transforms\[1\]: Pad: padding"
+        ):
+            plan_for(composed("pil", inner))

@@ -1,0 +1,389 @@
+"""Crops, pads and flips: the boxes are torchvision's, and the pixels, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torchvision.transforms.functional as F1
+import torchvision.transforms.v2.functional as F2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.geometry import CenterRegion, Crop, Flip, RandomRegion, RandomResizedRegion
+from proxyloader.transforms.plan import Step
+from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import Resize
+
+from ..compare import EXACT, Images, assert_as_torchvision, images
+
+SEEDS = 200
+
+sides = st.integers(1, 60)
+both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+
+BEFORE = {
+    "a PIL image": [],
+    "a uint8 tensor": [v2.ToImage()],
+    "a float tensor": [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
+}
+of_each_kind = pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+
+
+def composed(*transforms: Any) -> v1.Compose:
+    """Ends in a tensor, whatever it begins with; of a PIL image in whole levels."""
+    return v1.Compose([*transforms, v2.ToImage()])
+
+
+def steps_of(transform: Any) -> tuple[Step, ...]:
+    return plan_for(composed(transform)).steps
+
+
+def drawn_by(step: Step, height: int, width: int) -> list[float]:
+    row: list[float] = []
+    step.draw((height, width), row)
+    return row
+
+
+def many(*names: str, times: int = 4) -> Images:
+    """Each image several times, as each time something else is drawn."""
+    return {f"{name} {k}": data for name, data in images(*names).items() for k in range(times)}
+
+
+class Surrounded:
+    """An image with zeros around it, to take boxes of; torchvision's crop does not allow for boxes that miss it."""
+
+    def __init__(self, image: torch.Tensor, margin: int = 70) -> None:
+        self.margin, self.padded = margin, F1.pad(image, [margin])
+
+    def box(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
+        top, left = top + self.margin, left + self.margin
+        return self.padded[:, top : top + height, left : left + width]
+
+
+def numbered(height: int, width: int) -> torch.Tensor:
+    """An image whose pixels all differ, from 1 on; 0 is outside."""
+    return torch.arange(1, height * width + 1, dtype=torch.float32).reshape(1, height, width)
+
+
+class TestDraws:
+    """What is drawn is what torchvision would have drawn, and its generator goes on from the same state."""
+
+    @both_versions
+    @pytest.mark.parametrize(
+        ("arguments", "height", "width"),
+        [
+            pytest.param({}, 375, 500, id="defaults"),
+            pytest.param({"scale": (0.2, 1), "ratio": (0.5, 2)}, 500, 333, id="ints among scale and ratio"),
+            pytest.param({}, 1, 64, id="one pixel high, so the centre after ten attempts"),
+            pytest.param({}, 48, 1, id="one pixel wide, so the centre after ten attempts"),
+            pytest.param({"scale": (2.0, 3.0)}, 30, 40, id="nothing fits, so the whole image"),
+            pytest.param({}, 7, 9, id="tiny"),
+        ],
+    )
+    def test_random_resized_crop(self, version: Any, arguments: Any, height: int, width: int) -> None:
+        transform = version.RandomResizedCrop(32, **arguments)
+        (crop, _, _) = steps_of(transform)
+        image = torch.empty((3, height, width))
+        for seed in range(SEEDS):
+            torch.manual_seed(seed)
+            if version is v1:
+                expected = transform.get_params(image, transform.scale, transform.ratio)
+            else:
+                params = transform.make_params([image])
+                expected = tuple(params[name] for name in ("top", "left", "height", "width"))
+            state = torch.get_rng_state()
+            torch.manual_seed(seed)
+            assert tuple(drawn_by(crop, height, width)) == expected
+            assert torch.equal(torch.get_rng_state(), state)
+
+    @both_versions
+    @pytest.mark.parametrize(
+        ("arguments", "height", "width"),
+        [
+            pytest.param({}, 40, 50, id="larger than the crop"),
+            pytest.param({}, 20, 24, id="equal to the crop, which draws nothing"),
+            pytest.param({}, 20, 50, id="equal in height, where v1 and v2 draw differently"),
+            pytest.param({"padding": 4}, 20, 24, id="padding of one number"),
+            pytest.param({"padding": [5]}, 20, 24, id="padding of one number in a list"),
+            pytest.param({"padding": (3, 7)}, 20, 24, id="padding of two numbers"),
+            pytest.param({"padding": (1, 2, 3, 4)}, 20, 24, id="padding of four numbers"),
+            pytest.param({"padding": 30}, 9, 7, id="the crop may miss the image"),
+            pytest.param({"pad_if_needed": True}, 9, 7, id="pad_if_needed in both directions"),
+            pytest.param({"pad_if_needed": True}, 9, 70, id="pad_if_needed in height"),
+            pytest.param({"pad_if_needed": True}, 90, 7, id="pad_if_needed in width"),
+            pytest.param({"pad_if_needed": True, "padding": (1, 2, 3, 4)}, 5, 23, id="padding and pad_if_needed"),
+        ],
+    )
+    def test_random_crop(self, version: Any, arguments: Any, height: int, width: int) -> None:
+        transform = version.RandomCrop((20, 24), **arguments)
+        (crop, _) = steps_of(transform)
+        image = numbered(height, width)
+        surrounded = Surrounded(image)
+        for seed in range(SEEDS):
+            torch.manual_seed(seed)
+            expected = transform(image)
+            state = torch.get_rng_state()
+            torch.manual_seed(seed)
+            top, left, *size = map(int, drawn_by(crop, height, width))
+            assert torch.equal(surrounded.box(top, left, *size), expected)
+            assert torch.equal(torch.get_rng_state(), state)
+
+    @both_versions
+    @pytest.mark.parametrize("name", ["RandomHorizontalFlip", "RandomVerticalFlip"])
+    @pytest.mark.parametrize("p", [0, 0.1, 0.5, 1 / 3, 0.9, 1])
+    def test_flips(self, version: Any, name: str, p: float) -> None:
+        transform = getattr(version, name)(p)
+        (flip, _) = steps_of(transform)
+        image = numbered(3, 3)
+        for seed in range(SEEDS):
+            torch.manual_seed(seed)
+            flipped = not torch.equal(transform(image), image)
+            state = torch.get_rng_state()
+            torch.manual_seed(seed)
+            assert drawn_by(flip, 3, 3) == [flipped]
+            assert torch.equal(torch.get_rng_state(), state)
+
+    @both_versions
+    def test_of_several_transforms_come_in_their_order(self, version: Any) -> None:
+        transform = composed(
+            version.RandomVerticalFlip(0.3),
+            version.RandomResizedCrop(24),
+            version.RandomHorizontalFlip(),
+            version.RandomCrop(20, padding=2),
+            version.RandomHorizontalFlip(0.7),
+        )
+        plan = plan_for(transform)
+        image = F1.to_pil_image(numbered(50, 60).to(torch.uint8))
+        for seed in range(SEEDS):
+            torch.manual_seed(seed)
+            transform(image)
+            state = torch.get_rng_state()
+            torch.manual_seed(seed)
+            plan.draw(50, 60)
+            assert torch.equal(torch.get_rng_state(), state)
+
+    @both_versions
+    def test_an_image_too_small_for_the_crop_raises_as_torchvision(self, version: Any) -> None:
+        (crop, _) = steps_of(version.RandomCrop(32))
+        with pytest.raises(ValueError, match=r"Required crop size \(32, 32\) is larger than input image size \(9, 7\)"):
+            drawn_by(crop, 9, 7)
+
+    @pytest.mark.parametrize("region", [RandomResizedRegion, RandomRegion])
+    def test_versions_that_draw_differently_make_unequal_plans(self, region: Any) -> None:
+        arguments = ((0.08, 1.0), (0.75, 1.3)) if region is RandomResizedRegion else ((9, 9), (0, 0, 0, 0), False)
+        assert region(*arguments, "v1") != region(*arguments, "v2")
+
+
+class TestCenterCrop:
+    @given(height=sides, width=sides, crop_height=sides, crop_width=sides)
+    @settings(max_examples=300)
+    def test_takes_torchvisions_box(self, height: int, width: int, crop_height: int, crop_width: int) -> None:
+        image, size = numbered(height, width), (crop_height, crop_width)
+        ours = Surrounded(image).box(*CenterRegion(size).box(height, width))
+        assert torch.equal(ours, F1.center_crop(image, list(size)))
+        assert torch.equal(ours, F2.center_crop(image, list(size)))
+
+    @both_versions
+    @pytest.mark.parametrize("size", [32, [33], (50, 71), (31, 200), (300, 20), (1, 1), 601])
+    def test_pixels(self, version: Any, size: Any, device: str) -> None:
+        assert_as_torchvision(composed(version.CenterCrop(size)), device, bound=EXACT)
+
+
+class TestCropAndPad:
+    @both_versions
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {},
+            {"padding": 4},
+            {"padding": [3, 7], "fill": 77},
+            {"padding": (1, 2, 3, 4), "fill": (1, 2, 250)},
+            {"padding": 2, "fill": 127.7},
+        ],
+    )
+    def test_random_crop(self, version: Any, arguments: Any, device: str) -> None:
+        files = images("landscape", "portrait", "large", "grey", "PNG")
+        assert_as_torchvision(composed(version.RandomCrop((60, 50), **arguments)), device, files, bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("arguments", [{}, {"padding": 2, "fill": 9}, {"fill": (9, 8, 7)}])
+    def test_random_crop_pads_where_needed(self, version: Any, arguments: Any, device: str) -> None:
+        transform = composed(version.RandomCrop((60, 50), pad_if_needed=True, **arguments))
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    @both_versions
+    def test_a_random_crop_may_miss_the_image(self, version: Any, device: str) -> None:
+        assert_as_torchvision(composed(version.RandomCrop(3, padding=40, fill=5)), device, bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("padding", [4, [5], (3, 7), (1, 2, 3, 4), 0])
+    @pytest.mark.parametrize("fill", [0, 77, (1, 2, 250), 127.7, (255,)])
+    def test_pad(self, version: Any, padding: Any, fill: Any, device: str) -> None:
+        files = images("landscape", "tiny")
+        assert_as_torchvision(composed(version.Pad(padding, fill=fill)), device, files, bound=EXACT)
+
+    @both_versions
+    def test_negative_padding_crops(self, version: Any, device: str) -> None:
+        assert_as_torchvision(composed(version.Pad((-3, 2, -1, -4))), device, images("landscape", "small"), bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("fill", [0, 0.5, -2, 300])
+    def test_fill_is_in_the_units_of_the_tensor(self, version: Any, fill: float, device: str) -> None:
+        to_float = [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]
+        files = images("landscape", "tiny")
+        assert_as_torchvision(v1.Compose([*to_float, version.Pad(3, fill=fill)]), device, files, bound=EXACT)
+        unscaled = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Pad(3, fill=fill)])
+        assert_as_torchvision(unscaled, device, files, bound=EXACT)
+        normalized = v1.Compose([*to_float, v1.Normalize([0.5], [0.25]), version.Pad(3, fill=fill)])
+        assert_as_torchvision(normalized, device, files, bound=EXACT)
+
+    @both_versions
+    def test_fill_of_a_uint8_tensor(self, version: Any, device: str) -> None:
+        transform = v1.Compose([v1.PILToTensor(), version.Pad(3, fill=99)])
+        assert_as_torchvision(transform, device, images("landscape", "tiny"), bound=EXACT)
+
+    def test_fill_of_each_channel_of_a_tensor(self, device: str) -> None:
+        transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Pad(3, fill=(0.1, 0.5, -1))])
+        assert_as_torchvision(transform, device, images("landscape", "tiny"), bound=EXACT)
+
+    @both_versions
+    def test_fill_of_a_grey_image(self, version: Any, device: str) -> None:
+        transform = composed(v1.Grayscale(), version.Pad(3, fill=99), version.CenterCrop(200))
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
+    def test_other_padding_modes_are_refused(self, version: Any, mode: str) -> None:
+        for transform in (version.Pad(2, padding_mode=mode), version.RandomCrop(9, padding=2, padding_mode=mode)):
+            with pytest.raises(
+                UnsupportedTransformError, match=f"padding_mode='{mode}' is not translated; .*'constant'"
+            ):
+                steps_of(transform)
+        assert steps_of(version.RandomCrop(9, padding_mode=mode)), "nothing is padded, so the mode does not count"
+
+    @both_versions
+    @pytest.mark.parametrize("fill", [300, -1, (0, 0, 256)])
+    def test_a_fill_that_pixels_cannot_hold_is_refused(self, version: Any, fill: Any) -> None:
+        with pytest.raises(UnsupportedTransformError, match=r"fill=.* is outside of 0\.\.255"):
+            steps_of(version.Pad(2, fill=fill))
+
+    def test_several_numbers_around_a_tensor_are_refused_with_v1_as_by_torchvision(self) -> None:
+        around = {"fill": (1, 2, 3)}
+        for transform in (v1.Pad(2, **around), v1.RandomCrop(9, padding=2, **around)):
+            with pytest.raises(
+                UnsupportedTransformError, match=r"fill=\(1, 2, 3\) is not what torchvision pads a tensor"
+            ):
+                plan_for(v1.Compose([v1.PILToTensor(), transform]))
+        plan_for(v1.Compose([v1.PILToTensor(), v1.RandomCrop(9, **around)]))  # nothing is padded
+        plan_for(v1.Compose([v1.PILToTensor(), v2.Pad(2, **around)]))
+
+    @pytest.mark.parametrize("fill", [(1, 2), {"others": 3}, True])
+    def test_other_fills_are_refused(self, fill: Any) -> None:
+        with pytest.raises(UnsupportedTransformError, match="a number or 3 numbers are"):
+            steps_of(v2.Pad(2, fill=fill))
+
+
+class TestRandomZoomOut:
+    @of_each_kind
+    def test_is_exact(self, before: list[Any], device: str) -> None:
+        transform = composed(*before, v2.RandomZoomOut(p=0.7), v2.RandomHorizontalFlip())
+        files = images(but=("large",)) | many("small", times=8)
+        assert_as_torchvision(transform, device, files, bound=EXACT)
+
+    @pytest.mark.parametrize("fill", [7, (10, 200, 30)], ids=str)
+    def test_fills_the_canvas(self, fill: Any, device: str) -> None:
+        transform = composed(v2.RandomZoomOut(fill, (1.1, 2.5), p=1))
+        assert_as_torchvision(transform, device, many("landscape", "tiny", "one pixel wide"), bound=EXACT)
+
+    def test_the_next_step_sees_the_canvas(self, device: str) -> None:
+        transform = composed(v2.RandomZoomOut((9, 8, 7), (1, 2)), v2.RandomCrop(9, pad_if_needed=True))
+        assert_as_torchvision(transform, device, many("small", "tiny", times=10), bound=EXACT)
+
+    def test_a_range_of_one_number_leaves_the_image(self, device: str) -> None:
+        transform = composed(v2.RandomZoomOut(side_range=(1, 1), p=1))
+        assert_as_torchvision(transform, device, images("small"), bound=EXACT)
+
+
+class TestFlips:
+    @both_versions
+    @pytest.mark.parametrize("seed", range(4))
+    def test_anywhere_and_repeated(self, version: Any, seed: int, device: str) -> None:
+        transform = composed(
+            version.RandomHorizontalFlip(),
+            version.RandomVerticalFlip(),
+            version.RandomHorizontalFlip(),
+            version.CenterCrop((50, 61)),
+            version.RandomHorizontalFlip(),
+            version.RandomVerticalFlip(),
+            version.RandomVerticalFlip(),
+            version.Pad((1, 2, 3, 4), fill=7),
+            version.RandomHorizontalFlip(),
+        )
+        assert_as_torchvision(transform, device, bound=EXACT, seed=seed)
+
+    @pytest.mark.parametrize("times", [1, 2, 3])
+    @pytest.mark.parametrize("name", ["RandomHorizontalFlip", "RandomVerticalFlip"])
+    def test_the_same_again(self, name: str, times: int, device: str) -> None:
+        assert_as_torchvision(composed(*[getattr(v1, name)(1)] * times), device, images("landscape"), bound=EXACT)
+
+    @both_versions
+    def test_before_and_after_normalize(self, version: Any, device: str) -> None:
+        flips = [version.RandomHorizontalFlip(), version.RandomVerticalFlip()]
+        normalize = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+        assert_as_torchvision(v1.Compose([*flips, v1.ToTensor(), normalize]), device, bound=EXACT)
+        assert_as_torchvision(v1.Compose([v1.ToTensor(), *flips, normalize]), device, bound=EXACT)
+        assert_as_torchvision(v1.Compose([v1.ToTensor(), normalize, *flips]), device, bound=EXACT)
+
+
+class TestStates:
+    """What the plan knows of the image's size after each step."""
+
+    @pytest.mark.parametrize(
+        ("transform", "size"),
+        [
+            (v1.Resize((20, 30)), (20, 30)),
+            (v1.Resize(20), None),
+            (v1.CenterCrop((20, 30)), (20, 30)),
+            (v2.RandomCrop((20, 30), padding=2), (20, 30)),
+            (v2.RandomResizedCrop((20, 30)), (20, 30)),
+            (v1.Pad(3), None),
+            (v1.RandomHorizontalFlip(), None),
+        ],
+        ids=repr,
+    )
+    def test_size(self, transform: Any, size: Any) -> None:
+        assert plan_for(composed(transform)).output.size == size
+
+    def test_flips_and_conversions_keep_it(self) -> None:
+        transform = v1.Compose([v1.CenterCrop(20), v1.RandomHorizontalFlip(), v1.Grayscale(), v1.ToTensor()])
+        assert plan_for(transform).output.size == (20, 20)
+
+    @given(height=sides, width=sides)
+    @settings(max_examples=30)
+    def test_draw_returns_the_size_that_the_row_says(self, height: int, width: int) -> None:
+        steps = plan_for(
+            composed(v1.RandomResizedCrop((20, 30)), v1.Pad(2), v1.Resize(15), v1.RandomVerticalFlip())
+        ).steps
+        size = height, width
+        for step in steps:
+            row: list[float] = []
+            size = step.draw(size, row)
+            assert len(row) == step.columns
+            if isinstance(step, Crop | Resize):
+                assert tuple(row[-2:]) == size
+        assert min(size) == 15
+        assert [type(step) for step in steps[:5]] == [Crop, Resize, Crop, Resize, Flip]
+
+
+def test_a_padding_that_leaves_nothing_is_an_error_as_in_torchvision() -> None:
+    plan = plan_for(v1.Compose([v1.Pad(-20), v1.PILToTensor()]))
+    with pytest.raises(ValueError, match=r"nothing is left of an image of \(30, 40\) .* when \(-10, 0\)"):
+        plan.draw(30, 40)
+    with pytest.raises(ValueError):
+        v1.Pad(-20)(Image.new("RGB", (40, 30)))

@@ -1,0 +1,123 @@
+"""FiveCrop and TenCrop: several images of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, explain
+
+from .. import compare
+
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+LARGE_ENOUGH = {"but": ("tiny", "one pixel high", "one pixel wide")}
+
+EXACT_ONES = {
+    "v1, PIL images": v1.Compose([v1.FiveCrop(20), v2.ToImage()]),
+    "v2, PIL images": v2.Compose([v2.TenCrop((20, 15)), v2.PILToTensor()]),
+    "v1, plain tensors": v1.Compose([v1.PILToTensor(), v1.TenCrop(20, vertical_flip=True)]),
+    "v2, images": v2.Compose([v2.ToImage(), v2.FiveCrop((21, 17))]),
+    "all of the smallest image": v2.Compose([v2.CenterCrop(25), v2.TenCrop(25), v2.ToImage()]),
+    "behind a random crop": v2.Compose([v2.RandomCrop((28, 26)), v2.TenCrop(9), v2.ToImage()]),
+    "behind a flip": v1.Compose([v1.RandomHorizontalFlip(), v1.FiveCrop(9), v2.ToImage()]),
+    "cropped again": v2.Compose([v2.FiveCrop(20), v2.CenterCrop(11), v2.Pad(2), v2.ToImage()]),
+    "as floats": v2.Compose([v2.ToImage(), v2.FiveCrop(20), TO_FLOAT]),
+    "as floats before": v1.Compose([v1.ToTensor(), v1.FiveCrop(20)]),
+    "normalised": v2.Compose([v2.FiveCrop(20), v2.ToImage(), TO_FLOAT, v2.Normalize([0.5] * 3, [0.2] * 3)]),
+    "grey": v2.Compose([v2.FiveCrop(20), v2.ToImage(), v2.Grayscale(3)]),
+}
+
+
+def views(transform: Any, device: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """All images of all files, torchvision's and ours."""
+    files = compare.lossless(**LARGE_ENOUGH)
+    torch.manual_seed(1)
+    theirs = [list(transform(compare.opened(data))) for data in files.values()]
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    compiled = compile_transforms(transform)
+    samples = [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
+    assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
+    assert [[each.output for each in of_one] for of_one in samples] == [list(range(len(theirs[0])))] * len(files)
+    server = compare.server_of(compiled.plan, device, len(files))
+    inputs = zip(*(of_one[0].call.inputs for of_one in samples))
+    ours = server.collect(server.submit([list(arrays) for arrays in inputs]))
+    return [torch.stack(each) for each in zip(*theirs)], [each.cpu() for each in ours]
+
+
+@pytest.mark.parametrize("transform", EXACT_ONES.values(), ids=EXACT_ONES)
+def test_they_are_torchvisions_one_by_one(transform: Any, device: str) -> None:
+    theirs, ours = views(transform, device)
+    assert len(theirs) == len(ours)
+    for a, b in zip(theirs, ours):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=2e-5 if a.is_floating_point() else 0)
+
+
+def test_a_resize_behind_them_is_as_close_as_elsewhere(device: str) -> None:
+    theirs, ours = views(v2.Compose([v2.FiveCrop(30), v2.Resize(20), v2.ToImage()]), device)
+    for a, b in zip(theirs, ours):
+        assert (a.float() - b.float()).abs().mean() <= compare.BILINEAR.mean
+
+
+def test_crops_larger_than_the_image_are_an_error_as_with_torchvision() -> None:
+    transform = v1.Compose([v1.FiveCrop(31), v2.ToImage()])
+    small = compare.images("small")["small"]
+    with pytest.raises(ValueError):
+        transform(compare.opened(small))
+    with pytest.raises(ValueError, match=r"\(31, 31\) from an image of 30 x 40"):
+        compile_transforms(transform)(EncodedImage.from_bytes(small))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "message"),
+    [
+        ([v2.FiveCrop(9), v2.RandomCrop(9), v2.ToImage()], r"\[1\]: v2.RandomCrop: .*put what is random before"),
+        ([v2.FiveCrop(9), v2.RandomApply([v2.Pad(1)]), v2.ToImage()], r"\[1\]: v2.RandomApply: .*put what is random"),
+        ([v2.FiveCrop(9), v1.ToTensor()], r"\[1\]: ToTensor: .*v1 classes take one image. Use v2.ToTensor"),
+        ([v1.FiveCrop(9), v1.Lambda(list)], r"\[1\]: Lambda: .*v2.ToImage\(\).*torch.stack\(images, 1\)"),
+        ([v2.FiveCrop(9), v2.Lambda(list)], r"\[1\]: v2.Lambda: .*v2.ToImage\(\).*torch.stack\(images, 1\)"),
+        ([v1.FiveCrop(9), list], r"\[1\]: builtins.list: .*v2.ToImage\(\).*torch.stack\(images, 1\)"),
+        ([v1.ToTensor(), v2.FiveCrop(9), v2.Normalize([0.5], [0.1])], r"\[2\]: v2.Normalize: of several plain tensors"),
+        ([v2.ToImage(), v1.CenterCrop(9), v2.FiveCrop(5), TO_FLOAT], r"\[3\]: v2.ToDtype: of several plain tensors"),
+        ([v2.FiveCrop(9), v2.PILToTensor(), TO_FLOAT], r"\[2\]: v2.ToDtype: of several plain tensors"),
+        ([v2.FiveCrop(9), v2.ToImage(), v2.ToPureTensor(), TO_FLOAT], r"\[3\]: v2.ToDtype: of several plain tensors"),
+        ([v2.FiveCrop(9), v2.TenCrop(7), v2.ToImage()], r"\[1\]: v2.TenCrop: there are several images of one already"),
+        ([v2.RandomApply([v2.FiveCrop(9)]), v2.ToImage()], r"\[0\]: v2.RandomApply: it holds one that makes several"),
+        ([v2.RandomChoice([v2.FiveCrop(9)]), v2.ToImage()], r"\[0\]: v2.RandomChoice: it holds one that makes several"),
+    ],
+    ids=[
+        *(
+            "random behind",
+            "chance behind",
+            "v1 behind",
+            "v1.Lambda behind",
+            "v2.Lambda behind",
+            "a function behind",
+            "plain tensors",
+            "plain tensors made by v1",
+        ),
+        *("plain tensors from PIL images", "plain tensors at last", "twice", "by chance", "one of one"),
+    ],
+)
+def test_what_torchvision_does_otherwise_or_not_at_all_is_refused(transforms: list[Any], message: str) -> None:
+    with pytest.raises(UnsupportedTransformError, match=message):
+        compile_transforms(v2.Compose(transforms))
+
+
+def test_of_several_plain_tensors_torchvision_normalises_the_first_alone() -> None:
+    """Which is why that is refused."""
+    first, second, *_ = v2.Compose([v1.ToTensor(), v2.FiveCrop(9), v2.Normalize([0.5], [0.1])])(
+        compare.opened(compare.images("small")["small"])
+    )
+    assert first.min() < 0 <= second.min()
+
+
+def test_the_explanation_counts_them() -> None:
+    assert explain(EXACT_ONES["v2, images"]).rows[-1].transform == "5 images, each uint8 (3, 21, 17)"
+    assert explain(EXACT_ONES["v1, plain tensors"]).rows[1].drawn == ""

@@ -1,0 +1,217 @@
+"""Objects of the user's own that hold transforms and call them, such as TwoCropsTransform."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, explain
+from proxyloader.data.compiled_transform import (
+    CompiledTransform,
+    WorkerTransform,
+    compiled_in,
+    left_to_torchvision,
+    with_max_pixels,
+)
+from proxyloader.data.placeholders import ProxySample
+from proxyloader.transforms.nested import held_in, with_held
+
+from .. import compare
+
+CROP = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()])
+FLIP = v2.Compose([v2.CenterCrop(15), v2.RandomHorizontalFlip(), v2.ToImage()])
+
+
+class TwoCrops:
+    """As MoCo's and SimCLR's."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> Any:
+        return [self.transform(image), self.transform(image)]
+
+
+class MultiCrop:
+    """As DINO's: large views and small ones."""
+
+    def __init__(self) -> None:
+        self.large = CROP, v1.Compose([v1.RandomResizedCrop(24), v1.RandomGrayscale(0.5), v1.ToTensor()])
+        self.small = {"transform": FLIP, "count": 3}
+        self.pair = TwoCrops(FLIP)
+
+    def __call__(self, image: Any) -> Any:
+        small = [self.small["transform"](image) for _ in range(self.small["count"])]
+        return {"large": [transform(image) for transform in self.large], "small": small, "pair": self.pair(image)}
+
+
+class Module(torch.nn.Module):
+    """As the presets of torchvision's training reference may be, with a list of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views = torch.nn.ModuleList([FLIP, v2.ToImage()])
+
+    def forward(self, image: Any) -> Any:
+        return tuple(view(image) for view in self.views)
+
+
+class OneOfTwo:
+    """Draws with a generator of its own choice."""
+
+    def __init__(self) -> None:
+        self.transforms = [
+            v1.Compose([v1.RandomCrop(12), v1.ToTensor()]),
+            v1.Compose([v1.Resize((12, 12)), v1.ToTensor()]),
+        ]
+
+    def __call__(self, image: Any) -> Any:
+        return self.transforms[int(random.random() < 0.5)](image.convert("RGB"))
+
+
+class Twice(v2.Transform):
+    """Derived from the base of v2's classes, which has no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = FLIP
+
+    def forward(self, image: Any) -> Any:
+        return self.view(image), self.view(image)
+
+
+HOLDERS = [TwoCrops(CROP), MultiCrop(), Module(), OneOfTwo(), Twice(), TwoCrops(TwoCrops(FLIP))]
+
+
+def leaves(value: Any) -> list[Any]:
+    """The images in it, in order."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: type(holder).__name__)
+def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) -> None:
+    """So the numbers that are drawn are those that torchvision draws, and so is what comes out."""
+    data = compare.images("landscape")["landscape"]
+    torch.manual_seed(2)
+    random.seed(2)
+    theirs = [holder(compare.opened(data)) for _ in range(5)]
+    states = torch.get_rng_state(), random.getstate()
+    compiled = compile_transforms(holder)
+    torch.manual_seed(2)
+    random.seed(2)
+    ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    plans = {each.plan.key: each.plan for each in compiled_in(compiled)}
+    for a, b in zip(leaves(theirs), leaves(ours), strict=True):
+        assert isinstance(b, ProxySample)
+        assert plans[b.call.server].output.dtype == str(a.dtype).removeprefix("torch.")
+        assert plans[b.call.server].output.size in (None, tuple(a.shape[1:]))
+
+
+def test_the_original_stays_as_it_is() -> None:
+    for holder in HOLDERS:
+        before = held_in(holder)
+        compiled = compile_transforms(holder)
+        assert type(compiled) is type(holder) and compiled_in(compiled)
+        assert all(a is b for a, b in zip(held_in(holder).values(), before.values(), strict=True))
+
+
+def test_a_transform_is_named_by_where_it_is_held() -> None:
+    assert list(held_in(MultiCrop())) == [".large[0]", ".large[1]", ".small['transform']", ".pair.transform"]
+    assert list(held_in(Module())) == [".views.0", ".views.1"]
+    assert held_in(CROP) == held_in(TwoCrops) == held_in(len) == held_in(lambda: CROP) == {}
+
+
+def test_what_is_compiled_already_stays() -> None:
+    compiled = compile_transforms(CROP)
+    two = TwoCrops(compiled)
+    assert compile_transforms(two) is two and compiled_in(two) == [compiled]
+    mixed = MultiCrop()
+    mixed.large = (compiled, CROP)
+    assert compiled_in(compile_transforms(mixed))[0] is compiled
+
+
+def test_an_object_that_holds_itself_has_an_end() -> None:
+    two = TwoCrops(CROP)
+    two.myself = two  # type: ignore[attr-defined]
+    assert list(held_in(two)) == [".transform"]
+
+
+def test_nothing_changes_where_nothing_is_exchanged() -> None:
+    for holder in (*HOLDERS, len, CROP, 3):
+        assert with_held(holder, lambda _, transform: transform) is holder
+
+
+def test_they_reach_workers_that_are_spawned() -> None:
+    for holder in HOLDERS:
+        compiled = compile_transforms(holder)
+        again = pickle.loads(pickle.dumps(compiled))
+        assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
+
+
+def test_a_limit_of_pixels_reaches_what_they_hold() -> None:
+    limited = with_max_pixels(compile_transforms(MultiCrop()), 7)
+    assert {each.max_pixels for each in compiled_in(limited)} == {7}
+
+
+def test_left_to_torchvision_they_get_decoded_images() -> None:
+    holder = TwoCrops(FLIP)
+    left = left_to_torchvision(holder)
+    assert isinstance(left, WorkerTransform) and left.transform is holder
+    mixed = MultiCrop()
+    mixed.pair = TwoCrops(compile_transforms(FLIP))
+    kinds = [type(each) for each in held_in(left_to_torchvision(mixed)).values()]
+    assert kinds == [WorkerTransform, WorkerTransform, WorkerTransform, CompiledTransform]
+
+
+class Wrong(TwoCrops):
+    def __init__(self) -> None:
+        super().__init__(CROP)
+        self.flip = v1.RandomHorizontalFlip()
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (Wrong(), r"^transform\.flip: the transform ends with a PIL image"),
+        (TwoCrops(v1.Compose([v1.ToTensor(), v1.ToPILImage()])), r"^transform\.transform\.transforms\[1\]: ToPILImage"),
+        (TwoCrops([v1.Pad(2), v1.ToTensor()]), r"^transform\.transform\[0\]: the transform ends with a PIL image"),
+        (
+            v1.Compose([TwoCrops(CROP)]),
+            r"^transform\.transforms\[0\]: .*TwoCrops: it is an object of your own that calls",
+        ),
+        (lambda image: [CROP(image), CROP(image)], "<lambda>: it is not translated"),
+    ],
+    ids=["part of a transform", "refused inside", "parts in a list", "inside a Compose", "function"],
+)
+def test_what_cannot_be_called_so_is_refused_by_its_place(transform: Any, message: str) -> None:
+    with pytest.raises(UnsupportedTransformError, match=message):
+        compile_transforms(transform)
+
+
+def test_one_transform_upon_another_says_that_there_is_no_tensor_yet() -> None:
+    class Chained(TwoCrops):
+        def __call__(self, image: Any) -> Any:
+            return self.transform(self.transform(image))
+
+    with pytest.raises(ValueError, match="is no tensor yet"):
+        compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(compare.images("small")["small"]))
+
+
+def test_the_explanation_has_the_rows_of_each_and_what_comes_out() -> None:
+    rows = explain(MultiCrop()).rows
+    outputs = [row.transform for row in rows if row.position == "output"]
+    assert outputs == ["float32 (3, 20, 20)", "float32 (3, 24, 24)", "uint8 (3, 15, 15)", "uint8 (3, 15, 15)"]
+    assert rows[0].position == "transform.large[0].transforms[0]"
+    refused = explain(Wrong()).refused
+    assert [row.refusal.split(",")[0] for row in refused] == ["the transform ends with a PIL image"]

@@ -1,0 +1,435 @@
+"""Resizes, also to sizes that are drawn: the sizes are torchvision's exactly, the pixels within a stated bound."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+import torchvision.transforms.functional as F1
+import torchvision.transforms.v2.functional as F2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import transforms as v1
+
+from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms
+from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import interpolation_value, nearest_pixels, pillow_resizes_height_first, resized_size
+
+from .. import compare
+from ..compare import (
+    BICUBIC,
+    BILINEAR,
+    EXACT,
+    LARGE_BICUBIC,
+    LARGE_BILINEAR,
+    Bound,
+    Images,
+    assert_as_torchvision,
+    images,
+    lossless,
+)
+from ..side_by_side import assert_as_torch
+
+BOUNDS = {
+    InterpolationMode.NEAREST: EXACT,
+    InterpolationMode.BILINEAR: BILINEAR,
+    InterpolationMode.BICUBIC: BICUBIC,
+}
+LARGE_BOUNDS = BOUNDS | {InterpolationMode.BILINEAR: LARGE_BILINEAR, InterpolationMode.BICUBIC: LARGE_BICUBIC}
+
+LANCZOS = Bound(0.1, 1, 12)
+"""As BICUBIC, with more overshoots that are cut off."""
+
+RANDOM = Bound(0.05, 1, 3)
+LARGE_RANDOM = Bound(0.25, 3, 12, gpu_mean=0.05)
+"""Of crops of any size few pixels are half-way between two levels."""
+
+NOT_THIN = ("one pixel high", "one pixel wide")
+"""Images of which nothing is left where their longer edge is made short; torchvision raises there, too."""
+
+sides = st.integers(1, 60)
+edges = st.integers(1, 900)
+both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+every_interpolation = pytest.mark.parametrize("interpolation", BOUNDS, ids=lambda mode: mode.value)
+each_nearest = pytest.mark.parametrize(
+    "nearest", [InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT], ids=lambda mode: mode.value
+)
+
+BEFORE = {
+    "a PIL image": [],
+    "a uint8 tensor": [v2.ToImage()],
+    "a float tensor": [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
+}
+of_each_kind = pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+
+
+def composed(*transforms: Any) -> v1.Compose:
+    """Ends in a tensor, whatever it begins with; of a PIL image in whole levels."""
+    return v1.Compose([*transforms, v2.ToImage()])
+
+
+def many(*names: str, times: int = 4) -> Images:
+    """Each image several times, as each time something else is drawn."""
+    return {f"{name} {k}": data for name, data in images(*names).items() for k in range(times)}
+
+
+def assert_draws_as(transform: Any, params_of: Any, height: int, width: int, columns: slice) -> None:
+    """200 draws are those of torchvision's ``make_params``, from the same states of the generator."""
+    plan = plan_for(composed(transform))
+    for seed in range(200):
+        torch.manual_seed(seed)
+        expected = params_of(transform.make_params([torch.empty((3, height, width))]))
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        assert tuple(plan.draw(height, width)[columns]) == tuple(expected)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+class TestResizedSize:
+    @given(
+        height=st.integers(1, 3000), width=st.integers(1, 3000), shorter=st.integers(1, 600), more=st.integers(1, 900)
+    )
+    @settings(max_examples=300)
+    def test_is_torchvisions(self, height: int, width: int, shorter: int, more: int) -> None:
+        computed = F1._compute_resized_output_size
+        assert list(resized_size(height, width, shorter, None)) == computed((height, width), [shorter])
+        bounded = list(resized_size(height, width, shorter, shorter + more))
+        assert bounded == computed((height, width), [shorter], max_size=shorter + more)
+        longest = list(resized_size(height, width, None, more))
+        assert longest == computed((height, width), None, max_size=more, allow_size_none=True)
+
+    @given(height=sides, width=sides, shorter=sides, more=sides)
+    @settings(max_examples=100)
+    def test_is_the_size_that_comes_out_of_both_versions(
+        self, height: int, width: int, shorter: int, more: int
+    ) -> None:
+        image = torch.empty((3, height, width), device="meta")
+        for max_size in (None, shorter + more):
+            expected = resized_size(height, width, shorter, max_size)
+            if 0 not in expected:
+                assert F1.resize(image, [shorter], max_size=max_size).shape[1:] == expected
+                assert F2.resize(image, [shorter], max_size=max_size).shape[1:] == expected
+        expected = resized_size(height, width, None, more)
+        if 0 not in expected:
+            assert F2.resize(image, None, max_size=more).shape[1:] == expected
+
+    def test_needs_one_of_its_numbers(self) -> None:
+        with pytest.raises(ValueError, match="one of shorter and max_size"):
+            resized_size(3, 4, None, None)
+
+    def test_of_nothing_raises_where_pillow_raises_too(self) -> None:
+        transform = composed(v2.Resize(None, max_size=20))
+        with pytest.raises(ValueError, match="must be > 0"):
+            transform(compare.opened(images("one pixel high")["one pixel high"]))
+        with pytest.raises(ValueError, match=r"1 x 64 \(height x width\) would be resized to \(0, 20\)"):
+            plan_for(transform).draw(1, 64)
+
+
+def test_pillow_begins_with_the_side_that_we_say() -> None:
+    """Where the order does not matter, either is right."""
+    noise = Image.effect_noise((90, 120), 100)
+    found = set()
+    for height, width in itertools.product((5, 50, 100, 119, 120, 121, 200), (5, 40, 60, 70, 80, 89, 90, 91, 300)):
+        first = {True: (90, height), False: (width, 120)}
+        said = pillow_resizes_height_first((120, 90), (height, width))
+        resized = noise.resize((width, height), Image.Resampling.BICUBIC)
+        in_passes = noise.resize(first[said], Image.Resampling.BICUBIC).resize(
+            (width, height), Image.Resampling.BICUBIC
+        )
+        assert resized == in_passes, (height, width)
+        found.add(said)
+    newest = int(PIL.__version__.split(".")[0]) >= 13
+    assert found == ({True, False} if newest else {False})
+
+
+class TestResize:
+    @both_versions
+    @every_interpolation
+    @pytest.mark.parametrize("size", [24, [96], (64, 80), (1, 1), (1, 40)], ids=str)
+    def test_to_a_small_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
+        assert_as_torchvision(composed(version.Resize(size, interpolation)), device, bound=BOUNDS[interpolation])
+
+    @both_versions
+    @every_interpolation
+    @pytest.mark.parametrize("size", [128, (200, 150)], ids=str)
+    def test_to_a_large_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
+        files = images("landscape", "portrait", "large", "grey")
+        transform = composed(version.Resize(size, interpolation))
+        assert_as_torchvision(transform, device, files, bound=LARGE_BOUNDS[interpolation])
+
+    @pytest.mark.parametrize("size", [128, (200, 150)], ids=str)
+    def test_to_a_large_size_is_within_a_level_but_for_the_frame(self, size: Any, device: str) -> None:
+        files = images("landscape", "portrait", "large", "grey")
+        assert_as_torchvision(composed(v1.Resize(size)), device, files, bound=BILINEAR, inner=1)
+
+    def test_a_photograph_shrunk_tenfold_is_further_off_in_the_frame_only(self, device: str) -> None:
+        files = {"photograph": compare.jpeg_of((1400, 1300))}
+        transform = composed(v1.Resize((130, 130)))
+        assert_as_torchvision(transform, device, files, bound=Bound(0.25, 6, 20))
+        assert_as_torchvision(transform, device, files, bound=BILINEAR, inner=1)
+
+    @pytest.mark.parametrize("size", [(160, 160), (224, 224), (384, 384)], ids=str)
+    def test_hard_borders_are_further_off_where_bicubic_and_on_a_cpu(self, size: Any) -> None:
+        # Filtered beyond 0 and 255, which Pillow cuts off between its passes.
+        numbers = np.random.default_rng(0)
+        halves = {f"{w} x {h}": numbers.integers(0, 2, (h, w, 3)) for w, h in ((130, 130), (300, 240), (500, 375))}
+        files = {name: compare.png_of(Image.fromarray(np.uint8(255 * half))) for name, half in halves.items()}
+        bicubic, bilinear = (
+            composed(v1.Resize(size, mode)) for mode in (InterpolationMode.BICUBIC, InterpolationMode.BILINEAR)
+        )
+        assert_as_torchvision(bicubic, "cpu", files, bound=Bound(4, 28, 36))
+        assert_as_torchvision(bilinear, "cpu", files, bound=BILINEAR, inner=1)
+
+    @pytest.mark.parametrize("max_size", [41, 50, 1000])
+    def test_max_size(self, max_size: int, device: str) -> None:
+        for version in (v1, v2):
+            files = images(but=("one pixel high", "one pixel wide"))
+            assert_as_torchvision(composed(version.Resize(40, max_size=max_size)), device, files, bound=BILINEAR)
+
+    def test_max_size_alone(self, device: str) -> None:
+        assert_as_torchvision(composed(v2.Resize(None, max_size=100)), device, bound=BILINEAR)
+
+    @both_versions
+    @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
+    def test_to_its_own_size_changes_nothing(self, version: Any, interpolation: Any, device: str) -> None:
+        for name, size in (("landscape", (120, 160)), ("portrait", 120), ("small", (30, 40)), ("tiny", 7)):
+            assert_as_torchvision(composed(version.Resize(size, interpolation)), device, images(name), bound=EXACT)
+
+    @both_versions
+    @pytest.mark.parametrize("antialias", [True, False, None])
+    def test_of_a_float_tensor(self, version: Any, antialias: Any, device: str) -> None:
+        to_float = [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]
+        transform = v1.Compose([*to_float, version.Resize((40, 50), antialias=antialias)])
+        assert_as_torchvision(transform, device, bound=EXACT)  # nothing is rounded on the way
+        bicubic = v1.Compose([*to_float, version.Resize((40, 50), InterpolationMode.BICUBIC)])
+        # DALI has the filter in a table.
+        assert_as_torchvision(bicubic, device, bound=Bound(0.02, 0.1, 0.2))
+
+    @both_versions
+    @pytest.mark.parametrize("antialias", [True, False, None])
+    def test_of_a_uint8_tensor(self, version: Any, antialias: Any, device: str) -> None:
+        transform = v1.Compose([v1.PILToTensor(), version.Resize((40, 50), antialias=antialias)])
+        assert_as_torchvision(transform, device, bound=BILINEAR)
+        bicubic = v1.Compose([v1.PILToTensor(), version.Resize((40, 50), InterpolationMode.BICUBIC)])
+        assert_as_torchvision(bicubic, device, bound=BICUBIC)
+
+    def test_of_a_pil_image_is_antialiased_whatever_is_asked_for(self, device: str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torchvision says so too
+            assert_as_torchvision(composed(v1.Resize(24, antialias=False)), device, bound=BILINEAR)
+            assert_as_torchvision(composed(v2.Resize(24, antialias=None)), device, bound=BILINEAR)
+
+    def test_after_normalize(self, device: str) -> None:
+        normalize = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+        transform = v1.Compose([v1.ToTensor(), normalize, v1.Resize((40, 50)), v1.Resize((50, 31))])
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    def test_of_a_grey_image(self, device: str) -> None:
+        assert_as_torchvision(composed(v1.Grayscale(), v1.Resize((40, 50))), device, bound=BILINEAR)
+
+    @both_versions
+    def test_what_has_no_equal_is_refused(self, version: Any) -> None:
+        def refused(resize: Any, match: str, tensor: bool = False) -> None:
+            with pytest.raises(UnsupportedTransformError, match=match):
+                plan_for(v1.Compose([v1.PILToTensor(), resize]) if tensor else composed(resize))
+
+        name = r"transforms\[0\]: (v2\.)?Resize: "
+        refused(
+            version.Resize(9, InterpolationMode.HAMMING),
+            name + "interpolation 'hamming' is a filter .* lanczos$",
+        )
+        refused(version.Resize(9, interpolation=4), name + "interpolation 'box' is a filter that DALI .* use nearest, ")
+        refused(version.Resize(9, max_size=9), name + "max_size=9 must be greater than size=9")
+        refused(version.Resize((9, 9), max_size=20), name + r"max_size=20 goes with one number as size.*\(?9, 9")
+        name = r"transforms\[1\]: (v2\.)?Resize: "
+        cubic = version.Resize(9, InterpolationMode.BICUBIC, antialias=False)
+        refused(cubic, name + "bicubic without antialias .* use antialias=True", tensor=True)
+
+    @pytest.mark.parametrize("written", [InterpolationMode.BILINEAR, "bilinear", 2])
+    def test_interpolations_may_be_written_in_three_ways(self, written: Any) -> None:
+        assert interpolation_value(written) == "bilinear"
+        assert plan_for(composed(v2.Resize(9, written))) == plan_for(composed(v1.Resize(9)))
+
+
+class TestNearest:
+    """The rows and columns that Pillow takes of a PIL image, and torch of a tensor, also from the border of two."""
+
+    @both_versions
+    @of_each_kind
+    @each_nearest
+    @pytest.mark.parametrize("size", [90, (90, 91), (1, 1), (5, 700), (120, 160)], ids=str)
+    def test_pixels(self, version: Any, before: list[Any], nearest: Any, size: Any, device: str) -> None:
+        assert_as_torchvision(composed(*before, version.Resize(size, nearest)), device, lossless(), bound=EXACT)
+
+    @both_versions
+    @of_each_kind
+    @each_nearest
+    def test_of_random_crops(self, version: Any, before: list[Any], nearest: Any, device: str) -> None:
+        for size in (96, (224, 150)):
+            transform = composed(*before, version.RandomResizedCrop(size, interpolation=nearest))
+            assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=2)
+
+    @of_each_kind
+    @each_nearest
+    def test_to_sizes_that_are_drawn(self, before: list[Any], nearest: Any, device: str) -> None:
+        sizes = v2.RandomResize(20, 90, nearest), v2.ScaleJitter((90, 120), (0.3, 1.1), nearest)
+        transform = composed(*before, v2.RandomShortestSize([50, 80], 90, nearest), v2.RandomHorizontalFlip(), *sizes)
+        assert_as_torchvision(transform, device, lossless(but=NOT_THIN), bound=EXACT, times=3)
+
+    @of_each_kind
+    def test_in_branches_beside_noise(self, before: list[Any], device: str) -> None:
+        nearest = [v1.Resize((90, 60), InterpolationMode.NEAREST), v2.Resize(91, InterpolationMode.NEAREST_EXACT)]
+        containers = v1.RandomApply([v1.Grayscale(3), nearest[0]]), v2.RandomChoice([*nearest, v2.RandomVerticalFlip()])
+        noise = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v1.RandomErasing(value="random")]
+        assert_as_torchvision(composed(*before, *containers, *noise), device, lossless(), bound=EXACT, times=3)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_come_through_a_loader(self, workers: int, folder: ImageFolder, device: str) -> None:
+        crop = v1.RandomResizedCrop(90, interpolation=InterpolationMode.NEAREST)
+        transform = v1.Compose([crop, v2.RandomAffine(0, scale=(0.5, 0.5)), v1.ToTensor()])
+
+        def build(loader_class: Any) -> Any:
+            photos = ImageFolder(folder.root, transform)
+            return loader_class(photos, batch_size=10, shuffle=True, num_workers=workers)
+
+        assert_as_torch(build, device=device)
+
+    @pytest.mark.parametrize("nearest", ["pil", "nearest", "nearest-exact"])
+    @given(size=st.tuples(edges, edges), new_size=st.tuples(edges, edges))
+    @settings(max_examples=100)
+    def test_lines_say_what_is_taken_in_images(self, nearest: Any, size: Any, new_size: Any) -> None:
+        self.assert_lines_of_images(nearest, size, new_size)
+
+    @pytest.mark.parametrize("nearest", ["pil", "nearest", "nearest-exact"])
+    def test_so_do_those_of_all_small_images_beside_a_short_and_a_long_side(self, nearest: Any) -> None:
+        for count, new_count, new_other in itertools.product(range(1, 17), range(1, 129), (1, 128)):
+            self.assert_lines_of_images(nearest, (count, 1), (new_count, new_other))
+            self.assert_lines_of_images(nearest, (1, count), (new_other, new_count))
+
+    def assert_lines_of_images(self, nearest: Any, size: Any, new_size: Any) -> None:
+        rows, columns = nearest_pixels(size, new_size, nearest)
+        image = 1000 * torch.arange(size[0])[:, None] + torch.arange(size[1])
+        if nearest == "pil":
+            picture = Image.fromarray(image.numpy().astype(np.int32))
+            found = np.asarray(picture.resize(new_size[::-1], Image.Resampling.NEAREST))
+        else:
+            found = F2.resize(image[None].float(), list(new_size), InterpolationMode(nearest))[0].numpy()
+        assert np.array_equal(found, 1000 * rows[:, None] + columns), (size, new_size)
+
+
+class TestRandomResizedCrop:
+    @both_versions
+    @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
+    @pytest.mark.parametrize("size", [32, (96, 64)], ids=str)
+    def test_to_a_small_size(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
+        transform = composed(version.RandomResizedCrop(size, interpolation=interpolation))
+        assert_as_torchvision(transform, device, bound=RANDOM)
+
+    @both_versions
+    @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
+    def test_to_224(self, version: Any, interpolation: Any, device: str) -> None:
+        transform = composed(version.RandomResizedCrop(224, interpolation=interpolation))
+        files = images("landscape", "portrait", "large", "grey", "4:2:2")
+        assert_as_torchvision(transform, device, files, bound=LARGE_RANDOM)
+
+    def test_of_a_float_tensor(self, device: str) -> None:
+        transform = v1.Compose([v1.ToTensor(), v1.RandomResizedCrop(64), v1.RandomHorizontalFlip()])
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    def test_after_flips_takes_its_box_from_the_flipped_image(self, device: str) -> None:
+        flips = [v1.RandomHorizontalFlip(1), v1.RandomVerticalFlip(1)]
+        assert_as_torchvision(composed(*flips, v1.RandomResizedCrop(64)), device, bound=BILINEAR)
+        assert_as_torchvision(composed(flips[0], v2.RandomResizedCrop(64)), device, bound=BILINEAR)
+        on_a_tensor = v1.Compose([v1.ToTensor(), v1.RandomHorizontalFlip(1), v1.RandomResizedCrop(64)])
+        assert_as_torchvision(on_a_tensor, device, bound=EXACT)
+
+    def test_crops_one_pixel_wide_are_decoded_a_little_differently(self, device: str) -> None:
+        transform = composed(v1.RandomResizedCrop(8, scale=(0.1, 0.12), ratio=(0.14, 0.17)))
+        tiny = images("tiny")["tiny"]
+        files = {f"tiny {k}": tiny for k in range(40)}
+        assert_as_torchvision(transform, device, files, bound=Bound(0.5, 10, 10))
+
+    def test_other_interpolations_are_refused(self) -> None:
+        for version in (v1, v2):
+            with pytest.raises(UnsupportedTransformError, match=r"RandomResizedCrop: interpolation 'box' is a filter"):
+                plan_for(composed(version.RandomResizedCrop(9, interpolation=InterpolationMode.BOX)))
+
+
+class TestRandomSizes:
+    SIZES = {
+        "RandomResize": v2.RandomResize(20, 60),
+        "RandomShortestSize": v2.RandomShortestSize([20, 40, 70], 90),
+        "RandomShortestSize without a bound": v2.RandomShortestSize(33),
+        "ScaleJitter": v2.ScaleJitter((90, 110), (0.3, 1.1)),
+    }
+    each = pytest.mark.parametrize("transform", SIZES.values(), ids=SIZES)
+
+    @each
+    @pytest.mark.parametrize(("height", "width"), [(375, 500), (50, 31), (7, 9)], ids=str)
+    def test_are_torchvisions(self, transform: Any, height: int, width: int) -> None:
+        def new_size(params: dict[str, Any]) -> Any:
+            size = params["size"]
+            if len(size) == 2:
+                return size
+            return v1.Resize(size[0])(torch.empty((3, height, width), device="meta")).shape[1:]
+
+        assert_draws_as(transform, new_size, height, width, slice(2, 4))
+
+    @each
+    @of_each_kind
+    def test_pixels(self, transform: Any, before: list[Any], device: str) -> None:
+        files = images(but=(*NOT_THIN, "large")) | many("small", "portrait")
+        bound = EXACT if before is BEFORE["a float tensor"] else BILINEAR
+        assert_as_torchvision(composed(*before, transform, v2.RandomVerticalFlip()), device, files, bound=bound)
+
+    def test_all_large_ones_are_as_large_resizes(self, device: str) -> None:
+        transform = composed(v2.RandomShortestSize([130, 180], 300))
+        assert_as_torchvision(transform, device, images("landscape", "large", "PNG"), bound=LARGE_BILINEAR)
+
+    def test_an_image_of_which_nothing_would_be_left_is_an_error_as_in_torchvision(self) -> None:
+        compiled = compile_transforms(composed(v2.ScaleJitter((20, 20), (0.1, 0.2))))
+        thin = EncodedImage.from_bytes(images("one pixel high")["one pixel high"])
+        with pytest.raises(ValueError, match=r"1 x 64 \(height x width\) would be resized to \(0, [123]\)"):
+            compiled(thin)
+
+    def test_a_range_without_a_size_is_refused(self) -> None:
+        with pytest.raises(UnsupportedTransformError, match=r"v2\.RandomResize: no size can be drawn from min_size=30"):
+            plan_for(composed(v2.RandomResize(30, 30)))
+
+    @pytest.mark.parametrize("interpolation", ["box", "hamming"])
+    def test_what_resize_refuses_they_refuse(self, interpolation: str) -> None:
+        for make in (lambda how: v2.RandomResize(9, 12, how), lambda how: v2.ScaleJitter((9, 9), interpolation=how)):
+            with pytest.raises(UnsupportedTransformError, match=f"interpolation '{interpolation}' is a filter"):
+                plan_for(composed(make(InterpolationMode(interpolation))))
+
+    @each
+    def test_leave_no_size_behind(self, transform: Any) -> None:
+        assert plan_for(composed(v2.CenterCrop(50), transform)).output.size is None
+
+
+class TestLanczos:
+    @both_versions
+    @pytest.mark.parametrize("size", [24, (40, 50), (130, 200)], ids=str)
+    def test_resize(self, version: Any, size: Any, device: str) -> None:
+        transform = composed(version.Resize(size, InterpolationMode.LANCZOS))
+        files = images(but=(*NOT_THIN, "large") if size == 24 else ("large",))
+        assert_as_torchvision(transform, device, files, bound=LANCZOS)
+
+    @both_versions
+    def test_of_a_large_image(self, version: Any, device: str) -> None:
+        transform = composed(version.RandomResizedCrop(200, interpolation=InterpolationMode.LANCZOS))
+        assert_as_torchvision(transform, device, many("large", times=3), bound=LANCZOS)
+
+    @both_versions
+    def test_of_a_tensor_is_refused(self, version: Any) -> None:
+        expected = "Resize: interpolation 'lanczos' on a tensor .* put the resize before the conversion to a tensor"
+        with pytest.raises(UnsupportedTransformError, match=expected):
+            plan_for(composed(v1.PILToTensor(), version.Resize(9, InterpolationMode.LANCZOS)))

@@ -1,0 +1,334 @@
+"""timm's automatic augmentation: the operations are timm's over 500 draws, and the pixels are near enough."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from timm.data import auto_augment as timm_auto
+from torchvision.transforms import transforms as v1
+
+from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.augment import BoxBlur, box_weights
+from proxyloader.transforms.color import (
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    Invert,
+    Posterize,
+    Saturation,
+    Sharpness,
+    Solarize,
+    SolarizeAdd,
+)
+from proxyloader.transforms.plan import Step
+from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.warp import Affine, BicubicAffine
+
+from ..compare import EXACT, Bound, Done, assert_as_torchvision, composed, lossless, opened, run, taken
+
+WITHOUT_EQUALIZE = Bound(0.01, 1, 255)
+"""All other operations on PIL images are nearly exact; a warp may end the image a pixel earlier or later."""
+
+OF_PIL = Bound(0.4, 8, 255)
+"""Equalisation is within a level, of which contrast, solarising and the like make more."""
+
+MIXED = Bound(0.3, 8, 255)
+"""As OF_PIL; and in the weighted sum whole levels are cut off, where the last bit of a float may decide."""
+
+RANDOM, BILINEAR, BICUBIC = None, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+
+POLICIES = [
+    "rand-m9-mstd0.5-inc1",
+    "rand-m9-n3-mstd0.5",
+    "rand-m15-n2-mmax20-p0.9",
+    "rand-m9-mstd101-tweights",
+    "rand-m7-mstd0.5-inc1-t3aw",
+    "rand-m10-n1-t3a",
+    "original-mstd0.5",
+    "originalr",
+    "v0",
+    "v0r-mstd1",
+    "3a",
+]
+
+each_policy = pytest.mark.parametrize("policy", POLICIES)
+each_interpolation = pytest.mark.parametrize(
+    "interpolation", [RANDOM, BILINEAR, BICUBIC], ids=["random", "bilinear", "bicubic"]
+)
+
+
+@pytest.fixture(autouse=True)
+def posterize_to_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm posterizes to 0 bits at times and means black by it, which Pillow refuses to make from 13 on."""
+
+    def posterize(image: Image.Image, bits: int) -> Image.Image:
+        return image.point([level & ~(2 ** (8 - bits) - 1) for level in range(256)] * 3)
+
+    monkeypatch.setattr(ImageOps, "posterize", posterize)
+
+
+def augmentation(policy: str, interpolation: Any = RANDOM, translate_const: int = 20) -> Any:
+    """As ``create_transform`` makes it."""
+    known: dict[str, Any] = {"translate_const": translate_const, "img_mean": (124, 116, 104)}
+    if interpolation is not None:
+        known["interpolation"] = interpolation
+    if policy.startswith("rand"):
+        return timm_auto.rand_augment_transform(policy, known)
+    if policy.startswith("augmix"):
+        return timm_auto.augment_and_mix_transform(policy, known | {"translate_pct": 0.3})
+    return timm_auto.auto_augment_transform(policy, known)
+
+
+class TestPixels:
+    @each_policy
+    @each_interpolation
+    def test_are_timms(self, policy: str, interpolation: Any, device: str) -> None:
+        files = lossless("portrait", "small", "tiny", "4:2:2")
+        transform = composed("pil", augmentation(policy, interpolation))
+        assert_as_torchvision(transform, device, files, bound=OF_PIL, times=6)
+
+    @each_policy
+    def test_are_nearly_exact_where_nothing_is_equalized(self, policy: str, device: str) -> None:
+        files, transform = lossless("portrait", "small", "grey"), composed("pil", augmentation(policy))
+        differences = run(transform, device, files, times=8).differences()
+        plan, others = plan_for(transform), []
+        torch.manual_seed(0), random.seed(0), np.random.seed(0)
+        for difference, data in zip(differences, itertools.cycle(files.values())):
+            width, height = opened(data).size
+            if Equalize not in {kind for kind, _ in taken(plan.steps, plan.draw(height, width))}:
+                others.append(difference.ravel())
+        everything, bound = np.concatenate(others), WITHOUT_EQUALIZE.on(device)
+        assert len(others) > 6
+        assert everything.mean() <= bound.mean
+        assert np.quantile(everything, 0.999) <= bound.p999
+
+    @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "3a"])
+    def test_of_images_one_pixel_high_or_wide(self, policy: str, device: str) -> None:
+        files = lossless("one pixel high", "one pixel wide")
+        transform = composed("pil", augmentation(policy))
+        assert_as_torchvision(transform, device, files, bound=OF_PIL, times=20)
+
+    @each_interpolation
+    @pytest.mark.parametrize("policy", ["augmix-m5-w4-d2", "augmix-m3", "augmix-m9-w1-mstd0.5-a0.5"])
+    def test_of_augmix(self, policy: str, interpolation: Any, device: str) -> None:
+        files = lossless("portrait", "small", "tiny", "grey")
+        # As behind the crop of create_transform: older timms mix squares only.
+        transform = composed("pil", v1.CenterCrop(48), augmentation(policy, interpolation))
+        assert_as_torchvision(transform, device, files, bound=MIXED, times=6)
+
+    def test_of_one_operation(self, device: str) -> None:
+        transform = composed("pil", timm_auto.AugmentOp("SolarizeAdd", 0.7, 8))
+        assert_as_torchvision(transform, device, lossless(but=("large",)), times=4)
+
+    @pytest.mark.parametrize("magnitude", [0, 2, 0.9 / 0.19, 7, 9, 10])
+    def test_of_a_blur_are_pillows(self, magnitude: float, device: str) -> None:
+        """The radius is 0.1 + 0.19 times the magnitude; by one of 1 or 2 pixels many means lie between two levels."""
+        transform = composed("pil", timm_auto.AugmentOp("GaussianBlur", 1.0, magnitude))
+        assert_as_torchvision(transform, device, lossless(), bound=EXACT)
+
+
+# --- draws -----------------------------------------------------------------------------------------------------------
+
+IMAGES = 500
+SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (7, 9)]
+"""(width, height)"""
+
+OPERATIONS = {"autocontrast": Autocontrast, "equalize": Equalize, "invert": Invert}
+OPERATIONS_BY_NUMBER = {"posterize": Posterize, "solarize": Solarize}
+ENHANCERS = {"Brightness": Brightness, "Color": Saturation, "Contrast": Contrast, "Sharpness": Sharpness}
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Done]]:
+    """What is asked of Pillow: each operation is written down in place of being done."""
+    done: list[Done] = []
+
+    def recorder(kind: type[Step]) -> Callable[..., Any]:
+        def write_down(image: Any, *numbers: float) -> Any:
+            done.append((kind, tuple(map(float, numbers))))
+            return image
+
+        return write_down
+
+    def enhance(enhancer: Any, factor: float) -> Any:
+        done.append((ENHANCERS[type(enhancer).__name__], (factor,)))
+        return enhancer.image
+
+    def transform(image: Any, size: Any, method: Any, data: Any, resample: Any, **_: Any) -> Any:
+        assert method == Image.Transform.AFFINE
+        kind = {BILINEAR: Affine, BICUBIC: BicubicAffine}[resample]
+        done.append((kind, (float(size[1]), float(size[0]), *map(float, data))))
+        return image
+
+    def point(image: Any, table: Any) -> Any:
+        done.append((SolarizeAdd, (float(table[0]),)))
+        return image
+
+    smooth = Image.Image.filter
+
+    def blur(image: Any, how: Any) -> Any:
+        if not isinstance(how, ImageFilter.GaussianBlur):
+            return smooth(image, how)
+        done.append((BoxBlur, box_weights(how.radius)))
+        return image
+
+    for name, kind in {**OPERATIONS, **OPERATIONS_BY_NUMBER}.items():
+        monkeypatch.setattr(ImageOps, name, recorder(kind))
+    monkeypatch.setattr(ImageEnhance._Enhance, "enhance", enhance)
+    monkeypatch.setattr(Image.Image, "transform", transform)
+    monkeypatch.setattr(Image.Image, "point", point)
+    monkeypatch.setattr(Image.Image, "filter", blur)
+    yield done
+
+
+def states() -> tuple[Any, ...]:
+    return random.getstate(), repr(np.random.get_state(legacy=False)), torch.get_rng_state().tolist()
+
+
+def seed() -> None:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+
+
+def nothing(each: Done) -> bool:
+    """Left out by Pillow, or by timm."""
+    kind, numbers = each
+    identity = kind in (Affine, BicubicAffine) and tuple(numbers[2:]) == (1, 0, 0, 0, 1, 0)
+    return identity or (kind is Posterize and numbers[0] >= 8)
+
+
+def assert_draws_as_timm(transform: Any, done: list[Done]) -> list[Done]:
+    """The same operations, magnitudes and states for images of several sizes.
+
+    Returns:
+        All that was done.
+    """
+    plan = plan_for(v1.Compose([transform, v1.PILToTensor()]))
+    pictures = [Image.new("RGB", size, "olive") for size in SIZES]
+    after, everything = [], []
+    seed()
+    for k in range(IMAGES):
+        transform(pictures[k % len(pictures)])
+        after.append((len(done), states()))
+    stock = list(done)
+    seed()
+    start = 0
+    for k, (end, state) in enumerate(after):
+        width, height = SIZES[k % len(SIZES)]
+        row = plan.draw(height, width)
+        assert states() == state, f"image {k} left a generator in another state"
+        assert len(row) == plan.columns
+        wanted = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in stock[start:end]]
+        found = list(taken(plan.steps[:-1], row))
+        assert [each for each in found if not nothing(each)] == [each for each in wanted if not nothing(each)], k
+        everything += found
+        start = end
+    return everything
+
+
+class TestDraws:
+    @each_policy
+    @each_interpolation
+    def test_are_timms(self, policy: str, interpolation: Any, done: list[Done]) -> None:
+        kinds = {kind for kind, _ in assert_draws_as_timm(augmentation(policy, interpolation), done)}
+        assert len(kinds) >= 3
+        assert (
+            kinds & {Affine, BicubicAffine}
+            <= {
+                RANDOM: {Affine, BicubicAffine},
+                BILINEAR: {Affine},
+                BICUBIC: {BicubicAffine},
+            }[interpolation]
+        )
+
+    def test_know_every_operation(self, done: list[Done]) -> None:
+        operations = [timm_auto.AugmentOp(name, 0.9, 7) for name in timm_auto.NAME_TO_OP]
+        transform = timm_auto.RandAugment(operations, 5)
+        assert len({kind for kind, _ in assert_draws_as_timm(transform, done)}) == 13
+
+    @pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
+    def test_of_one_operation(self, p: float, done: list[Done]) -> None:
+        operation = timm_auto.AugmentOp("GaussianBlurRand", p, 5, {"magnitude_std": 1.0})
+        assert abs(len(assert_draws_as_timm(operation, done)) - p * IMAGES) < 50
+
+    @pytest.mark.parametrize("policy", ["augmix-m5-w4-d2", "augmix-m3", "augmix-m9-w2-mstd0.5-a0.5"])
+    def test_of_augmix(self, policy: str, done: list[Done], monkeypatch: pytest.MonkeyPatch) -> None:
+        transform = augmentation(policy)
+        (step, _) = plan_for(v1.Compose([transform, v1.PILToTensor()])).steps
+        (blend,) = step.operations
+        (mixture,) = blend.branch  # type: ignore[attr-defined]
+        shares: list[float] = []
+        blended = Image.blend
+
+        def blend_noted(image: Any, other: Any, share: Any) -> Any:
+            shares.append(float(share))
+            return blended(image, other, share)
+
+        weights: list[Any] = []
+        calls = timm_auto.AugMixAugment._apply_basic
+
+        def basic(self: Any, image: Any, mixing_weights: Any, m: Any) -> Any:
+            weights.append(mixing_weights)
+            return calls(self, image, mixing_weights, m)
+
+        monkeypatch.setattr(Image, "blend", blend_noted)
+        monkeypatch.setattr(timm_auto.AugMixAugment, "_apply_basic", basic)
+        sides = [width for width, _ in SIZES]
+        pictures = [Image.new("RGB", (side, side), "olive") for side in sides]
+        after = []
+        seed()
+        for k in range(IMAGES):
+            transform(pictures[k % len(pictures)])
+            after.append((len(done), states()))
+        stock, start = list(done), 0
+        seed()
+        for k, (end, state) in enumerate(after):
+            row: list[float] = []
+            step.draw((sides[k % len(sides)],) * 2, row)  # type: ignore[arg-type]
+            assert states() == state and len(row) == step.columns
+            assert row[: 2 + transform.width] == [shares[k], 0.0, *weights[k].tolist()]
+            chains = taken([each for chain in mixture.branches for each in chain], row[2 + transform.width :])
+            found = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in chains]
+            wanted = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in stock[start:end]]
+            assert [each for each in found if not nothing(each)] == [each for each in wanted if not nothing(each)], k
+            start = end
+
+
+class TestRefusals:
+    def test_of_blended_augmix(self) -> None:
+        with pytest.raises(UnsupportedTransformError, match=r"AugMixAugment: blended=True \('b1'\) is not translated"):
+            plan_for(composed("pil", augmentation("augmix-m3-b1")))
+
+    def test_of_interpolations_that_pillow_does_not_warp_with(self) -> None:
+        transform = augmentation("rand-m9", Image.Resampling.LANCZOS)
+        with pytest.raises(UnsupportedTransformError, match="RandAugment: interpolation 'lanczos' is one that Pillow"):
+            plan_for(composed("pil", transform))
+        with pytest.raises(ValueError, match="LANCZOS"):
+            timm_auto.shear_x(Image.new("RGB", (4, 4)), 0.1, resample=Image.Resampling.LANCZOS)
+
+    @pytest.mark.parametrize("policy", ["rand-m9", "original", "augmix-m3"])
+    def test_after_the_conversion_and_of_grey_images(self, policy: str) -> None:
+        for before in v1.PILToTensor(), v1.Grayscale():
+            with pytest.raises(UnsupportedTransformError, match="for PIL images of 3 channels only"):
+                plan_for(v1.Compose([before, augmentation(policy)]))
+
+    def test_of_operations_that_are_not_timms(self) -> None:
+        transform = augmentation("rand-m9")
+        transform.ops.append(lambda image: image)
+        with pytest.raises(UnsupportedTransformError, match="is not one of timm's; those are translated"):
+            plan_for(composed("pil", transform))
+
+    @pytest.mark.parametrize("fill", [(1, 2), (1, 2, 300)], ids=str)
+    def test_of_fills_that_no_pixel_can_have(self, fill: Any) -> None:
+        transform = timm_auto.rand_augment_transform("rand-m9", {"img_mean": fill, "translate_const": 9})
+        with pytest.raises(UnsupportedTransformError, match=r"img_mean=.* is (not translated|outside of 0..255)"):
+            plan_for(composed("pil", transform))

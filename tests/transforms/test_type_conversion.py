@@ -1,0 +1,196 @@
+"""What the numbers mean: PIL image or tensor, uint8 or float, scaled and normalised or not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import models, tv_tensors
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import UnsupportedTransformError
+from proxyloader.transforms.registry import plan_for
+
+from .. import compare
+from ..compare import BICUBIC, BILINEAR, EXACT, LARGE_BICUBIC, Bound, assert_as_torchvision, images
+
+pytestmark = pytest.mark.filterwarnings("ignore:The transform `ToTensor")  # of v2, which is deprecated
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+TO_FLOAT = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+
+both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+
+
+class TestToTensor:
+    @pytest.mark.parametrize(
+        "transform",
+        [
+            pytest.param(v1.ToTensor(), id="ToTensor alone"),
+            pytest.param(v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]), id="ConvertImageDtype"),
+            pytest.param(v2.Compose([v2.PILToTensor(), v2.ConvertImageDtype()]), id="v2.ConvertImageDtype"),
+            pytest.param(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]), id="ToDtype"),
+        ],
+    )
+    def test_gives_floats_from_0_to_1(self, transform: Any, device: str) -> None:
+        assert_as_torchvision(transform, device, bound=EXACT)
+        (tensor,) = compare.run_ours(transform, device, images("large"))
+        assert tensor.dtype is torch.float32
+        assert 0 <= tensor.min() < 0.2
+        assert 0.8 < tensor.max() <= 1
+
+    def test_the_deprecated_class_of_v2(self, device: str) -> None:
+        assert_as_torchvision(v2.ToTensor(), device, bound=EXACT)
+
+    @pytest.mark.parametrize("transform", [v1.PILToTensor(), v2.PILToTensor(), v2.ToImage()], ids=repr)
+    def test_without_a_conversion_the_values_stay_bytes(self, transform: Any, device: str) -> None:
+        assert_as_torchvision(transform, device, bound=EXACT)
+        (tensor,) = compare.run_ours(transform, device, images("large"))
+        assert tensor.dtype is torch.uint8
+
+    def test_to_dtype_without_scale_gives_floats_from_0_to_255(self, device: str) -> None:
+        assert_as_torchvision(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), device, bound=EXACT)
+
+    @pytest.mark.parametrize(
+        "transforms",
+        [
+            pytest.param([v2.ToImage(), v2.PILToTensor(), v2.ToImage()], id="tensor to tensor"),
+            pytest.param([v2.ToImage(), v2.ToDtype(torch.uint8, scale=True)], id="uint8 to uint8"),
+            pytest.param([v1.PILToTensor(), v1.ConvertImageDtype(torch.uint8)], id="v1, uint8 to uint8"),
+            pytest.param([*TO_FLOAT, v2.ToDtype(torch.float32, scale=True)], id="float to float"),
+            pytest.param([*TO_FLOAT, v2.ToImage()], id="float tensor to image"),
+            pytest.param([v2.ToDtype(torch.float32, scale=True), v2.ToImage()], id="ToDtype on a PIL image"),
+            pytest.param([v2.ConvertImageDtype(), v2.ToImage()], id="v2.ConvertImageDtype on a PIL image"),
+            pytest.param([v2.ToDtype(torch.float16), v2.ToImage()], id="ToDtype of any kind on a PIL image"),
+        ],
+    )
+    def test_what_changes_nothing_in_torchvision_changes_nothing(self, transforms: Any, device: str) -> None:
+        assert_as_torchvision(v2.Compose(transforms), device, images("landscape", "PNG"), bound=EXACT)
+
+    def test_the_deprecated_class_of_v2_lets_tensors_pass(self, device: str) -> None:
+        transform = v2.Compose([v2.ToImage(), v2.ToTensor()])
+        assert_as_torchvision(transform, device, images("landscape"), bound=EXACT)
+
+
+class TestNormalize:
+    @both_versions
+    @pytest.mark.parametrize(
+        ("mean", "std"),
+        [
+            pytest.param(MEAN, STD, id="three values"),
+            pytest.param(tuple(MEAN), [0.25], id="one std for all"),
+            pytest.param([0.5], STD, id="one mean for all"),
+            pytest.param(np.array(MEAN), np.array(STD), id="arrays"),
+            pytest.param(torch.tensor(MEAN), torch.tensor(STD), id="tensors"),
+            pytest.param([0, 0, 0], [1, 1, 1], id="whole numbers"),
+        ],
+    )
+    def test_values(self, version: Any, mean: Any, std: Any, device: str) -> None:
+        transform = v1.Compose([v1.ToTensor(), version.Normalize(mean, std)])
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    def test_numbers_for_all_channels(self, device: str) -> None:
+        assert_as_torchvision(v1.Compose([v1.ToTensor(), v1.Normalize(0.5, 0.25)]), device, bound=EXACT)
+
+    def test_of_values_up_to_255(self, device: str) -> None:
+        normalize = v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+        transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), normalize])
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    @both_versions
+    def test_again(self, version: Any, device: str) -> None:
+        transform = v1.Compose([v1.ToTensor(), version.Normalize(MEAN, STD), version.Normalize([0.1], [2.0])])
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+    def test_in_place_is_the_same(self, device: str) -> None:
+        assert_as_torchvision(v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)]), device, bound=EXACT)
+
+    @both_versions
+    def test_before_a_crop_and_a_pad(self, version: Any, device: str) -> None:
+        transform = v1.Compose(
+            [v1.ToTensor(), version.Normalize(MEAN, STD), version.CenterCrop(50), version.Pad(3, fill=-1)]
+        )
+        assert_as_torchvision(transform, device, bound=EXACT)
+
+
+class TestImageClassification:
+    @pytest.mark.parametrize(
+        ("weights", "bound"),
+        [
+            # The crop cuts off the frame in which a large resize is further away.
+            pytest.param(models.ResNet50_Weights.IMAGENET1K_V2, BILINEAR, id="ResNet-50, 232 to 224, bilinear"),
+            pytest.param(models.ResNet18_Weights.IMAGENET1K_V1, BILINEAR, id="ResNet-18, 256 to 224, bilinear"),
+            pytest.param(models.EfficientNet_B0_Weights.IMAGENET1K_V1, LARGE_BICUBIC, id="EfficientNet-B0, bicubic"),
+            pytest.param(models.ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1, LARGE_BICUBIC, id="ViT-B/16, 384, bicubic"),
+        ],
+    )
+    def test_of_the_weights(self, weights: Any, bound: Bound, device: str) -> None:
+        files = images(but=("one pixel high", "one pixel wide"))
+        assert_as_torchvision(weights.transforms(), device, files, bound=bound)
+
+    def test_of_a_tensor(self, device: str) -> None:
+        preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms()
+        files = images("landscape", "large", "grey")
+        assert_as_torchvision(v1.Compose([v1.PILToTensor(), preset]), device, files, bound=BILINEAR)
+        assert_as_torchvision(v1.Compose([v1.ToTensor(), preset]), device, files, bound=Bound(0.05, 2, 16))
+
+    def test_with_other_numbers(self, device: str) -> None:
+        preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms(crop_size=50, resize_size=60, mean=(0.5,), std=(0.1,))
+        assert_as_torchvision(preset, device, images(but=("one pixel high", "one pixel wide")), bound=BILINEAR)
+
+    def test_crops_what_the_bicubic_resize_made(self, device: str) -> None:
+        preset = models.EfficientNet_B0_Weights.IMAGENET1K_V1.transforms(crop_size=50, resize_size=60)
+        assert_as_torchvision(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
+
+
+def refused(*transforms: Any) -> str:
+    with pytest.raises(UnsupportedTransformError) as caught:
+        plan_for(v1.Compose(transforms))
+    return str(caught.value)
+
+
+class TestRefusals:
+    @both_versions
+    def test_normalize_of_what_is_not_float(self, version: Any) -> None:
+        name = re.escape("v2.Normalize" if version is v2 else "Normalize")
+        normalize = version.Normalize(MEAN, STD)
+        works = f"{name}: it works on float tensors; put "
+        assert re.match(rf"transform.transforms\[0\]: {works}ToTensor\(\) before it", refused(normalize, v1.ToTensor()))
+        assert re.match(
+            rf"transform.transforms\[1\]: {works}ConvertImageDtype\(torch.float32\) before it",
+            refused(v1.PILToTensor(), normalize),
+        )
+
+    @both_versions
+    def test_normalize_with_numbers_that_do_not_fit(self, version: Any) -> None:
+        assert "[1]" in refused(v1.ToTensor(), version.Normalize([0.5, 0.5], STD))
+        assert "mean has 2 values for images of 3 channels" in refused(v1.ToTensor(), version.Normalize([0.5] * 2, STD))
+        assert "std has 4 values" in refused(v1.ToTensor(), version.Normalize(MEAN, [1.0] * 4))
+        assert "std=(1.0, 0.0, 1.0) has a zero" in refused(v1.ToTensor(), version.Normalize(MEAN, [1, 0, 1]))
+
+    def test_a_second_conversion_to_a_tensor_raises_in_v1(self) -> None:
+        again = "transform.transforms[1]: {}: the image is a tensor already at this point; leave this one out"
+        assert refused(v1.ToTensor(), v1.ToTensor()) == again.format("ToTensor")
+        assert refused(v1.ToTensor(), v1.PILToTensor()) == again.format("PILToTensor")
+
+    def test_v1_converts_tensors_only(self) -> None:
+        message = refused(v1.ConvertImageDtype(torch.float32), v1.ToTensor())
+        assert message == "transform.transforms[0]: ConvertImageDtype: it works on tensors; put PILToTensor() before it"
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int16])
+    def test_other_dtypes(self, dtype: torch.dtype) -> None:
+        expected = f"from torch.uint8 to {dtype} is not translated; to torch.float32 is"
+        assert refused(v1.PILToTensor(), v1.ConvertImageDtype(dtype)).endswith(f"[1]: ConvertImageDtype: {expected}")
+        assert refused(v2.ToImage(), v2.ToDtype(dtype, scale=True)).endswith(f"[1]: v2.ToDtype: {expected}")
+
+    def test_back_to_bytes(self) -> None:
+        expected = "from torch.float32 to torch.uint8 is not translated; to torch.float32 is"
+        assert refused(v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)).endswith(expected)
+
+    def test_a_dtype_for_each_kind_of_tensor(self) -> None:
+        message = refused(v2.ToImage(), v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}))
+        assert "[1]: v2.ToDtype: from torch.uint8 to {" in message

@@ -1,0 +1,131 @@
+"""Slots are lent once, come back once, and survive the way to another process."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxyloader.workers.arena import Arena
+
+
+class Reads:
+    """A reader that finishes when told to, or when waited for."""
+
+    def __init__(self) -> None:
+        self.finished = False
+
+    def was_read(self) -> bool:
+        return self.finished
+
+    def wait_until_read(self) -> None:
+        self.finished = True
+
+
+class Abandoned(Reads):
+    """A reader that waiting does not help."""
+
+    def wait_until_read(self) -> None:
+        pass
+
+
+def test_every_slot_is_lent_once_and_then_none_is_left() -> None:
+    arena = Arena(3, 100)
+    assert sorted(filter(lambda slot: slot is not None, (arena.lend() for _ in range(3)))) == [0, 1, 2]
+    assert arena.lend() is None
+    arena.give_back(1)
+    assert (arena.lend(), arena.lend()) == (1, None)
+
+
+def test_slots_do_not_overlap_and_are_whole_pages() -> None:
+    arena = Arena(2, 5000)
+    assert len(arena.memory(0, 1)) == len(arena.memory(1, 5000)) == 8192
+    arena.memory(0, 1)[:] = 1
+    arena.memory(1, 1)[:] = 2
+    assert set(arena.memory(0, 1)) == {1} and set(arena.memory(1, 1)) == {2}
+
+
+def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None:
+    arena = Arena(2, 1)
+    small = arena.memory(0, 10)
+    small[:10] = 7
+    large = arena.memory(0, 50_000_000)
+    assert len(large) >= 50_000_000 and set(large[:10]) == {7}
+    large[-1] = small[11] = 9
+    assert large[11] == 9 and arena.memory(0, 10)[-1] == 9
+
+
+def test_mappings_cost_no_descriptors_and_are_given_back() -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:proxyloader")
+
+    gc.collect()  # what other tests left
+    before, fds = maps(), len(os.listdir("/proc/self/fd"))
+    arena = Arena(50, 1 << 20)
+    for slot in range(50):
+        arena.memory(slot, 1)[0] = 1
+    kept = arena.memory(3, 1)
+    assert len(os.listdir("/proc/self/fd")) == fds + 1 and maps() >= before + 2
+    del arena
+    assert len(os.listdir("/proc/self/fd")) == fds
+    assert kept[0] == 1 and maps() == before + 1  # whoever still refers to memory keeps it
+    del kept
+    assert maps() == before
+
+
+def test_a_loader_with_very_many_batches_on_their_way_has_a_byte_for_each() -> None:
+    arena = Arena(10_000, 1)
+    arena.mark_ready(9_999)
+    assert arena.is_ready(9_999) and not arena.is_ready(9_998)
+
+
+def test_a_slot_that_is_still_read_is_not_lent_while_another_is_free() -> None:
+    arena, reader = Arena(2, 1), Reads()
+    arena.give_back(arena.lend(), reader)
+    assert arena.lend() == 1 and not reader.finished
+    reader.finished = True
+    assert arena.lend() == 0
+
+
+def test_with_no_slot_free_lending_waits_for_the_oldest_reader() -> None:
+    arena, readers = Arena(2, 1), [Reads(), Reads()]
+    for reader in readers:
+        arena.give_back(arena.lend(), reader)
+    assert arena.lend() == 0
+    assert [reader.finished for reader in readers] == [True, False]
+
+
+def test_a_reader_that_never_finishes_is_not_waited_for() -> None:
+    arena = Arena(1, 1)
+    arena.give_back(arena.lend(), Abandoned())
+    assert arena.lend() is None
+
+
+def test_ready_is_per_loan() -> None:
+    arena = Arena(2, 1)
+    slot = arena.lend()
+    assert slot is not None and not arena.is_ready(slot)
+    arena.mark_ready(slot)
+    assert arena.is_ready(slot)
+    arena.give_back(slot)
+    lent = [arena.lend(), arena.lend()]
+    assert not any(arena.is_ready(slot) for slot in lent if slot is not None)
+
+
+def write(arena: Arena, slot: int) -> None:
+    arena.memory(slot, 3 << 20)[:5] = memoryview(b"hello")
+    arena.mark_ready(slot)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_another_process_writes_is_seen_here(method: Any) -> None:
+    arena = Arena(4, 1 << 20)
+    process = multiprocessing.get_context(method).Process(target=write, args=(arena, 2))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert arena.is_ready(2) and bytes(arena.memory(2, 5)[:5]) == b"hello"

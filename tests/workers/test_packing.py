@@ -1,0 +1,202 @@
+"""A batch survives the way: arrays byte for byte, everything else as pickle has it, images where they were."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from proxyloader.data.placeholders import ProxyCall, ProxySample
+from proxyloader.errors import ImageError, InputError
+from proxyloader.workers.arena import Arena
+from proxyloader.workers.messages import Failure
+from proxyloader.workers.packing import ContentUnpickler, Packer
+from proxyloader.workers.request_sampler import Request
+
+
+def sample(*arrays: Any, server: str = "s", output: int = 0) -> ProxySample:
+    return ProxySample(ProxyCall(server, tuple(map(np.ascontiguousarray, arrays))), output)
+
+
+def unpacked(packer: Packer, samples: Any, arena: Arena | None = None) -> tuple[Any, Any]:
+    """The packed batch after its way, and its content with (run, row, output) in the images' places."""
+    slot = arena.lend() if arena is not None else None
+    batch = pickle.loads(pickle.dumps(packer(samples, Request(0, 0, [0], True, slot))))
+    return batch, ContentUnpickler(batch.content, lambda output, place: (place, output), kept=batch.kept).load()
+
+
+def inputs_of(batch: Any, arena: Arena | None) -> list[list[Any]]:
+    memory = batch.memory(arena)
+    return [[list(part.views(memory)) for part in run.inputs] for run in batch.runs]
+
+
+arrays = st.lists(
+    hnp.arrays(
+        st.sampled_from(["uint8", "float32", "int64"]).map(np.dtype), st.tuples(st.integers(0, 40), st.integers(1, 3))
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(arrays=arrays, slot_bytes=st.sampled_from([None, 1, 4096, 1 << 20]))
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_arrays_arrive_as_they_left_in_a_slot_beside_it_and_where_it_is_too_small(
+    arrays: list[Any], slot_bytes: int | None
+) -> None:
+    arrays = [array for array in arrays if array.dtype == arrays[0].dtype]
+    arena = Arena(1, slot_bytes) if slot_bytes else None
+    packer = Packer(default_collate, arena, 256)
+    rows = [np.float32([k, -k]) for k in range(len(arrays))]
+    batch, content = unpacked(packer, [(sample(a, row), k) for k, (a, row) in enumerate(zip(arrays, rows))], arena)
+    assert content[0] == (0, 0) and content[1].tolist() == list(range(len(arrays)))
+    (found, found_rows) = inputs_of(batch, arena)[0]
+    for ours, theirs in zip(found, arrays):
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    assert np.array_equal(found_rows, rows)
+
+
+def test_without_a_slot_a_batch_travels_in_memory_of_its_own() -> None:
+    arena = Arena(1, 4096)
+    packer = Packer(default_collate, arena, 256)
+    batch = packer([sample(np.arange(3000)), sample(np.arange(2))], Request(0, 0, [0, 1], True, None))
+    assert batch.blob is not None and batch.blob.nbytes > 4096
+    assert [len(array) for array in inputs_of(batch, arena)[0][0]] == [3000, 2]
+
+
+def test_each_sample_can_be_kept_by_itself_for_a_batch_that_loses_some() -> None:
+    samples = [(sample(k), k, f"n{k}") for k in range(3)]
+    batch, _ = unpacked(Packer(default_collate, None, 2, keep_samples=True), samples)
+    found = [ContentUnpickler(data, lambda _, place: place, kept=batch.kept).load() for data in batch.samples]
+    assert found == [((0, 0), 0, "n0"), ((0, 1), 1, "n1"), ((1, 0), 2, "n2")]
+    assert Packer(default_collate, None, 2)(samples).samples == ()
+
+
+def test_a_dataset_without_images_is_not_searched_for_them() -> None:
+    batch = Packer(list, None, 4, has_images=False)([lambda: 1])  # which cannot be pickled
+    assert batch.content[0]() == 1
+
+
+def test_samples_without_images_are_collated_in_the_worker() -> None:
+    batch = Packer(default_collate, None, 4)([(1, "a"), (2, "b")])
+    assert batch.runs == () and batch.content[0].tolist() == [1, 2] and list(batch.content[1]) == ["a", "b"]
+    assert Packer(len, None, 4)([1, 2, 3]).content == 3
+
+
+def test_samples_with_images_wait_for_the_users_collate_fn() -> None:
+    batch, content = unpacked(Packer(len, None, 4), [(sample(1), "a"), (sample(2), "b")])
+    assert not batch.collated and content == [(((0, 0), 0), "a"), (((0, 1), 0), "b")]
+
+
+def test_two_outputs_of_one_call_are_one_run() -> None:
+    calls = [ProxyCall("s", (np.float32([k]),)) for k in range(3)]
+    samples = [(ProxySample(call, 0), ProxySample(call, 1)) for call in calls]
+    batch, content = unpacked(Packer(default_collate, None, 4), samples)
+    assert len(batch.runs) == 1 and content == [(0, 0), (0, 1)]
+
+
+def test_two_calls_per_sample_are_two_runs() -> None:
+    samples = [(sample(k), sample(10 + k)) for k in range(3)]
+    batch, content = unpacked(Packer(default_collate, None, 4), samples)
+    assert [len(run) for run in batch.runs] == [3, 3] and content == [(0, 0), (1, 0)]
+
+
+def test_samples_of_two_servers_in_one_batch_are_sorted_into_runs() -> None:
+    samples = [sample(k, server="ab"[k % 2]) for k in range(4)]
+    batch, content = unpacked(Packer(default_collate, None, 4), samples)
+    assert [run.server for run in batch.runs] == ["a", "b"]
+    assert content == ([(0, 0), (1, 0), (0, 1), (1, 1)], 0)
+
+
+def test_a_batch_of_more_than_a_run_takes_is_split_and_a_repeated_sample_sent_once() -> None:
+    once = sample(7)
+    batch, content = unpacked(Packer(default_collate, None, 2), [sample(1), sample(2), sample(3)])
+    assert [len(run) for run in batch.runs] == [2, 1] and content == ([(0, 0), (0, 1), (1, 0)], 0)
+    batch, content = unpacked(Packer(default_collate, None, 4), [once, once])
+    assert [len(run) for run in batch.runs] == [1] and content == ([(0, 0), (0, 0)], 0)
+
+
+def in_a_worker() -> None:
+    torch.set_num_threads(1)  # as torch's workers do: the threads of OpenMP do not survive a fork
+    torch.utils.data._utils.worker._worker_info = object()
+
+
+to_echo: list[torch.Tensor] = []
+
+
+def echo() -> Any:
+    batch = Packer(list, None, 4)([(sample(1), to_echo[0])])
+    assert not batch.kept
+    return Contents(batch.content)
+
+
+class Contents:
+    """Is unpickled as the tensor beside the image."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        return tensor_in, (self.data,)
+
+
+def tensor_in(data: bytes) -> Any:
+    return ContentUnpickler(data, lambda output, place: None).load()[0][1]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(5),
+        torch.ones(2, 3, requires_grad=True),
+        torch.tensor(3.0),
+        torch.zeros(0),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.ones(300_000),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.arange(12).reshape(3, 4).t(),
+        torch.tensor([True, False]),
+    ],
+    ids=["int64", "requires_grad", "scalar", "empty", "bfloat16", "large", "conjugate", "transposed", "bool"],
+)
+def test_tensors_beside_the_images_arrive_as_they_left(tensor: torch.Tensor) -> None:
+    packer = Packer(list, None, 4)
+    batch = packer([(sample(1), tensor)])
+    found = ContentUnpickler(batch.content, lambda output, place: None, kept=batch.kept).load()[0][1]
+    assert found is tensor  # in the process of the loader, as with torch's
+
+    to_echo[:] = [tensor]
+    with multiprocessing.get_context("fork").Pool(1, in_a_worker) as pool:
+        found = pool.apply(echo)
+    assert found.dtype == tensor.dtype and found.requires_grad == tensor.requires_grad
+    assert torch.equal(found, tensor)
+
+
+def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() -> None:
+    calls = [ProxyCall("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
+    with pytest.raises(
+        InputError, match="input 'b' of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
+    ):
+        Packer(default_collate, None, 4)(list(map(ProxySample, calls)))
+
+
+def test_our_errors_keep_their_message_and_others_are_re_raised_as_torch_does() -> None:
+    def caught(error: Exception) -> Failure:
+        try:
+            raise error
+        except Exception:
+            return pickle.loads(pickle.dumps(Failure.caught("in worker 3")))  # type: ignore[no-any-return]
+
+    with pytest.raises(ImageError, match=r"^dataset\[3\]: x$") as ours:
+        caught(ImageError("dataset[3]: x")).reraise()
+    assert "in worker 3" in str(ours.value.__cause__)
+    with pytest.raises(KeyError, match="in worker 3"):
+        caught(KeyError("k")).reraise()

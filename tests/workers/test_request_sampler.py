@@ -1,0 +1,334 @@
+"""Requests lend slots, and an epoch can be taken up anywhere: the same indices as those that were left."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from proxyloader.data.sharded_sampler import ShardedSampler
+from proxyloader.workers.arena import Arena
+from proxyloader.workers.loader_state import Progress
+from proxyloader.workers.request_sampler import Request, RequestSampler
+
+
+def requests_for(sampler: Any, arena: Arena | None = None, seed: int | None = None, batched: bool = True) -> Any:
+    return RequestSampler(sampler, batched, arena, seed)
+
+
+def indices(requests: RequestSampler, progress: Progress, at_most: int | None = None) -> list[Any]:
+    """Walk through what is left, as a loop does, or through the first few batches of it."""
+    requests.begin(progress)
+    found: list[Any] = []
+    for request in requests:
+        if at_most is not None and len(found) == at_most:
+            break
+        requests.answered(request.number)
+        requests.handed_out(request)
+        found.append(request.indices)
+    return found
+
+
+def test_a_sampler_lends_a_slot_with_each_request_and_goes_on_without_one() -> None:
+    arena = Arena(2, 1)
+    requests = requests_for([[1, 2], [3], [4]], arena)
+    found = list(requests)
+    assert found == [Request(k, 0, i, True, s) for k, (i, s) in enumerate([([1, 2], 0), ([3], 1), ([4], None)])]
+
+
+def test_unanswered_requests_of_an_epoch_give_their_slots_to_the_next() -> None:
+    arena = Arena(2, 1)
+    requests = requests_for([[1], [2], [3]], arena)
+    first = next(iter(requests))
+    requests.answered(first.number)
+    arena.give_back(first.slot)
+    assert [request.slot for request in requests] == [1, 0, None]
+    assert [request.slot for request in requests] == [1, 0, None]
+
+
+@pytest.mark.parametrize(("in_order", "ready"), [(True, False), (False, True)])
+def test_in_order_only_the_oldest_batch_counts_as_ready(in_order: bool, ready: bool) -> None:
+    arena = Arena(3, 1)
+    requests = requests_for([[1], [2], [3]], arena)
+    list(requests)
+    assert not requests.has_ready_batch(in_order)
+    arena.mark_ready(1)
+    assert requests.has_ready_batch(in_order) is ready
+    arena.mark_ready(0)
+    assert requests.has_ready_batch(in_order)
+
+
+def through_a_checkpoint(progress: Progress, seed: int | None) -> Progress:
+    return Progress.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed, 20))), seed, 20)
+
+
+SAMPLERS = {
+    "sequential": lambda: SequentialSampler(range(23)),
+    "shuffled": lambda: RandomSampler(range(23)),
+    "with replacement": lambda: RandomSampler(range(23), replacement=True, num_samples=50),
+    "weighted": lambda: WeightedRandomSampler([1.0] * 23, 31),
+    "a random subset": lambda: SubsetRandomSampler(range(3, 20)),
+    "of a generator": lambda: RandomSampler(range(23), generator=torch.Generator().manual_seed(5)),
+    "dealt out": lambda: DistributedSampler(range(47), num_replicas=2, rank=1),
+    "a list": lambda: list(range(0, 40, 2)),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["", "seed"])
+@pytest.mark.parametrize("kind", ["batches", "batches of a class of one's own", "no batches"])
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_after_a_checkpoint_exactly_the_indices_that_were_left_come(
+    make: Any, kind: str, stop: int, seed: int | None
+) -> None:
+    class Own(BatchSampler):
+        pass
+
+    def made() -> RequestSampler:
+        sampler = make()
+        if kind == "batches":
+            sampler = BatchSampler(sampler, 4, False)
+        elif kind != "no batches":
+            sampler = Own(sampler, 4, False)
+        return RequestSampler(sampler, kind != "no batches", None, seed)
+
+    torch.manual_seed(1)
+    whole = indices(made(), Progress())
+    torch.manual_seed(1)
+    progress = Progress()
+    begun = indices(made(), progress, stop)
+    torch.manual_seed(77)  # another process
+    resumed = through_a_checkpoint(progress, seed)
+    assert (resumed.epoch, resumed.batches) == (0, stop)
+    left = indices(made(), resumed)
+    assert begun + left == whole
+    assert resumed.batches == len(whole)
+
+
+def test_a_seed_tells_the_order_of_each_epoch_and_leaves_the_users_generator_alone() -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    found = {}
+    for run in range(2):
+        requests = requests_for(BatchSampler(RandomSampler(range(50)), 50, False), seed=9)
+        found[run] = [indices(requests, Progress(epoch)) for epoch in range(3)]
+        torch.rand(3)
+    assert found[0] == found[1] and found[0][0] != found[0][1] != found[0][2]
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), state)
+    indices(requests, Progress())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_a_seed_torchs_generator_is_used_as_a_stock_loader_uses_it() -> None:
+    torch.manual_seed(4)
+    stock = list(BatchSampler(RandomSampler(range(20)), 3, False))
+    state = torch.get_rng_state()
+    torch.manual_seed(4)
+    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), Progress()) == stock
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@given(
+    samples=st.integers(1, 60),
+    before=st.integers(1, 4),
+    after=st.integers(1, 4),
+    batch=st.integers(1, 7),
+    new_batch=st.integers(1, 7),
+    steps=st.integers(0, 5),
+)
+@settings(max_examples=200)
+def test_with_another_number_of_processes_they_share_what_was_left(
+    samples: int, before: int, after: int, batch: int, new_batch: int, steps: int
+) -> None:
+    def sampler(ranks: int, rank: int, batch: int) -> RequestSampler:
+        # As many for each process, without padding, so that the samples can be counted.
+        dealt = DistributedSampler(range(samples * before * after), ranks, rank, shuffle=True, seed=1, drop_last=True)
+        return RequestSampler(BatchSampler(dealt, batch, False), True, None, None)
+
+    done: list[int] = []
+    for rank in range(before):
+        progress = Progress()
+        done += itertools.chain(*indices(sampler(before, rank, batch), progress, steps))
+    left: list[int] = []
+    for rank in range(after):
+        resumed = through_a_checkpoint(copy.deepcopy(progress), None)
+        left += itertools.chain(*indices(sampler(after, rank, new_batch), resumed))
+    assert sorted(done + left) == list(range(samples * before * after))
+
+
+class Stateful:
+    """A sampler that says where it is, as those of torchdata do, and goes on from there."""
+
+    def __init__(self) -> None:
+        self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.start < 10:
+            self.start += 1
+            yield self.start - 1
+        self.start = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"start": self.start}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["start"]
+
+
+class StatefulIterator:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at > 10:
+            raise StopIteration
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class OfStatefulIterators:
+    def __iter__(self) -> Iterator[int]:
+        return StatefulIterator()
+
+
+@pytest.mark.parametrize("kind", [Stateful, OfStatefulIterators], ids=["sampler", "iterator"])
+@pytest.mark.parametrize("batched", [True, False], ids=["batches", "no batches"])
+def test_a_sampler_or_iterator_with_a_state_goes_on_from_that_of_the_last_batch(kind: Any, batched: bool) -> None:
+    def made() -> RequestSampler:
+        return RequestSampler(BatchSampler(kind(), 4, False) if batched else kind(), batched)
+
+    whole = indices(made(), Progress())
+    requests, progress = made(), Progress()
+    requests.begin(progress)
+    drawn = list(itertools.islice(requests, 2))  # the second is on its way to a worker
+    requests.answered(drawn[0].number)
+    requests.handed_out(drawn[0])
+    assert indices(made(), through_a_checkpoint(progress, None)) == whole[1:]
+
+
+class OnceAsked:
+    """A batch sampler that is its own iterator, and begins anew when it is asked for one."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> list[int]:
+        if self.at >= 10:
+            raise StopIteration
+        self.at += 4
+        return list(range(self.at - 4, min(self.at, 10)))
+
+
+class IndexByIndex(OnceAsked):
+    def __next__(self) -> Any:
+        if self.at >= 10:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+
+def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> None:
+    whole = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert indices(RequestSampler(OnceAsked(), True), Progress()) == whole
+    assert indices(RequestSampler(BatchSampler(IndexByIndex(), 4, False), True), Progress()) == whole
+    assert indices(RequestSampler(IndexByIndex(), False), Progress()) == list(range(10))
+    for made in (OnceAsked, lambda: BatchSampler(IndexByIndex(), 4, False)):
+        progress = Progress()
+        indices(RequestSampler(made(), True), progress, 1)
+        assert indices(RequestSampler(made(), True), through_a_checkpoint(progress, None)) == whole[1:]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "takes what state_dict gave, got NoneType"),
+        ({"epoch": 3}, r"got dict with the keys \['epoch'\]"),
+        (Progress().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 3"),
+        (Progress().state_dict(4, 20), "saved by a loader with seed=4, and this one has seed=3"),
+        (Progress().state_dict(3, 30), "over a dataset of 30 samples, and this one has 20: .*loader.set_epoch"),
+        (Progress(batches=2).state_dict(3, 20, "shuffled"), "which was shuffled, and this loader's is unshuffled"),
+        (Progress(2, batches=-1).state_dict(3, 20), "'batches' of the state is a whole number, 0 or more; got -1"),
+        (Progress(2).state_dict(3, 20) | {"samples": "4"}, "'samples' of the state is a whole number.*got '4'"),
+    ],
+    ids=[
+        "nothing",
+        "another dict",
+        "another version",
+        "another seed",
+        "another length",
+        "another order",
+        "less than none",
+        "text",
+    ],
+)
+def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Progress.from_state_dict(state, 3, 20, "unshuffled")
+
+
+def test_between_epochs_a_state_goes_on_in_another_order() -> None:
+    state = Progress(3).state_dict(3, 20, "shuffled")
+    assert Progress.from_state_dict(state, 3, 20, "unshuffled") == Progress(3)
+
+
+def test_a_state_from_before_the_first_batch_holds_the_order_that_was_drawn() -> None:
+    torch.manual_seed(1)
+    requests, progress = requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), Progress()
+    requests.begin(progress)
+    ahead = [request.indices for request in requests]  # as workers are asked for before the loop has had one
+    assert progress.batches == 0
+    resumed = through_a_checkpoint(progress, None)
+    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), resumed) == ahead
+
+
+def test_a_state_of_one_process_is_taken_up_by_several() -> None:
+    progress = Progress()
+    done = indices(requests_for(BatchSampler(SequentialSampler(range(24)), 4, False)), progress, 2)
+    left: list[int] = []
+    for rank in range(2):
+        dealt = DistributedSampler(range(24), 2, rank, shuffle=False)
+        resumed = through_a_checkpoint(copy.deepcopy(progress), None)
+        left += itertools.chain(*indices(requests_for(BatchSampler(dealt, 4, False)), resumed))
+    assert sorted([*itertools.chain(*done), *left]) == list(range(24))
+
+
+def test_the_start_of_an_epoch_is_taken_up_without_what_was_noted_of_another_kind_of_sampler() -> None:
+    sharded = ShardedSampler(range(20), 2, 1, shuffle=True)
+    progress = Progress(3)
+    indices(requests_for(BatchSampler(sharded, 4, False)), progress, 0)  # which has drawn its order
+    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.dealt} and progress.random_states
+    assert progress.taken_up_by(sharded) is progress
+    assert progress.taken_up_by(None) == progress.taken_up_by(ShardedSampler(range(20), 3, 1)) == Progress(3)
+    fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
+    assert indices(fresh, progress.taken_up_by(None)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_batches_that_a_sampler_makes_as_it_goes_become_lists() -> None:
+    found = indices(requests_for([(k for k in range(2)), (5, 6)]), Progress())
+    assert found == [[0, 1], (5, 6)]
