@@ -83,16 +83,18 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
         self._runs: deque[Ticket] = deque()
-        self._lock, self.deterministic = threading.RLock(), deterministic
+        self._lock = self._held = threading.RLock()
+        self.deterministic = deterministic
         self._started = self._is_lost = self._is_forked = False
         self._in_step = True  # there is a ticket for each run that DALI has, and no other
         executor.take_over(pipeline, self)  # from here on another server may take it from this one
         executor.drop_runs(pipeline)
-        jpeg_engines.build(pipeline)  # before upstream does, which knows neither of engines nor of memory that is short
-        super().__init__(pipeline, deterministic)
         self.key = f"server-{uuid.uuid4().hex}"
-        # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
-        self._proxy = Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
+        with before_exit():
+            jpeg_engines.build(pipeline)  # before upstream does, which knows neither engines nor memory that is short
+            super().__init__(pipeline, deterministic)
+            # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
+            self._proxy = Proxy(self.key, tuple(self._dali_input_names), self._pipe.num_outputs)
         self._declared = [executor.declared_kind(pipeline, source) for source in sources]
         self._kinds: Kinds | None = None  # of the inputs of runs that succeeded
         self._failed: Kinds | None = None  # of the inputs of the last run, where it failed
@@ -305,16 +307,18 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     def hold_still(self) -> bool:
         """As ``settle``; no thread starts another run, until ``go_on``."""
-        self._lock.acquire()
+        held = self._lock
+        held.acquire()
+        self._held = held  # as ``end`` may come before ``go_on``
         try:
             return self.settle()
         except BaseException:
-            self._lock.release()
+            held.release()
             raise
 
     def go_on(self) -> None:
         """After ``hold_still``: runs may be started again."""
-        self._lock.release()
+        self._held.release()
 
     def forget_in_child(self) -> None:
         """In a forked child: the pipeline and its runs are the parent's."""

@@ -67,6 +67,7 @@ class Epochs:
         self._why_closed = "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
         self._open(output_map)
 
+    @before_exit()
     def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
         """Build the pipeline, and DALI's iterator over it."""
         if self.is_closed:
