@@ -1,4 +1,4 @@
-"""Which device images arrive on, and the cores beside it.
+"""Which device images arrive on.
 
 NOTE [ Queues ]
 Work reaches a GPU through a few hardware queues, which a process's streams share: eight, unless
@@ -10,15 +10,10 @@ nothing in a process that has started CUDA before.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-
-PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def check_device(device: Any) -> None:
@@ -60,39 +55,3 @@ def _of_this_process() -> int:
     """
     current, rank = torch.cuda.current_device(), os.environ.get("LOCAL_RANK", "")
     return int(rank) if current == 0 and rank.isdecimal() and int(rank) < torch.cuda.device_count() else current
-
-
-def keep_near(pids: Iterable[int], ordinal: int) -> None:
-    """Keep processes on the cores beside a GPU, and with that the memory that they write to.
-
-    Only where several processes of a job share a host, each with a GPU of its own: one alone may need all cores.
-    """
-    if int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1:
-        keep_on(pids, cores_near(pci_address(ordinal)))
-
-
-def keep_on(pids: Iterable[int], cores: set[int]) -> None:
-    """Keep processes on those of these cores that this process may use, if they are enough for one each."""
-    pids, allowed = list(pids), os.sched_getaffinity(0)
-    if len(cores & allowed) >= len(pids):
-        for pid in pids:
-            with contextlib.suppress(OSError):  # it has ended
-                os.sched_setaffinity(pid, cores & allowed)
-
-
-def pci_address(ordinal: int) -> str:
-    """Of a CUDA device, as the system writes it; "" where torch does not tell."""
-    told: Any = torch.cuda.get_device_properties(ordinal)
-    try:
-        return f"{told.pci_domain_id:04x}:{told.pci_bus_id:02x}:{told.pci_device_id:02x}.0"
-    except AttributeError:  # an older torch
-        return ""
-
-
-def cores_near(address: str) -> set[int]:
-    """The cores beside a PCI device; none where the system does not tell."""
-    try:
-        ranges = (PCI_DEVICES / address / "local_cpulist").read_text().strip().split(",")
-        return {core for each in ranges for core in range(int(each.split("-")[0]), int(each.split("-")[-1]) + 1)}
-    except (OSError, ValueError):
-        return set()

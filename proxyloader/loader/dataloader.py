@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, Sequential
 
 from .._random_state import SeededIterator, generator_of, kept_generators, seed_generators
 from .._validation import at_least, check_num_threads
-from ..dali.device import check_device, cuda_ordinal, keep_near
+from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import BatchFormat
 from ..data.bad_samples import ON_ERROR, OnError, UnreadableSamples
 from ..data.distributed import Auto
@@ -266,9 +266,6 @@ class DataLoader(TorchDataLoader[T]):
                 road = self._road_for_epoch(progress)
                 batches = self._start(road, progress)
             servers = self._servers_for(road.plans)
-            gpus = {server.pipeline.device_id for server in servers.values()} - {None}
-            if len(gpus) == 1 and road.workers.num_workers:
-                keep_near((worker.pid for worker in batches._workers), *gpus)
             return Feeder(
                 batches,
                 road,
