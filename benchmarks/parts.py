@@ -46,7 +46,7 @@ from proxyloader.transforms.plan import Plan
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.packing import Packer
-from proxyloader.workers.request_sampler import Request
+from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory
 
 PARTS = ("reading", "road", "crops", "progressive")
@@ -86,7 +86,7 @@ def road(root: str) -> dict[str, float]:
     packed, known = (
         PackedDataset(Fetcher(dataset, otherwise=scans), packer, arena) for scans in (Scan.UNCHECKED, Scan.SOUND)
     )
-    request = Request(0, 0, list(range(len(dataset))), batched=True, slot=0)
+    request = BatchRequest(0, 0, list(range(len(dataset))), batched=True, slot=0)
     batch = packed.__getitems__(request)
     plan = dataset.transform.plan
     server = ProxyServer(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))
@@ -111,7 +111,7 @@ def road(root: str) -> dict[str, float]:
 
 
 def drawing(plan: Plan, images: int) -> float:
-    return median_ms(lambda: [plan.draw(375, 500) for _ in range(images)])
+    return median_ms(lambda: [plan.sample_params(375, 500) for _ in range(images)])
 
 
 def crops(root: str) -> dict[str, float]:

@@ -67,7 +67,7 @@ from tqdm import tqdm
 import proxyloader
 from proxyloader.loader.iterator import LONG_STEP_S
 from proxyloader.tools.bench.system_info import machine
-from proxyloader.tools.synthetic.numbered import numbers_in, spelled_picture
+from proxyloader.tools.synthetic.numbered import numbered_image, read_numbers
 
 HANG_S = 60
 ERROR_WITHIN_S = 2.0
@@ -87,7 +87,7 @@ def make_pictures(root: Path, count: int) -> list[Path]:
     """Pictures 0, 1, 2, ... of several sizes and formats, most of them baseline JPEGs."""
     paths = []
     for number in tqdm(range(count), desc="pictures", disable=None):
-        picture = spelled_picture(number, SIDES_PX[number % len(SIDES_PX)])
+        picture = numbered_image(number, SIDES_PX[number % len(SIDES_PX)])
         path = root / f"class_{number % 4}" / f"{number:05d}.{'png' if number % 17 == 0 else 'jpg'}"
         path.parent.mkdir(parents=True, exist_ok=True)
         options = {} if path.suffix == ".png" else {"quality": 90, "progressive": number % 13 == 0}
@@ -544,7 +544,7 @@ class Loop:
     def readable(self, images: torch.Tensor) -> list[int]:
         if self.settings.kind != "server" and self.settings.transform == "normalised":
             images = images * 0.5 + 0.5
-        return numbers_in(images, white=255 if images.dtype == torch.uint8 else 1)
+        return read_numbers(images, white=255 if images.dtype == torch.uint8 else 1)
 
     # --- damage, and what is expected of it ---
 

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.operators import PipelineOptions
-from proxyloader.dali.output_format import BatchFormat
+from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.system_info import machine
@@ -73,7 +73,7 @@ class Case:
         compiled = compile_transforms(self.transform)
         threads = 1 if device_id is None else 4
         options = PipelineOptions(len(files), device_id=device_id, num_threads=threads)
-        self.server, self.files = PlanServer(compiled.plan, options, BatchFormat()), files
+        self.server, self.files = PlanServer(compiled.plan, options, OutputFormat()), files
         self.batches = []
         for _ in range(1 if device_id is None else MOST_BATCHES):
             calls = [compiled(EncodedImage.from_bytes(data)).call for data in files]

@@ -1,4 +1,4 @@
-"""The end of the interpreter: what is ended before it, and when. Main process.
+"""Exit safety: end pipelines and workers before the interpreter clears its modules. Main process.
 
 NOTE [ The end of the interpreter ]
 When a script has ended, Python calls what was registered with ``atexit``, the latest first. Then it clears one module

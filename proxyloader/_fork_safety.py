@@ -1,4 +1,4 @@
-"""What a fork finds, and what it leaves to the child.
+"""Fork safety: quiesce DALI before ``os.fork()``, disarm it in the child.
 
 NOTE [ Forks ]
 A child has one thread, and of all others what they held at the moment of the fork. So DALI's threads are given nothing
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from ._exit_safety import at_exit
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 LET_GO_S = 0.002
 MOST_INTERRUPTS = 3
@@ -35,10 +35,10 @@ AFTER_THE_FORK_S = 0.1
 class Server(Protocol):
     """Whoever has runs under way."""
 
-    def hold_still(self) -> bool:
+    def pause(self) -> bool:
         """Wait for all runs, and start no others; says whether there were any."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """In the thread that made it hold still."""
 
     def forget_in_child(self) -> None: ...
@@ -79,7 +79,7 @@ def keep_from_children(thing: Any) -> None:
     _kept.add(thing)
 
 
-def never_destroy(thing: Any) -> None:
+def leak(thing: Any) -> None:
     """Also not when the interpreter ends, which empties all modules: one reference too many, that nobody has."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -145,7 +145,7 @@ def _held_still(server: Server) -> bool:
     """Also here."""
     for _ in range(MOST_INTERRUPTS):
         try:
-            were_under_way = server.hold_still()
+            were_under_way = server.pause()
         except KeyboardInterrupt:
             _interrupt_later()
         except Exception as error:
@@ -171,7 +171,7 @@ def _after_in_parent() -> None:
         while _held:
             try:
                 while _held:
-                    _held.pop().go_on()
+                    _held.pop().resume()
             except KeyboardInterrupt:  # Python would drop it, and here servers would stand still for ever
                 _interrupt_later()
     finally:
@@ -188,7 +188,7 @@ def _after_in_child() -> None:
         gc.freeze()
         at_exit(gc.unfreeze)  # or modules in C that look for what is left would find all of it, and print that
     for thing in list(_kept):
-        never_destroy(thing)
+        leak(thing)
     for server in list(_servers):
         server.forget_in_child()
     _held.clear()

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and a place alone: of the default generators, for a sample or a batch."""
+"""Random state as a function of a seed and a position: of the default generators, for a sample or a batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def generator_of(seed: int, *place: Any) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def kept_generators() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """Leave the default generators as they were, whatever is drawn inside."""
     states = _states()
     try:
@@ -45,7 +45,7 @@ class SeededIterator:
 
     def __init__(self, iterator: Iterator[Any], seed: int, *place: Any) -> None:
         self._iterator = iterator
-        with kept_generators():
+        with preserve_rng():
             seed_generators(seed, *place)
             self._states = _states()
 
@@ -53,7 +53,7 @@ class SeededIterator:
         return self
 
     def __next__(self) -> Any:
-        with kept_generators():
+        with preserve_rng():
             _set_states(self._states)
             try:
                 return next(self._iterator)

@@ -1,4 +1,4 @@
-"""Checks that several rooms make of the numbers they are given."""
+"""Checks of numeric arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_THREADS = 1024
 """Of DALI's, for it asks for all at once, and where the system refuses one, the process ends."""
 
 
-def at_least(name: str, value: Any, least: int, other: str = "") -> None:
+def check_int(name: str, value: Any, least: int, other: str = "") -> None:
     """
     Args:
         name: of the argument.
@@ -30,6 +30,6 @@ def check_num_threads(num_threads: Any, other: str = "", name: str = "num_thread
     Raises:
         ValueError: it is no whole number, less than 1, or more than ``MOST_THREADS``.
     """
-    at_least(name, num_threads, 1, other)
+    check_int(name, num_threads, 1, other)
     if num_threads > MOST_THREADS:
         raise ValueError(f"{name} is at most {MOST_THREADS}{other}; got {num_threads}")

@@ -1,4 +1,4 @@
-"""A folder of photographs to try things with: the public name of ``tools/synthetic/dataset.py``."""
+"""A data set of synthetic photographs: the public name of ``tools/synthetic/dataset.py``."""
 
 from .tools.synthetic.dataset import make_dataset
 

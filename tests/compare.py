@@ -21,7 +21,7 @@ from torchvision.transforms import transforms as v1
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.operators import PipelineOptions
-from proxyloader.dali.output_format import BatchFormat
+from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
 from proxyloader.tools.synthetic.dataset import ODD_FORMATS, photograph
@@ -265,8 +265,8 @@ def taken(steps: Sequence[Step], row: Sequence[float]) -> Iterator[Done]:
     """What a row of drawn numbers says is done."""
     at = 0
     for operation in (each for step in steps for each in step.operations):
-        numbers = row[at : at + operation.columns]
-        at += operation.columns
+        numbers = row[at : at + operation.num_params]
+        at += operation.num_params
         if isinstance(operation, OneOf):
             yield from taken(operation.branches[int(numbers[0])], numbers[1:])
         else:
@@ -275,7 +275,7 @@ def taken(steps: Sequence[Step], row: Sequence[float]) -> Iterator[Done]:
 
 def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer:
     device_id = None if device == "cpu" else 0
-    return PlanServer(plan, PipelineOptions(batch_size, device_id=device_id, num_threads=2), BatchFormat())
+    return PlanServer(plan, PipelineOptions(batch_size, device_id=device_id, num_threads=2), OutputFormat())
 
 
 def assert_as_torchvision(

@@ -31,12 +31,12 @@ class Slow:
         self.held: list[int] = []
         """By which threads, those that let it go on removed."""
 
-    def hold_still(self) -> bool:
+    def pause(self) -> bool:
         self.asked.set()
         self.held.append(threading.get_ident())
         return self.done.wait(WAIT_S)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.held.remove(threading.get_ident())
 
     def forget_in_child(self) -> None:
@@ -95,11 +95,11 @@ def test_a_child_forgets_what_it_inherited_and_destroys_nothing_of_it() -> None:
 class Interrupted(Slow):
     """Ctrl-C comes while it is asked to hold still."""
 
-    def hold_still(self) -> bool:
+    def pause(self) -> bool:
         if not self.asked.is_set():
             self.asked.set()
             raise KeyboardInterrupt
-        return super().hold_still()
+        return super().pause()
 
 
 def test_an_interrupt_before_a_fork_comes_after_it() -> None:
@@ -122,14 +122,14 @@ def test_an_interrupt_before_a_fork_comes_after_it() -> None:
 def test_an_interrupt_while_another_thread_forks_comes_after_ours() -> None:
     script = """
         import os, signal, sys, threading, time
-        from proxyloader import forks
+        from proxyloader import _fork_safety
         class Slow:
-            def hold_still(self):
+            def pause(self):
                 if threading.current_thread() is not threading.main_thread():
                     asked.set()
                     time.sleep(0.6)
                 return True
-            def go_on(self): ...
+            def resume(self): ...
             def forget_in_child(self): ...
         def fork():
             if (child := os.fork()) == 0:
@@ -137,7 +137,7 @@ def test_an_interrupt_while_another_thread_forks_comes_after_ours() -> None:
             os.waitpid(child, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         slow, asked = Slow(), threading.Event()
-        forks.watch(slow)
+        _fork_safety.watch(slow)
         other = threading.Thread(target=fork)
         other.start()
         asked.wait()
@@ -158,14 +158,14 @@ def test_an_interrupt_while_another_thread_forks_comes_after_ours() -> None:
 def test_a_signal_handler_may_fork_in_the_middle_of_a_fork() -> None:
     script = """
         import os, signal, time
-        from proxyloader import forks
+        from proxyloader import _fork_safety
         class Slow:
             held = 0
-            def hold_still(self):
+            def pause(self):
                 time.sleep(0.4)
                 self.held += 1
                 return True
-            def go_on(self):
+            def resume(self):
                 self.held -= 1
             def forget_in_child(self): ...
         def fork(*_):
@@ -174,7 +174,7 @@ def test_a_signal_handler_may_fork_in_the_middle_of_a_fork() -> None:
             os.waitpid(child, 0)
             print("forked", slow.held)
         slow = Slow()
-        forks.watch(slow)
+        _fork_safety.watch(slow)
         signal.signal(signal.SIGALRM, fork)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         fork()
@@ -187,7 +187,7 @@ def test_a_signal_handler_may_fork_in_the_middle_of_a_fork() -> None:
 class Faulty(Slow):
     """Has runs that cannot be waited for."""
 
-    def hold_still(self) -> bool:
+    def pause(self) -> bool:
         raise OSError("no such run")
 
     def __repr__(self) -> str:

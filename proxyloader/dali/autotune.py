@@ -1,4 +1,4 @@
-"""DALI's threads and the share of the JPEG engines, where the user leaves them open. Main process.
+"""Automatic choice of DALI's threads and the share of the JPEG engines. Main process.
 
 NOTE [ What is measured ]
 Which share is best depends on the GPU: some have seven JPEG engines, some one, some none, and what the engines are not
@@ -27,7 +27,7 @@ from . import jpeg_engines
 from .build import DALI_VERSION, decoding_s
 from .operators import PipelineOptions
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 LOADS = (1.0, 0.65, 0.0)  # DALI's own is 0.65
 THREADS = (4, 8)

@@ -1,4 +1,4 @@
-"""From a Plan to a DALI pipeline: a pure function of encoded bytes and drawn numbers. Nothing random happens in it."""
+"""Build a DALI pipeline from a Plan. The pipeline is a pure function of encoded bytes and sampled parameters."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     )
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
-        draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.columns else None
-        return tuple(Graph(options, images, draws, plan.columns).outputs_of(plan.steps))
+        draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.num_params else None
+        return tuple(Graph(options, images, draws, plan.num_params).outputs_of(plan.steps))
 
     pipeline = proxyloader_plan()
     jpeg_engines.build(pipeline)
@@ -105,7 +105,7 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
     """
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
-        columns = sum(step.columns for step in steps)
+        columns = sum(step.num_params for step in steps)
         graph = _Watched(PipelineOptions(1, device_id), encoded, draws, columns)
         in_dali, last = (steps, ()) if device_id is None else split(steps)
         output, *_ = graph.outputs_of(in_dali)
@@ -119,9 +119,9 @@ def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None 
     """As ``operators_of``, of all steps that some of the images take, which are in ``state`` before."""
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
-        graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.columns for step in steps))
+        graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.num_params for step in steps))
         image = image if device_id is None else image.gpu()
         graph.node, graph.channels = image, state.channels
         graph.scale = None if state.dtype == "uint8" else 1.0
         graph.add(steps)
-        return operators_between(image, graph.settle())
+        return operators_between(image, graph.materialize())

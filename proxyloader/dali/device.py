@@ -1,4 +1,4 @@
-"""Which device images arrive on.
+"""The device that images arrive on.
 
 NOTE [ Queues ]
 Work reaches a GPU through a few hardware queues, which a process's streams share: eight, unless

@@ -1,4 +1,4 @@
-"""A DALI pipeline as a whole: its inputs, its decoders, how it is built, run and emptied. Main process.
+"""Executor of a DALI pipeline: its inputs and decoders; build, run and reset. Main process.
 
 Most of that is private to DALI, or differs between its versions.
 
@@ -29,7 +29,7 @@ from .._exit_safety import at_exit, before_exit
 from ..errors import PipelineError
 from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_pipelines, backend, types
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 
 def external_sources(pipeline: Any) -> list[Any]:
@@ -351,7 +351,7 @@ def shares_decoder_stream(pipeline: Any) -> bool:
 def forget_in_child(pipeline: Any) -> None:
     """Make a forked copy of a pipeline harmless: destroying it there waits for threads that only the parent has."""
     if getattr(pipeline, "_pipe", None) is not None:
-        _fork_safety.never_destroy(pipeline._pipe)
+        _fork_safety.leak(pipeline._pipe)
         pipeline._pipe = None
 
 

@@ -1,4 +1,4 @@
-"""The last steps of a plan on a GPU, done while a batch goes from DALI's memory into torch's. Main process.
+"""Conversion to float and normalisation in one pass, from DALI's memory to torch's. Main process.
 
 NOTE [ Copied once ]
 What DALI decoded is copied into torch's own memory, so that what torch's users know about streams, ``record_stream``
@@ -24,7 +24,7 @@ def split(steps: Branch) -> tuple[Branch, Branch]:
     return (steps[:at], steps[at:]) if is_of_levels else (steps, ())
 
 
-class LastSteps:
+class FusedNormalize:
     """
     Args:
         steps: ToFloat and Normalize; or none, for a mere copy.

@@ -1,4 +1,4 @@
-"""What a ProxyServer can feed, and whether what comes is what its pipeline declares. Main process."""
+"""Checks of what a ProxyServer is fed against what its pipeline declares. Main process."""
 
 from __future__ import annotations
 

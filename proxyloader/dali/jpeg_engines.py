@@ -1,4 +1,4 @@
-"""Builds pipelines, on a crowded GPU such that they leave its JPEG engines alone if these do not decode. Main process.
+"""Build pipelines; on a crowded GPU without its JPEG engines, if these fail to decode. Main process.
 
 NOTE [ Engines that fail ]
 A GPU has room for so many users of its JPEG engines, of all processes together. A decoder that finds none says so on
@@ -42,7 +42,7 @@ from . import executor
 from .api import Pipeline, fn, pipeline_def, types, upright
 from .executor import Padding
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 SIDE_PX = 256
 """Of the picture."""
@@ -166,12 +166,12 @@ class _Reservation(threading.Thread):
         self._at_once.set()
         self.join()
 
-    def hold_still(self) -> bool:
+    def pause(self) -> bool:
         was_under_way = self.is_alive()
         self.finish()
         return was_under_way
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
     def forget_in_child(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""In which dtype and memory format images are handed out. Main process."""
+"""The dtype and memory format of the images handed out. Main process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGE_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
-class BatchFormat:
+class OutputFormat:
     """
     Attributes:
         dtype: of images that are floats; None: as the transform gives them.
@@ -61,7 +61,7 @@ class BatchFormat:
 
     @property
     def is_default(self) -> bool:
-        return self == BatchFormat()
+        return self == OutputFormat()
 
     @property
     def channels_last(self) -> bool:

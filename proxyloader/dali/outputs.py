@@ -1,4 +1,4 @@
-"""What a DALI pipeline gives, as torch's tensors. Main process."""
+"""The outputs of a DALI pipeline as torch tensors. Main process."""
 
 from __future__ import annotations
 

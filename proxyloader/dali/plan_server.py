@@ -1,4 +1,4 @@
-"""PlanServer: the server of a plan, which hands its images out in the format that was asked for. Main process."""
+"""PlanServer: runs the pipeline of a Plan, and gives its images the output format. Main process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..transforms.plan import Plan, plan_of
 from . import outputs
 from .autotune import is_to_be_tuned, tuned
 from .build import PipelineOptions, build_pipeline
-from .fused_normalize import LastSteps, split
-from .output_format import BatchFormat
-from .run import Ticket
+from .fused_normalize import FusedNormalize, split
+from .output_format import OutputFormat
+from .run import PipelineRun
 from .server import Output, Outputs, ProxyServer
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 
 class PlanServer(ProxyServer):
@@ -30,9 +30,9 @@ class PlanServer(ProxyServer):
         format: that images are handed out in.
     """
 
-    def __init__(self, plan: Plan, options: PipelineOptions, format: BatchFormat) -> None:
+    def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
         self._format, self._rest = format, plan.rest
-        wanted = format if plan.rest is None else BatchFormat()  # what is left wants what torchvision would give it
+        wanted = format if plan.rest is None else OutputFormat()  # what is left wants what torchvision would give it
         self._channels_last = wanted.channels_last
         float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
         self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
@@ -40,10 +40,13 @@ class PlanServer(ProxyServer):
         if options.device_id is not None:
             steps, last = split(plan.steps)
             device = torch.device("cuda", options.device_id)
-            self._plan, self._last_steps = plan_of(steps), LastSteps(last, plan.output.channels, wanted.dtype, device)
+            self._plan, self._last_steps = (
+                plan_of(steps),
+                FusedNormalize(last, plan.output.channels, wanted.dtype, device),
+            )
         super().__init__(build_pipeline(self._plan, self._options))
 
-    def submit(self, inputs: Sequence[Any]) -> Ticket:
+    def submit(self, inputs: Sequence[Any]) -> PipelineRun:
         with self._lock:  # or two threads would both find it open
             if is_to_be_tuned(self._options, len(inputs[0])):
                 self._tune(list(inputs[0]))
@@ -73,8 +76,8 @@ class PlanServer(ProxyServer):
         """(N, C, H, W), or (C, H, W) of one image."""
         return output.movedim(-1, -3) if self._channels_last else output
 
-    def collect(self, ticket: Ticket) -> Outputs:
-        return [_each(self._finished, output) for output in super().collect(ticket)]
+    def collect(self, pipeline_run: PipelineRun) -> Outputs:
+        return [_each(self._finished, output) for output in super().collect(pipeline_run)]
 
     def _finished(self, images: torch.Tensor) -> torch.Tensor:
         if images.ndim == 3:  # of several sizes, which a plan with a rest does not give

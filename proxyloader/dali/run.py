@@ -1,4 +1,4 @@
-"""One run of a DALI pipeline, from its start until the GPU has read what it was fed. Main process."""
+"""PipelineRun: one run of a DALI pipeline, until the GPU has read its inputs. Main process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kinds = tuple[tuple[str, int], ...]
 """(dtype, number of dimensions) of each input of a pipeline."""
 
 
-class Ticket:
+class PipelineRun:
     """One run of the pipeline, from submit to collect."""
 
     def __init__(self, size: int, kinds: Kinds = ()) -> None:
@@ -24,7 +24,7 @@ class Ticket:
         self.finished: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
         self.inputs: list[Any] | None = None  # as DALI has them; it should not be the last to hold them
-        self.abandoned = False
+        self.cancelled = False
         self.ended = False
         self.was_alone = False  # none was under way when it was started
         self.started_s = time.monotonic()
@@ -33,11 +33,11 @@ class Ticket:
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "ended" if self.ended else "running"
-        return f"Ticket({self.size} samples, {state}{', abandoned' if self.abandoned else ''})"
+        return f"PipelineRun({self.size} samples, {state}{', cancelled' if self.cancelled else ''})"
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Nobody will collect it."""
-        self.abandoned, self.inputs = True, None
+        self.cancelled, self.inputs = True, None
 
     def was_read(self) -> bool:
         """DALI has finished with the memory of the run's inputs."""

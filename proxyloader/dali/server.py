@@ -1,11 +1,11 @@
-"""ProxyServer: runs a DALI pipeline in the training process, for whoever holds a ticket. No thread, no queue.
+"""ProxyServer: runs a DALI pipeline in the training process. It has no thread and no queue.
 
 NOTE [ The order of runs ]
-A DALI pipeline gives its outputs back in the order in which its runs were started. The server keeps one ticket for each
-run in that order, and whoever collects a ticket first collects those before it. So outputs cannot be mistaken for each
-other: not after a break (the ticket was abandoned; its outputs are taken and dropped), not after an error (it stays
-with its ticket), not with two loaders on one server. Runs start when they are submitted and go on in DALI's own
-threads; the thread that trains waits only where it needs an output that is not there yet.
+A DALI pipeline gives its outputs back in the order in which its runs were started. The server keeps a
+PipelineRun for each in that order, and whoever collects one collects those before it first. So outputs cannot be
+mistaken for each other. After a break the run is cancelled: its outputs are taken and dropped. An error stays with its
+run. Two loaders may share a server. Runs start when they are submitted and go on in DALI's own threads; the thread that
+trains waits only where it needs an output that is not there yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from .. import _fork_safety
 from .._exit_safety import before_exit
-from ..data.placeholders import Proxy, ProxyBatch, ProxyCall, ProxyRun, ProxySample, ServerInWorker, one_kind
+from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, ServerInWorker, one_kind
 from ..errors import InputError, PipelineError
 from . import api, executor, jpeg_engines
 from . import outputs as _outputs
@@ -33,10 +33,10 @@ from .input_checks import check_declared, fed_sources
 from .output_format import Output as Output
 from .output_format import Outputs as Outputs
 from .output_format import stacked_or_listed
-from .run import Kinds, Ticket
+from .run import Kinds, PipelineRun
 from .substitute import map_references
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 WAITED_S = 0.001
 """Who waited longer for a run saw it end."""
@@ -82,11 +82,11 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
                 f"the pipeline has stream_policy={pipeline.stream_policy.name}, with which DALI may write decoded "
                 "pictures over those of an earlier batch; leave it out, or give StreamPolicy.PER_BACKEND, the default"
             )
-        self._runs: deque[Ticket] = deque()
+        self._runs: deque[PipelineRun] = deque()
         self._lock = self._held = threading.RLock()
         self.deterministic = deterministic
         self._started = self._is_lost = self._is_forked = False
-        self._in_step = True  # there is a ticket for each run that DALI has, and no other
+        self._in_step = True  # there is a PipelineRun for each run that DALI has, and no other
         executor.take_over(pipeline, self)  # from here on another server may take it from this one
         executor.drop_runs(pipeline)
         self.key = f"server-{uuid.uuid4().hex}"
@@ -135,8 +135,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         if not hasattr(self, "_lock"):
             return
         with self._lock:
-            for ticket in self._runs:
-                ticket.abandon()
+            for pipeline_run in self._runs:
+                pipeline_run.cancel()
         self._started = False
 
     def _is_thread_running(self) -> bool:
@@ -144,12 +144,12 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
-    def submit(self, inputs: Sequence[Any]) -> Ticket:
+    def submit(self, inputs: Sequence[Any]) -> PipelineRun:
         """Start a run.
 
         Args:
             inputs: for each input of the pipeline, in its order, an array (N, ...) or a list of N arrays. Their memory
-                must stay as it is until ``Ticket.was_read()``.
+                must stay as it is until ``PipelineRun.was_read()``.
 
         Raises:
             InputError: an input has another dtype or number of dimensions than before, or than the pipeline declares,
@@ -163,20 +163,20 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             if self._failed is not None and not self._pipe.exec_dynamic:
                 self.settle()  # they have failed, too
                 self._rebuild()
-            ticket = Ticket(len(inputs[0]), self._kinds_of(inputs))
+            pipeline_run = PipelineRun(len(inputs[0]), self._kinds_of(inputs))
             batches = [executor.tensor_list(samples) for samples in inputs]
             self._in_step = False
             with before_exit():
                 for name, batch in zip(self._dali_input_names, batches):
                     self._pipe.feed_input(name, batch)
-                ticket.inputs = batches
+                pipeline_run.inputs = batches
                 executor.run(self._pipe)
-            ticket.was_alone = not self._runs
-            if ticket.was_alone and self._lone_run_s < math.inf:
-                ticket.busy_until_s = ticket.started_s + SURELY * self._lone_run_s
-            self._runs.append(ticket)
+            pipeline_run.was_alone = not self._runs
+            if pipeline_run.was_alone and self._lone_run_s < math.inf:
+                pipeline_run.busy_until_s = pipeline_run.started_s + SURELY * self._lone_run_s
+            self._runs.append(pipeline_run)
             self._in_step = True
-            return ticket
+            return pipeline_run
 
     def _kinds_of(self, inputs: Sequence[Any]) -> Kinds:
         """Check a run's inputs. A batch that DALI refuses would stay at the head of its queue for ever."""
@@ -197,7 +197,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
                 )
         return kinds
 
-    def collect(self, ticket: Ticket) -> Outputs:
+    def collect(self, pipeline_run: PipelineRun) -> Outputs:
         """Wait for a run.
 
         Returns:
@@ -211,58 +211,62 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         with self._lock:
             self._check_owned()
             self._get_in_step()
-            while not ticket.ended:
-                if ticket not in self._runs:
+            while not pipeline_run.ended:
+                if pipeline_run not in self._runs:
                     raise PipelineError("this run was forgotten: the server was stopped, or the process was forked")
                 self._collect_oldest()
-        if ticket.abandoned:
+        if pipeline_run.cancelled:
             raise PipelineError("this run was forgotten: the server was stopped")
-        if isinstance(ticket.error, (torch.OutOfMemoryError, MemoryError)):
-            raise type(ticket.error)(str(ticket.error)) from ticket.error  # whose own frames would hold the ticket
-        if ticket.error is not None:
-            failure = f"the DALI pipeline failed on a batch of {ticket.size}: {ticket.error}"
-            raise PipelineError(failure) from ticket.error
-        outputs, ticket.outputs = ticket.outputs, None
+        if isinstance(pipeline_run.error, (torch.OutOfMemoryError, MemoryError)):
+            raise type(pipeline_run.error)(
+                str(pipeline_run.error)
+            ) from pipeline_run.error  # whose own frames would hold the run
+        if pipeline_run.error is not None:
+            failure = f"the DALI pipeline failed on a batch of {pipeline_run.size}: {pipeline_run.error}"
+            raise PipelineError(failure) from pipeline_run.error
+        outputs, pipeline_run.outputs = pipeline_run.outputs, None
         if outputs is None:
             raise PipelineError("this run was interrupted, or collected before")
-        if ticket.finished is not None and ticket.stream != self._stream():
-            _hand_over(outputs, ticket.finished, self._stream())
+        if pipeline_run.finished is not None and pipeline_run.stream != self._stream():
+            _hand_over(outputs, pipeline_run.finished, self._stream())
         return outputs
 
     def _collect_oldest(self) -> None:
-        ticket, self._in_step = self._runs[0], False
+        pipeline_run, self._in_step = self._runs[0], False
         stream, asked_s = self._stream(), time.monotonic()
         outputs: Outputs = []
         try:
             with before_exit():
                 outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
-            ticket.error = error.with_traceback(None)  # which would hold this frame, and the ticket in it
+            pipeline_run.error = error.with_traceback(None)  # which would hold this frame, and the run in it
         except (RuntimeError, MemoryError) as error:
             if str(error).startswith(LOST_WORKER) or not _outputs.is_of_a_run(error):
                 raise  # DALI may have the run still, and so all are begun anew
-            ticket.error = error.with_traceback(None)
+            pipeline_run.error = error.with_traceback(None)
             if executor.is_out_of_memory(error):
-                ticket.error = executor.out_of_memory(error, self._pipe.device_id, f"a batch of {ticket.size}")
-            self._failed = ticket.kinds
+                pipeline_run.error = executor.out_of_memory(
+                    error, self._pipe.device_id, f"a batch of {pipeline_run.size}"
+                )
+            self._failed = pipeline_run.kinds
         self._runs.popleft()
-        ticket.ended = self._in_step = True
-        if ticket.error is not None:
+        pipeline_run.ended = self._in_step = True
+        if pipeline_run.error is not None:
             return
-        self._kinds, self._failed = self._kinds or ticket.kinds, None
+        self._kinds, self._failed = self._kinds or pipeline_run.kinds, None
         now_s = time.monotonic()
-        if ticket.was_alone and now_s - asked_s > WAITED_S:  # else it was done before, nobody knows when
-            self._lone_run_s = min(self._lone_run_s, now_s - ticket.started_s)
+        if pipeline_run.was_alone and now_s - asked_s > WAITED_S:  # else it was done before, nobody knows when
+            self._lone_run_s = min(self._lone_run_s, now_s - pipeline_run.started_s)
         if stream is not None:
-            ticket.stream, ticket.finished = stream, stream.record_event()
-        ticket.outputs = [] if ticket.abandoned else outputs
+            pipeline_run.stream, pipeline_run.finished = stream, stream.record_event()
+        pipeline_run.outputs = [] if pipeline_run.cancelled else outputs
 
     def _get_in_step(self) -> None:
-        """Begin anew where Ctrl-C or a signal handler came between DALI and the tickets: one has a run more."""
+        """Begin anew where Ctrl-C or a signal handler came between DALI and our own list: one has a run more."""
         if self._in_step:
             return
-        for ticket in self._runs:
-            ticket.ended, ticket.error = True, RuntimeError("it was interrupted")
+        for pipeline_run in self._runs:
+            pipeline_run.ended, pipeline_run.error = True, RuntimeError("it was interrupted")
         self._runs.clear()
         self._rebuild()
         self._in_step = True
@@ -297,7 +301,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             )
 
     def settle(self) -> bool:
-        """Wait for all runs, and keep what they give for their tickets. Says whether there were any."""
+        """Wait for all runs, and keep what they give for their PipelineRun. Says whether there were any."""
         with self._lock:
             self._get_in_step()
             under_way = bool(self._runs)
@@ -305,19 +309,19 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
                 self._collect_oldest()
             return under_way
 
-    def hold_still(self) -> bool:
-        """As ``settle``; no thread starts another run, until ``go_on``."""
+    def pause(self) -> bool:
+        """As ``settle``; no thread starts another run, until ``resume``."""
         held = self._lock
         held.acquire()
-        self._held = held  # as ``end`` may come before ``go_on``
+        self._held = held  # as ``end`` may come before ``resume``
         try:
             return self.settle()
         except BaseException:
             held.release()
             raise
 
-    def go_on(self) -> None:
-        """After ``hold_still``: runs may be started again."""
+    def resume(self) -> None:
+        """After ``pause``: runs may be started again."""
         self._held.release()
 
     def forget_in_child(self) -> None:
@@ -375,7 +379,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         calls = [ref.call] if isinstance(ref, ProxySample) else ref.run.calls
         return any(call.server == self.key for call in calls)
 
-    def _run(self, run: ProxyRun) -> Outputs | None:
+    def _run(self, run: ProxyInputBatch) -> Outputs | None:
         """The outputs of a batch; None while it waits for another server, too."""
         if len(run.calls) <= self._pipe.max_batch_size and all(call.server == self.key for call in run.calls):
             return self._run_calls(run.calls)
@@ -386,7 +390,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         rows = [run.done[row] for row in range(len(run.calls))]
         return [stacked_or_listed(list(output)) for output in zip(*rows)]
 
-    def _rows_of(self, calls: Sequence[ProxyCall]) -> list[list[torch.Tensor]]:
+    def _rows_of(self, calls: Sequence[ProxyInputs]) -> list[list[torch.Tensor]]:
         """The outputs of each call, from as many runs as they need."""
         rows: list[list[torch.Tensor]] = []
         for start in range(0, len(calls), self._pipe.max_batch_size):
@@ -394,7 +398,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             rows += [[output[row] for output in outputs] for row in range(len(outputs[0]))]
         return rows
 
-    def _run_calls(self, calls: Sequence[ProxyCall]) -> Outputs:
+    def _run_calls(self, calls: Sequence[ProxyInputs]) -> Outputs:
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
         for name, arrays in zip(self._dali_input_names, inputs):
             one_kind(name, arrays)

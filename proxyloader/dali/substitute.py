@@ -1,4 +1,4 @@
-"""What stands for images in a batch of a stock DataLoader, found wherever a collate_fn has put it. Main process."""
+"""Find the placeholders in a stock DataLoader's batch, in any structure. Main process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that could not be read: which errors count as that, and the list of them that a loader keeps."""
+"""Samples that could not be read: which errors count as that, and the list that a loader keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from ..errors import ImageError
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 OnError = Literal["raise", "skip", "replace"]
 ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "replace")

@@ -1,4 +1,4 @@
-"""A plan in the place of the transform it was made from: the dataset calls it for each image. Runs in the worker."""
+"""CompiledTransform: a Plan that a dataset calls in the place of its transform. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import InputError
-from ..transforms.nested import TransformStandIn, held_in, with_held
+from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import Plan
 from ..transforms.registry import is_holder, plan_for
 from .encoded_image import EncodedImage, refuse_too_large
@@ -63,7 +63,7 @@ class CompiledTransform(TransformStandIn):
                 "it must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes of a file"
             )
         refuse_too_large(image.height, image.width, image.path, self.max_pixels)
-        call = ImageCall(self.plan, image, self.plan.draw(image.height, image.width))
+        call = ImageCall(self.plan, image, self.plan.sample_params(image.height, image.width))
         if self.plan.output.images == 1:
             return ProxySample(call)
         return tuple(ProxySample(call, output) for output in range(self.plan.output.images))
@@ -116,14 +116,16 @@ def compile_transforms(transform: Any, *, unsupported: Literal["raise", "batch"]
     rest = unsupported == "batch"
     if not is_holder(transform):
         return CompiledTransform(plan_for(transform, rest=rest))
-    return with_held(transform, lambda at, held: _compiled(held, f"transform{at}", rest))
+    return replace_nested(transform, lambda at, held: _compiled(held, f"transform{at}", rest))
 
 
 def left_to_torchvision(transform: Any) -> Any:
     """A WorkerTransform of it, unless it is compiled already; where some of what it holds is, of each of the others."""
     if not compiled_in(transform):
         return WorkerTransform(transform)
-    return with_held(transform, lambda _, held: held if isinstance(held, CompiledTransform) else WorkerTransform(held))
+    return replace_nested(
+        transform, lambda _, held: held if isinstance(held, CompiledTransform) else WorkerTransform(held)
+    )
 
 
 def _compiled(transform: Any, position: str, rest: bool) -> CompiledTransform:
@@ -134,7 +136,7 @@ def _compiled(transform: Any, position: str, rest: bool) -> CompiledTransform:
 
 def compiled_in(transform: Any) -> list[CompiledTransform]:
     """What ``compile_transforms`` has put there; nothing where it has not."""
-    found = [transform] if isinstance(transform, CompiledTransform) else held_in(transform).values()
+    found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
     return [each for each in found if isinstance(each, CompiledTransform)]
 
 
@@ -142,6 +144,6 @@ def with_max_pixels(transform: Any, max_pixels: int | None) -> Any:
     """As it was, with another limit for the images that it takes."""
     if isinstance(transform, (CompiledTransform, WorkerTransform)):
         return replace(transform, max_pixels=max_pixels)
-    return with_held(
+    return replace_nested(
         transform, lambda _, held: replace(held, max_pixels=max_pixels) if isinstance(held, CompiledTransform) else held
     )

@@ -1,4 +1,4 @@
-"""The user's dataset, made to hand out encoded images. Runs in the main process when the loader is built."""
+"""Wrap a dataset so that it hands out encoded images. Main process, when the loader is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.datasets.vision import StandardTransform, VisionDataset
 
-from ..transforms.nested import held_in, is_transform
+from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
 from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in, with_max_pixels
 from .encoded_image import EncodedImage
@@ -91,7 +91,7 @@ def path_of(dataset: Any, index: Any) -> str:
 
 def is_for_images(dataset: Any, transform: Any) -> bool:
     """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
-    return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(held_in(transform))
+    return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(find_nested(transform))
 
 
 def _is_of_timm(dataset: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""How many processes share a dataset, and which of them this is."""
+"""World: the number of processes that share a dataset, and the rank of this one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from .._validation import at_least
+from .._validation import check_int
 
 Auto = Literal["auto"]
 
@@ -30,7 +30,7 @@ class World:
     shard_id: int
 
     def __post_init__(self) -> None:
-        at_least("num_shards", self.num_shards, 1, ", or 'auto'")
+        check_int("num_shards", self.num_shards, 1, ", or 'auto'")
         known = isinstance(self.shard_id, numbers.Integral) and not isinstance(self.shard_id, bool)
         if not known or self.shard_id not in range(self.num_shards):
             raise ValueError(
@@ -47,10 +47,10 @@ class World:
         Raises:
             ValueError: the environment has one of them without the other, or numbers that cannot be.
         """
-        return cls.told() or cls(1, 0)
+        return cls.detect() or cls(1, 0)
 
     @classmethod
-    def told(cls) -> World | None:
+    def detect(cls) -> World | None:
         """As ``current``; None where nothing tells."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
@@ -98,7 +98,7 @@ class World:
         Raises:
             ValueError: there are other processes, as far as anything tells.
         """
-        told = World.told()
+        told = World.detect()
         if told is not None and told.num_shards != self.num_shards:
             raise ValueError(
                 f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "

@@ -1,4 +1,4 @@
-"""What a JPEG file says of itself: its size, its kind, and whether its parts are all there. Runs in the worker."""
+"""JPEG headers: size, kind, and the number of scans. Runs in the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a JPEG's scan is whole: what a GPU's decoders take for granted. Looked at once for each sample.
+"""JPEG integrity: whether a scan is complete, which a GPU's decoders take for granted. Checked once for each sample.
 
 NOTE [ Damaged scans ]
 Where a scan ends before the image does, libjpeg (and Pillow, and DALI on the CPU) paints the rest grey. The decoders of
@@ -31,7 +31,7 @@ from .jpeg_header import JpegHeader, count_scans
 from .placeholders import image_calls_in
 
 
-class Scan(enum.IntEnum):
+class ScanStatus(enum.IntEnum):
     """What is known of the scans of a sample's images."""
 
     UNKNOWN = 0
@@ -40,7 +40,7 @@ class Scan(enum.IntEnum):
     UNCHECKED = 3  # and nobody is to look, or to remember
 
 
-class KnownScans:
+class IntegrityTable:
     """What is known of each sample of a dataset. Main process.
 
     Args:
@@ -51,18 +51,18 @@ class KnownScans:
         self._known: NDArray[np.uint8] = np.zeros(size, np.uint8)
 
     def of(self, indices: Sequence[Any]) -> bytes | None:
-        """One ``Scan`` for each index; None where all are sound."""
+        """One ``ScanStatus`` for each index; None where all are sound."""
         try:
             known = self._known[_numbers(indices)]
         except IndexError:
             return bytes(len(indices))
-        return None if (known == Scan.SOUND).all() else known.tobytes()
+        return None if (known == ScanStatus.SOUND).all() else known.tobytes()
 
     def note(self, indices: Sequence[Any], damaged: Sequence[Any]) -> None:
         """The samples of these indices were looked at, and those were found damaged."""
         with contextlib.suppress(IndexError):
             numbers = _numbers(indices)
-            self._known[numbers] = np.where(np.isin(numbers, _numbers(damaged)), Scan.DAMAGED, Scan.SOUND)
+            self._known[numbers] = np.where(np.isin(numbers, _numbers(damaged)), ScanStatus.DAMAGED, ScanStatus.SOUND)
 
 
 def _numbers(indices: Sequence[Any]) -> NDArray[np.int64]:
@@ -77,7 +77,7 @@ def leave_to_pillow(sample: Any, known: int) -> bool:
 
     Args:
         sample: as the dataset gave it.
-        known: the ``Scan`` of its images.
+        known: the ``ScanStatus`` of its images.
 
     Returns:
         A scan was damaged, which is to be remembered.
@@ -97,10 +97,10 @@ def leave_to_pillow(sample: Any, known: int) -> bool:
 
 def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: int) -> bool:
     if header.is_progressive:  # its scans were counted when it was opened
-        return known != Scan.UNCHECKED
-    if known in (Scan.SOUND, Scan.DAMAGED):
-        return known == Scan.DAMAGED
-    return not any(count_scans(image.data, header)) or (known == Scan.UNKNOWN and not is_whole(image.data))
+        return known != ScanStatus.UNCHECKED
+    if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):
+        return known == ScanStatus.DAMAGED
+    return not any(count_scans(image.data, header)) or (known == ScanStatus.UNKNOWN and not is_whole(image.data))
 
 
 def is_whole(data: bytes) -> bool:

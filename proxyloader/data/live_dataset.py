@@ -1,4 +1,4 @@
-"""A translated dataset that shares its attributes with the user's: what a loader without workers reads. Main process.
+"""Live dataset: a translated view that shares its attributes with the user's dataset, for num_workers=0. Main process.
 
 A stock loader without workers reads the dataset itself. So a change of the dataset or of its transform holds from the
 next batch on, and what ``__getitem__`` assigns to ``self`` stays.

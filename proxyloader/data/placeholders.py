@@ -1,4 +1,4 @@
-"""What stands for an image from the dataset to the batch: the inputs of a DALI sample, and references to its outputs.
+"""Placeholders for an image on its way from dataset to batch: a DALI sample's inputs, and references to outputs.
 
 All of it can be pickled, and none of it needs DALI: workers hold nothing else.
 """
@@ -26,7 +26,7 @@ from ..transforms.plan import Plan
 from .encoded_image import EncodedImage
 
 
-class ProxyCall:
+class ProxyInputs:
     """The inputs of one sample of a pipeline run, until they are packed.
 
     Attributes:
@@ -43,17 +43,17 @@ class ProxyCall:
     ) -> None:
         self.server, self.inputs, self.source = server, inputs, source
         self.names = names or ("",) * len(inputs)
-        self.run: weakref.ref[ProxyRun] | None = None
+        self.run: weakref.ref[ProxyInputBatch] | None = None
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in self.inputs)
         return f"ProxyCall({shapes}{', ' + self.source if self.source else ''})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProxyCall, (self.server, self.inputs, self.source, self.names)
+        return ProxyInputs, (self.server, self.inputs, self.source, self.names)
 
 
-class ImageCall(ProxyCall):
+class ImageCall(ProxyInputs):
     """Of a compiled transform: the inputs are an image and what was drawn for it.
 
     Attributes:
@@ -83,7 +83,7 @@ def _as_bytes(image: EncodedImage) -> NDArray[np.uint8]:
     return np.frombuffer(image.data, np.uint8)
 
 
-class ProxyRun:
+class ProxyInputBatch:
     """The calls of one batch. Its outputs share it, so an image and its mask come from one run of the pipeline.
 
     Attributes:
@@ -91,7 +91,7 @@ class ProxyRun:
         done: outputs of each row, while some of the servers have produced theirs.
     """
 
-    def __init__(self, calls: Sequence[ProxyCall]) -> None:
+    def __init__(self, calls: Sequence[ProxyInputs]) -> None:
         self.calls = calls
         self.done: dict[int, Sequence[torch.Tensor]] = {}
 
@@ -108,7 +108,7 @@ class ProxyRun:
 
 def _unpack_run(
     blob: torch.Tensor, shapes: list[tuple[str, tuple[int, ...]]], calls: list[tuple[str, str]]
-) -> ProxyRun:
+) -> ProxyInputBatch:
     memory, at, inputs = blob.numpy(), 0, []
     for dtype, shape in shapes:
         end = at + math.prod(shape) * np.dtype(dtype).itemsize
@@ -116,7 +116,7 @@ def _unpack_run(
         at = end
     per_call = len(inputs) // len(calls)
     groups = [tuple(inputs[k : k + per_call]) for k in range(0, len(inputs), per_call)]
-    return ProxyRun([ProxyCall(server, group, source) for group, (server, source) in zip(groups, calls)])
+    return ProxyInputBatch([ProxyInputs(server, group, source) for group, (server, source) in zip(groups, calls)])
 
 
 NO_TENSOR_YET = (
@@ -132,7 +132,7 @@ NO_BATCH_YET = (
 )
 
 
-class NoTensorYet:
+class TensorPlaceholder:
     """Stands for a tensor; who takes it for one is told what to do."""
 
     _advice: ClassVar[str]
@@ -152,22 +152,22 @@ class NoTensorYet:
 
 
 @dataclass(frozen=True)
-class ProxySample(NoTensorYet):
+class ProxySample(TensorPlaceholder):
     """Stands for one output of one sample, wherever the user's code puts it, until the pipeline has run."""
 
     _advice = NO_TENSOR_YET
 
-    call: ProxyCall
+    call: ProxyInputs
     output: int = 0
 
 
 @dataclass(frozen=True)
-class ProxyBatch(NoTensorYet):
+class ProxyBatch(TensorPlaceholder):
     """Stands for one output of a whole run: what ``default_collate`` makes of a list of ProxySample."""
 
     _advice = NO_BATCH_YET
 
-    run: ProxyRun
+    run: ProxyInputBatch
     output: int = 0
 
 
@@ -186,7 +186,7 @@ def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None)
     calls = [sample.call for sample in samples]
     run = calls[0].run() if calls[0].run else None
     if run is None or len(run.calls) != len(calls) or any(a is not b for a, b in zip(run.calls, calls)):
-        run = ProxyRun(calls)
+        run = ProxyInputBatch(calls)
         calls[0].run = weakref.ref(run)
     return ProxyBatch(run, samples[0].output)
 
@@ -274,7 +274,7 @@ class Proxy:
                 f"{', '.join(inputs) or 'none by name'}. Call server.proxy({'=..., '.join(self.input_names)}=...)"
             )
         arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)
-        call = ProxyCall(self.server, arrays, names=self.input_names)
+        call = ProxyInputs(self.server, arrays, names=self.input_names)
         samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
         return samples[0] if self.num_outputs == 1 else samples
 

@@ -1,4 +1,4 @@
-"""Which samples are whose, where several processes share a dataset: index arithmetic, without DALI and without CUDA.
+"""ShardedSampler: which samples belong to which process. Index arithmetic, without DALI and without CUDA.
 
 Shards are those of DALI's readers: of N samples in S shards, shard k is the range [k*N//S, (k+1)*N//S) of the epoch's
 order. Here that order is one permutation of all samples, the same in every process. So shards differ in length by one
@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
 from .._random_state import generator_of
-from .._validation import at_least
+from .._validation import check_int
 from .distributed import Auto, World
 
 
@@ -90,9 +90,9 @@ class ShardedSampler(Sampler[int]):
     ) -> None:
         self.world = World.of(num_shards, shard_id)
         self.last_batch_policy = LastBatchPolicy.of(last_batch_policy)
-        at_least("seed", seed, 0)
+        check_int("seed", seed, 0)
         if batch_size is not None:
-            at_least("batch_size", batch_size, 1)
+            check_int("batch_size", batch_size, 1)
         elif self.last_batch_policy is not LastBatchPolicy.PARTIAL:
             raise ValueError(
                 f"last_batch_policy={self.last_batch_policy.value!r} makes batches full, and batch_size is None: "
@@ -118,7 +118,7 @@ class ShardedSampler(Sampler[int]):
         Raises:
             ValueError: it is no whole number, or less than 0.
         """
-        at_least("epoch", epoch, 0)
+        check_int("epoch", epoch, 0)
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -157,7 +157,7 @@ class ShardedSampler(Sampler[int]):
         )
 
     @property
-    def dealt(self) -> dict[str, Any]:
+    def shard_spec(self) -> dict[str, Any]:
         """How the samples are dealt out: what a checkpoint in mid-epoch depends on. The same in all processes."""
         full = self.last_batch_policy is not LastBatchPolicy.PARTIAL
         return {
@@ -175,7 +175,7 @@ class ShardedSampler(Sampler[int]):
         return [int(index) for index in order[part].tolist()]
 
     def _check_world(self) -> None:
-        told = World.told() if self._found else None
+        told = World.detect() if self._found else None
         if told is not None and told != self.world:
             raise ValueError(
                 f"num_shards='auto' found {self.world.in_words()} when the sampler or loader was made, and now this "
@@ -186,7 +186,7 @@ class ShardedSampler(Sampler[int]):
 # --- in the loader ---------------------------------------------------------------------------------------------------
 
 
-def sampler_for(
+def build_sampler(
     dataset: Any,
     num_shards: int | Auto | None,
     shard_id: int | Auto | None,
@@ -265,20 +265,20 @@ def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
 
 
 def _check_batch_size(sampler: Any, batch_size: int | None) -> None:
-    if isinstance(sampler, ShardedSampler) and sampler.dealt["batch_size"] not in (None, batch_size):
+    if isinstance(sampler, ShardedSampler) and sampler.shard_spec["batch_size"] not in (None, batch_size):
         raise ValueError(
             f"the sampler makes batches of {sampler.batch_size} full (last_batch_policy="
             f"{sampler.last_batch_policy.value!r}), and the loader has batch_size={batch_size}: give both the same"
         )
 
 
-def sharded_in(sampler: Any) -> ShardedSampler | None:
+def find_sharded(sampler: Any) -> ShardedSampler | None:
     """The sharded sampler that a batch sampler of torch's takes its indices from, or that it is itself."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, ShardedSampler) else None
 
 
-def dealt_in(sampler_state: Any) -> dict[str, Any] | None:
+def shard_spec_in(sampler_state: Any) -> dict[str, Any] | None:
     """How a sharded sampler dealt the samples out, of what a checkpoint keeps of a sampler; None of another sampler."""
     return sampler_state.get("dealt") if isinstance(sampler_state, dict) else None
 
@@ -287,7 +287,7 @@ def check_dealt(was: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
     """Whether an epoch that was begun in one way can go on in another.
 
     Args:
-        was: how the samples were dealt out, as ``ShardedSampler.dealt``; None: not by one.
+        was: how the samples were dealt out, as ``ShardedSampler.shard_spec``; None: not by one.
         now: the same of the loader that is to go on.
 
     Raises:

@@ -1,4 +1,4 @@
-"""DataLoader: what the training loop sees."""
+"""DataLoader, as the training loop sees it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from .._random_state import SeededIterator, generator_of, kept_generators, seed_generators
-from .._validation import at_least, check_num_threads
+from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
+from .._validation import check_int, check_num_threads
 from ..dali.device import check_device, cuda_ordinal
-from ..dali.output_format import BatchFormat
+from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError, UnreadableSamples
 from ..data.distributed import Auto
-from ..data.jpeg_integrity import KnownScans
+from ..data.jpeg_integrity import IntegrityTable
 from ..data.live_dataset import LiveDataset
-from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, sampler_for, sharded_in
+from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler, find_sharded
 from ..transforms.plan import Plan
 from ..workers.dataset_state import between_epochs, dataset_state
-from ..workers.loader_state import Progress
-from ..workers.pool import Road, run_size
+from ..workers.loader_state import LoaderState
+from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import draw_seed, note_the_order_to_come, of_samples, own_generator, sampler_state
 from ..workers.worker import PackedDataset
-from .iterator import Feeder
+from .iterator import LoaderIterator
 from .strategy import UNSUPPORTED, Translated, Unsupported, translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class DataLoader(TorchDataLoader[T]):
         ValueError: an argument is wrong, or two contradict each other; torch's own checks, and those of the above.
     """
 
-    _road: Road | None = None
+    _pool: WorkerPool | None = None
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class DataLoader(TorchDataLoader[T]):
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
             raise TypeError("the server goes by its name, behind the dataset: DataLoader(dataset, ..., server=server)")
-        sharded = sampler_for(
+        sharded = build_sampler(
             dataset,
             num_shards,
             shard_id,
@@ -180,10 +180,10 @@ class DataLoader(TorchDataLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        at_least("prefetch", prefetch, 1)
+        check_int("prefetch", prefetch, 1)
         for name, value, least in (("seed", seed, 0), ("max_pixels", max_pixels, 1)):
             if value is not None:
-                at_least(name, value, least)
+                check_int(name, value, least)
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {on_error!r}")
         if on_error == "replace" and isinstance(dataset, IterableDataset):
@@ -200,7 +200,7 @@ class DataLoader(TorchDataLoader[T]):
         if unsupported not in UNSUPPORTED:
             raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {unsupported!r}")
         check_device(device)
-        BatchFormat(dtype, memory_format)
+        OutputFormat(dtype, memory_format)
         if server is not None and not hasattr(server, "submit"):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
         # Libraries build a loader anew from its public attributes, with a sampler of theirs. So each is an argument.
@@ -218,9 +218,9 @@ class DataLoader(TorchDataLoader[T]):
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
         self._errors = UnreadableSamples()
-        self._next_epoch = Progress()
-        self._progress: Progress | None = None  # of the epoch that was begun last
-        self._scans: KnownScans | None = None
+        self._next_epoch = LoaderState()
+        self._loader_state: LoaderState | None = None  # of the epoch that was begun last
+        self._scans: IntegrityTable | None = None
         self._servers: dict[str, Any] = {}
         self._found_plans: dict[str, Plan] = {}  # of transforms that no attribute of the dataset holds
         self._process = os.getpid()
@@ -229,58 +229,58 @@ class DataLoader(TorchDataLoader[T]):
     @property
     def _iterator(self) -> Any:
         """torch's iterator over persistent workers. Trainers end these by it: ``_shutdown_workers``, and None here."""
-        return None if self._road is None else self._road.workers._iterator
+        return None if self._pool is None else self._pool.workers._iterator
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
-        if iterator is None and self._road is not None and self.persistent_workers:
-            self._road.let_go(None)
+        if iterator is None and self._pool is not None and self.persistent_workers:
+            self._pool.let_go(None)
 
     def __iter__(self) -> Any:
         with _one_begins:
             if self._process != os.getpid():
                 # A forked copy: workers, pipelines and the memory between them belong to the parent.
-                self._road, self._servers, self._process = None, {}, os.getpid()
-            progress = self._upcoming
-            road, at_first = self._road_for_epoch(progress), progress.copied()
-            self._next_epoch = progress.following()  # which another thread may begin meanwhile
+                self._pool, self._servers, self._process = None, {}, os.getpid()
+            loader_state = self._upcoming
+            pool, at_first = self._pool_for_epoch(loader_state), loader_state.copied()
+            self._next_epoch = loader_state.following()  # which another thread may begin meanwhile
         try:
-            feeder = self._feeder(road, progress)
+            iterator = self._begin_epoch(pool, loader_state)
         except BaseException:
             self._begin(at_first)  # so that the next attempt is at this epoch
             raise
-        self._progress = progress
-        return feeder
+        self._loader_state = loader_state
+        return iterator
 
-    def _feeder(self, road: Road, progress: Progress) -> Feeder:
+    def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState) -> LoaderIterator:
         batches: Any = None
         try:
             # Workers start while the pipelines are built, and are forked before DALI has threads.
             try:
-                batches = self._start(road, progress)
+                batches = self._start(pool, loader_state)
             except RuntimeError as error:
                 if not self.persistent_workers:
                     raise
                 log.warning("a persistent worker was lost (%s); starting new ones", str(error))
-                road.broken = True
-                road = self._road_for_epoch(progress)
-                batches = self._start(road, progress)
-            servers = self._servers_for(road.plans)
-            return Feeder(
+                pool.broken = True
+                pool = self._pool_for_epoch(loader_state)
+                batches = self._start(pool, loader_state)
+            servers = self._servers_for(pool.plans)
+            return LoaderIterator(
                 batches,
-                road,
+                pool,
                 servers,
-                progress=progress,
+                loader_state=loader_state,
                 errors=self._errors,
                 on_error=self.on_error,
                 collate_fn=self.collate_fn,
                 prefetch=self.prefetch,
-                pin=self.pin_memory and not road.workers.pin_memory and torch.cuda.is_available(),
+                pin=self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available(),
                 format=self._format,
                 serve=self._serve_found,
             )
         except BaseException:
-            road.let_go(batches)
+            pool.let_go(batches)
             raise
 
     @property
@@ -290,9 +290,9 @@ class DataLoader(TorchDataLoader[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is, as for a ``DistributedSampler``. Without it the loader counts them."""
-        at_least("epoch", epoch, 0)
+        check_int("epoch", epoch, 0)
         if self._upcoming.epoch != epoch:
-            self._begin(Progress(epoch))
+            self._begin(LoaderState(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: epoch, batches that it was given, and what their order came from.
@@ -303,7 +303,7 @@ class DataLoader(TorchDataLoader[T]):
         Raises:
             ValueError: with ``in_order=False``, in the middle of an epoch: what is left is not known.
         """
-        begun = self._progress
+        begun = self._loader_state
         if begun is not None and begun.batches and not begun.finished and not self.in_order and self.num_workers > 1:
             raise ValueError(
                 "with in_order=False the loader cannot say which batches of this epoch are left; "
@@ -314,26 +314,26 @@ class DataLoader(TorchDataLoader[T]):
         workers = self.num_workers if depends_on_workers else None
         return here.state_dict(self.seed, self._dataset_length, self._order, workers)
 
-    def _in_epoch(self, begun: Progress) -> Progress:
+    def _in_epoch(self, begun: LoaderState) -> LoaderState:
         here = begun.copied()
         if not here.batches and not isinstance(self.dataset, IterableDataset):
             note_the_order_to_come(here, of_samples(self._own_sampler), self.seed, "next")
-        if not self.num_workers and self._road is not None:
-            here.worker_states = {0: state} if (state := self._road.source.state()) else {}
-        elif self._road is not None:  # the batches bring it
+        if not self.num_workers and self._pool is not None:
+            here.worker_states = {0: state} if (state := self._pool.source.state()) else {}
+        elif self._pool is not None:  # the batches bring it
             unknown = [worker for worker in range(self.num_workers) if worker not in here.worker_states]
-            here.worker_states |= self._road.states_at_start(unknown)
+            here.worker_states |= self._pool.states_at_start(unknown)
         return here
 
-    def _between_epochs(self) -> Progress:
-        here, before = self._upcoming.copied(), self._progress
+    def _between_epochs(self) -> LoaderState:
+        here, before = self._upcoming.copied(), self._loader_state
         if here.resumes:  # a state that was loaded, and not yet begun
             return here
         sampler = of_samples(self._own_sampler)
         note_the_order_to_come(here, sampler, self.seed, "iter")
         if self._generator_of_seeds is not None:
             here.generator_states["workers"] = self._generator_of_seeds.get_state()
-        goes_on = self.persistent_workers and self._road is not None and self._road.has_workers
+        goes_on = self.persistent_workers and self._pool is not None and self._pool.has_workers
         here.new_workers = not goes_on and (own_generator(sampler) is not None or self.generator is None)
         if before is not None:
             # One that is told its epoch begins that anew, wherever it was in another.
@@ -345,10 +345,10 @@ class DataLoader(TorchDataLoader[T]):
                 here.worker_states = self._states_at_end(before)
         return here
 
-    def _states_at_end(self, before: Progress) -> dict[int, dict[str, Any]]:
+    def _states_at_end(self, before: LoaderState) -> dict[int, dict[str, Any]]:
         states = dict(before.worker_states)
-        if self._road is not None and self._road.board is not None:
-            states |= self._road.board.read_ends()
+        if self._pool is not None and self._pool.board is not None:
+            states |= self._pool.board.read_ends()
         return {worker: between_epochs(state) for worker, state in states.items()}
 
     @property
@@ -371,9 +371,9 @@ class DataLoader(TorchDataLoader[T]):
                 another number of workers.
         """
         here = self.seed, self._dataset_length, self._order, self.num_workers
-        saved = Progress.from_state_dict(state_dict, *here)
-        self._begin(saved.taken_up_by(self._sharded))
-        self._progress = None
+        saved = LoaderState.from_state_dict(state_dict, *here)
+        self._begin(saved.resume_for(self._sharded))
+        self._loader_state = None
 
     @property
     def _own_sampler(self) -> Any:
@@ -387,18 +387,18 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _sharded(self) -> ShardedSampler | None:
-        return sharded_in(self._own_sampler)
+        return find_sharded(self._own_sampler)
 
-    def _begin(self, progress: Progress) -> None:
-        self._next_epoch = progress
+    def _begin(self, loader_state: LoaderState) -> None:
+        self._next_epoch = loader_state
         if self._sharded is not None:
-            self._sharded.set_epoch(progress.epoch)
+            self._sharded.set_epoch(loader_state.epoch)
 
     @property
-    def _upcoming(self) -> Progress:
+    def _upcoming(self) -> LoaderState:
         """The next epoch: the one that a sharded sampler was set to, for scripts that do so by ``loader.sampler``."""
         if self._sharded is not None and self._sharded.epoch != self._next_epoch.epoch:
-            self._next_epoch = Progress(self._sharded.epoch)
+            self._next_epoch = LoaderState(self._sharded.epoch)
         return self._next_epoch
 
     @property
@@ -410,8 +410,10 @@ class DataLoader(TorchDataLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # As before the first epoch: a copy has workers, and a count of epochs, of its own.
-        own: dict[str, Any] = {"_road": None, "_servers": {}, "_progress": None, "_scans": None}
-        return self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": Progress(self._next_epoch.epoch)}
+        own: dict[str, Any] = {"_pool": None, "_servers": {}, "_loader_state": None, "_scans": None}
+        return (
+            self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
+        )
 
     @property
     def _translate(self) -> Callable[[], Translated]:
@@ -421,71 +423,71 @@ class DataLoader(TorchDataLoader[T]):
         return functools.partial(translated, self.dataset, *how)
 
     @property
-    def _format(self) -> BatchFormat:
-        return BatchFormat(self.dtype, self.memory_format)
+    def _format(self) -> OutputFormat:
+        return OutputFormat(self.dtype, self.memory_format)
 
     @property
     def _on_gpu(self) -> bool:
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
 
-    def _road_for_epoch(self, progress: Progress) -> Road:
-        road, is_given_states = self._road, progress.resumes and bool(progress.worker_states)
-        if road is not None and self.persistent_workers and not road.broken and not is_given_states:
-            if not progress.resumes and self._progress is not None:
-                progress.worker_states = self._states_at_end(self._progress)
-            return road  # its workers keep the dataset that they were given
+    def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
+        pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
+        if pool is not None and self.persistent_workers and not pool.broken and not is_given_states:
+            if not loader_state.resumes and self._loader_state is not None:
+                loader_state.worker_states = self._states_at_end(self._loader_state)
+            return pool  # its workers keep the dataset that they were given
         translate = self._translate
         dataset, plans = translate()
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate()[0])
         if live is not None:
             dataset = live()
         plans |= self._found_plans
-        arena = road.left_arena() if road is not None else None
+        arena = pool.left_arena() if pool is not None else None
         if self._scans is None and plans and self._looks_at_scans:
-            self._scans = KnownScans(len(dataset) if hasattr(dataset, "__len__") else 0)
+            self._scans = IntegrityTable(len(dataset) if hasattr(dataset, "__len__") else 0)
         scans = self._scans if self._looks_at_scans else None
-        self._road = Road.build(self, dataset, plans, arena, scans, progress, live)
-        return self._road
+        self._pool = WorkerPool.build(self, dataset, plans, arena, scans, loader_state, live)
+        return self._pool
 
     @property
     def _looks_at_scans(self) -> bool:
         return self.check_scans and self._on_gpu
 
-    def _start(self, road: Road, progress: Progress) -> Any:
+    def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
         """Let torch start an epoch; with a seed, what it draws for its workers follows that."""
-        road.user = None  # an iterator that has these workers has them no more
-        if road.requests is not None:
-            road.requests.begin(progress)
-        road.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
-        if road.board is not None and (road.requests is None or not road.has_workers):
-            road.board.forget()  # what workers that stay will write anew, as streams begin anew there
-        batches = self._begun(road, progress)
-        if isinstance(road.source, PackedDataset) and not self.num_workers:
-            road.source.begin(0)  # when torch has drawn its seed, for a dataset may set the generators
+        pool.user = None  # an iterator that has these workers has them no more
+        if pool.requests is not None:
+            pool.requests.begin(loader_state)
+        pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
+        if pool.board is not None and (pool.requests is None or not pool.has_workers):
+            pool.board.forget()  # what workers that stay will write anew, as streams begin anew there
+        batches = self._begun(pool, loader_state)
+        if isinstance(pool.source, PackedDataset) and not self.num_workers:
+            pool.source.begin(0)  # when torch has drawn its seed, for a dataset may set the generators
         return batches
 
-    def _begun(self, road: Road, progress: Progress) -> Any:
-        generator, states = self._generator_of_seeds, progress.generator_states
-        if generator is not None and progress.resumes and "workers" in states:
+    def _begun(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
+        generator, states = self._generator_of_seeds, loader_state.generator_states
+        if generator is not None and loader_state.resumes and "workers" in states:
             generator.set_state(states["workers"])
         elif generator is not None:
             states["workers"] = generator.get_state()
         if self.seed is None:
-            order = progress.random_states if progress.resumes else {}
+            order = loader_state.random_states if loader_state.resumes else {}
             if self.generator is None and "iter" in order and "next" not in order:  # of a state between epochs
-                road.workers.generator = torch.Generator()
-                road.workers.generator.set_state(order["iter"])
-                if progress.new_workers:
+                pool.workers.generator = torch.Generator()
+                pool.workers.generator.set_state(order["iter"])
+                if loader_state.new_workers:
                     draw_seed()  # which torch does not do now
-            return iter(road.workers)
+            return iter(pool.workers)
         if self.generator is None:  # not the default one, from which other threads draw
-            road.workers.generator = generator_of(self.seed, progress.epoch, "workers")
-        if road.requests is not None or self.num_workers:
-            return iter(road.workers)
-        with kept_generators():  # for the dataset's __iter__
-            seed_generators(self.seed, progress.epoch, "workers")
-            batches = iter(road.workers)
-        return SeededIterator(batches, self.seed, progress.epoch, "stream")
+            pool.workers.generator = generator_of(self.seed, loader_state.epoch, "workers")
+        if pool.requests is not None or self.num_workers:
+            return iter(pool.workers)
+        with preserve_rng():  # for the dataset's __iter__
+            seed_generators(self.seed, loader_state.epoch, "workers")
+            batches = iter(pool.workers)
+        return SeededIterator(batches, self.seed, loader_state.epoch, "stream")
 
     def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
         if not plans:

@@ -1,4 +1,4 @@
-"""The feeder: keeps DALI fed with packed batches, hands out finished ones in order.
+"""LoaderIterator: keeps DALI busy with packed batches, and hands out finished batches in order.
 
 NOTE [ Who waits for what ]
 All of it runs in the thread that iterates, at each ``next()``: batches that workers have ready are taken until
@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from ..dali.output_format import BatchFormat, stacked
+from ..dali.output_format import OutputFormat, stacked
 from ..data.bad_samples import OnError, UnreadableSample, UnreadableSamples
 from ..errors import ImageError, PipelineError
 from ..transforms.plan import Plan
-from ..workers.loader_state import Progress
-from ..workers.messages import PackedBatch, PackedRun, Parcel
+from ..workers.loader_state import LoaderState
+from ..workers.messages import BatchMessage, PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
-from ..workers.pool import Road
-from ..workers.request_sampler import Request
-from .recovery import Rescue, Saved
-from .submitter import Fed, RunStarter
+from ..workers.pool import WorkerPool
+from ..workers.request_sampler import BatchRequest
+from .recovery import BatchRecovery, RecoveredBatch
+from .submitter import InFlightBatch, RunSubmitter
 
 if TYPE_CHECKING:  # importing the server imports DALI
-    from ..dali.run import Ticket
+    from ..dali.run import PipelineRun
     from ..dali.server import Outputs, ProxyServer
 
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 POLLS = 20
 """Looks at the workers while DALI decodes a batch."""
@@ -70,14 +70,14 @@ _NOTHING = object()
 """In the place of a batch, none of whose samples could be read."""
 
 
-class Feeder:
+class LoaderIterator:
     """The iterator of a DataLoader.
 
     Args:
-        batches: torch's iterator over the road's workers.
-        road: where they come from.
+        batches: torch's iterator over the pool's workers.
+        pool: where they come from.
         servers: by the key that runs name them with.
-        progress: of the epoch, from where it goes on; kept up to date.
+        loader_state: of the epoch, from where it goes on; kept up to date.
         errors: of the loader; what cannot be read is noted there.
         on_error: what becomes of a sample that cannot be read.
         collate_fn: for batches that come as lists of samples.
@@ -95,47 +95,47 @@ class Feeder:
 
     def __init__(
         self,
-        batches: Iterator[Parcel | PackedBatch],
-        road: Road,
+        batches: Iterator[BatchMessage | PackedBatch],
+        pool: WorkerPool,
         servers: dict[str, ProxyServer],
         *,
-        progress: Progress,
+        loader_state: LoaderState,
         errors: UnreadableSamples,
         on_error: OnError,
         collate_fn: Callable[[Any], Any],
         prefetch: int,
         pin: bool,
-        format: BatchFormat,
+        format: OutputFormat,
         serve: Callable[[Plan], ProxyServer],
     ) -> None:
-        self._fed: deque[Fed] = deque()
-        self._batches: Iterator[Parcel | PackedBatch] | None = batches
-        self._road, self._servers, self._collate_fn = road, servers, collate_fn
-        self._progress, self._errors, self._on_error = progress, errors, on_error
-        self._run_starter, self._rescue = RunStarter(road, servers), Rescue(servers, road, on_error, format)
+        self._fed: deque[InFlightBatch] = deque()
+        self._batches: Iterator[BatchMessage | PackedBatch] | None = batches
+        self._pool, self._servers, self._collate_fn = pool, servers, collate_fn
+        self._loader_state, self._errors, self._on_error = loader_state, errors, on_error
+        self._run_starter, self._rescue = RunSubmitter(pool, servers), BatchRecovery(servers, pool, on_error, format)
         # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
         # Nor may runs be started ahead of a loop that is left early, where what they draw is to be the same again.
-        runs_ahead = road.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
+        runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
         self._ahead = prefetch if runs_ahead else 0
         self._pin, self._format, self._serve = pin, format, serve
         # Scripts ask torch's iterators for these, to see that the workers end.
         vars(self).update({name: getattr(batches, name) for name in OF_TORCHS_ITERATOR if hasattr(batches, name)})
         # A stream has no sampler that could start further on: what the loop had of it is thrown away.
         # Not where its dataset or its iterators were given their states.
-        self._to_throw_away = progress.batches if road.requests is None and not progress.worker_states else 0
-        self._nothing_yet = not progress.batches
+        self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
+        self._nothing_yet = not loader_state.batches
         self._handed_out_s = time.monotonic()
         self._cut_short = False  # a worker was lost: the error, and then no more batches
         self._was_interrupted = False
         self._turn = threading.RLock()  # threads that share the iterator take turns
         self._process = os.getpid()
-        road.user = weakref.ref(self)
+        pool.user = weakref.ref(self)
 
-    def __iter__(self) -> Feeder:
+    def __iter__(self) -> LoaderIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._road.workers._index_sampler)  # as torch's iterators; those of streams have none
+        return len(self._pool.workers._index_sampler)  # as torch's iterators; those of streams have none
 
     def __del__(self) -> None:
         if not self._is_interpreter_ending():
@@ -145,9 +145,9 @@ class Feeder:
         """Forget the batches under way and let the workers go. An iterator that is dropped does it by itself."""
         if self._process == os.getpid():  # what a forked child has are copies, and locks that nobody may ever open
             while self._fed:
-                fed = self._fed.popleft()
-                self._run_starter.forget(fed)
-                self._give_back_slot(fed)
+                in_flight = self._fed.popleft()
+                self._run_starter.forget(in_flight)
+                self._give_back_slot(in_flight)
             self._run_starter.close()
         self._batches = None
 
@@ -162,11 +162,11 @@ class Feeder:
                 )
             try:
                 batch = self._next()
-                for fed in self._fed:
-                    self._run_starter.start_soon(fed)
+                for in_flight in self._fed:
+                    self._run_starter.start_soon(in_flight)
                 self._handed_out_s = time.monotonic()
             except (KeyboardInterrupt, SystemExit):  # in whatever line it was, of torch's queues, too
-                self._was_interrupted = self._road.broken = True
+                self._was_interrupted = self._pool.broken = True
                 raise
             return batch
 
@@ -174,33 +174,33 @@ class Feeder:
         step_s, batch = time.monotonic() - self._handed_out_s, _NOTHING
         while batch is _NOTHING:
             while self._should_feed():
-                self._feed(is_urgent=len(self._fed) < ENOUGH or step_s < LONG_STEP_S)
+                self._prefetch_one(is_urgent=len(self._fed) < ENOUGH or step_s < LONG_STEP_S)
                 self._wait_while_dali_is_busy()
             if not self._fed:
                 if not self._cut_short:
                     self._end()
                 raise StopIteration
-            fed = self._fed.popleft()
+            in_flight = self._fed.popleft()
             try:
-                self._run_starter.start(fed)
-                self._note_progress(fed)
-                batch = self._finished(fed)
+                self._run_starter.start(in_flight)
+                self._note_progress(in_flight)
+                batch = self._finished(in_flight)
             finally:
-                self._give_back_slot(fed)
+                self._give_back_slot(in_flight)
         self._nothing_yet = False
         return batch
 
-    def _note_progress(self, fed: Fed) -> None:
-        if self._road.requests is None:
-            self._progress.batches += 1
-        elif fed.batch is not None and fed.batch.request is not None:
-            self._road.requests.handed_out(fed.batch.request)
-        if fed.batch is not None and fed.batch.worker_state is not None:
-            self._progress.worker_states[fed.batch.worker] = fed.batch.worker_state
-            self._progress.next_worker = (fed.batch.worker + 1) % self._road.workers.num_workers
+    def _note_progress(self, in_flight: InFlightBatch) -> None:
+        if self._pool.requests is None:
+            self._loader_state.batches += 1
+        elif in_flight.batch is not None and in_flight.batch.request is not None:
+            self._pool.requests.handed_out(in_flight.batch.request)
+        if in_flight.batch is not None and in_flight.batch.worker_state is not None:
+            self._loader_state.worker_states[in_flight.batch.worker] = in_flight.batch.worker_state
+            self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
 
     def _end(self) -> None:
-        self._progress.finished = True
+        self._loader_state.finished = True
         if self._nothing_yet and self._errors and self._on_error == "skip":
             self._nothing_yet = False
             first = self._errors[0]
@@ -216,7 +216,7 @@ class Feeder:
     def _should_feed(self) -> bool:
         if self._batches is None:
             return False
-        if self._road.user is None or self._road.user() is not self:
+        if self._pool.user is None or self._pool.user() is not self:
             raise RuntimeError(
                 "a newer iterator of this DataLoader has taken its persistent workers; finish one before the next "
                 "begins, or use persistent_workers=False"
@@ -227,77 +227,81 @@ class Feeder:
         return len(self._fed) <= self._ahead and self._fed[-1].error is None
 
     def _has_ready_batch(self) -> bool:
-        requests = self._road.requests
-        return requests is None or requests.has_ready_batch(self._road.in_order)
+        requests = self._pool.requests
+        return requests is None or requests.has_ready_batch(self._pool.in_order)
 
     def _wait_while_dali_is_busy(self) -> None:
         """Let the next batches join the first one of an epoch: waiting for DALI, nobody would look for them."""
         if self._batches is None or not self._has_room():
             return
-        until_s = max((ticket.busy_until_s for ticket in self._fed[0].tickets), default=0.0)
+        until_s = max((pipeline_run.busy_until_s for pipeline_run in self._fed[0].pipeline_runs), default=0.0)
         pause_s = (until_s - time.monotonic()) / POLLS
         while time.monotonic() < until_s - pause_s and not self._has_ready_batch():
             time.sleep(pause_s)
 
-    def _feed(self, is_urgent: bool) -> None:
+    def _prefetch_one(self, is_urgent: bool) -> None:
         """Take the next batch from the workers, and start its runs, or leave that for later."""
         assert self._batches is not None
-        fed = Fed()
+        in_flight = InFlightBatch()
         try:
             while self._to_throw_away:
                 self._to_throw_away -= 1
                 next(self._batches)
-            self._road.fetcher.look_again()
-            parcel = next(self._batches)
+            self._pool.fetcher.look_again()
+            message = next(self._batches)
         except StopIteration:
             self._batches = None
             return
         except Exception as error:
-            self._road.broken |= getattr(self._batches, "failed", False)
-            fed.error = error
+            self._pool.broken |= getattr(self._batches, "failed", False)
+            in_flight.error = error
             if getattr(self._batches, "lost", False):
                 self._cut_short, self._batches = True, None
         else:
-            request = self._request_of(parcel)
-            fed.batch = PackedBatch(request)  # whose slot will go back in any case
+            request = self._request_of(message)
+            in_flight.batch = PackedBatch(request)  # whose slot will go back in any case
             try:
-                fed.batch = parcel.open(request, self._road.arena) if isinstance(parcel, Parcel) else parcel
-                if self._road.requests is not None and request is not None and fed.batch.failure is None:
-                    unreadable = [each.index for each in fed.batch.unreadable]
-                    self._road.requests.note_scans(request, unreadable, fed.batch.damaged)
-                for plan in fed.batch.plans:  # of a transform that no attribute of the dataset holds
+                in_flight.batch = (
+                    message.open(request, self._pool.arena) if isinstance(message, BatchMessage) else message
+                )
+                if self._pool.requests is not None and request is not None and in_flight.batch.failure is None:
+                    unreadable = [each.index for each in in_flight.batch.unreadable]
+                    self._pool.requests.note_scans(request, unreadable, in_flight.batch.damaged)
+                for plan in in_flight.batch.plans:  # of a transform that no attribute of the dataset holds
                     self._servers[plan.key] = self._serve(plan)
-                    self._road.plans[plan.key] = plan
-                fed.is_to_start = True
+                    self._pool.plans[plan.key] = plan
+                in_flight.is_to_start = True
             except Exception as error:
-                fed.error = error
+                in_flight.error = error
             if is_urgent:
-                for each in (*self._fed, fed):
+                for each in (*self._fed, in_flight):
                     self._run_starter.start(each)
-        self._fed.append(fed)
+        self._fed.append(in_flight)
 
-    def _request_of(self, parcel: Parcel | PackedBatch) -> Request | None:
-        requests = self._road.requests
-        number = parcel.number if isinstance(parcel, Parcel) else parcel.request.number if parcel.request else None
+    def _request_of(self, message: BatchMessage | PackedBatch) -> BatchRequest | None:
+        requests = self._pool.requests
+        number = (
+            message.number if isinstance(message, BatchMessage) else message.request.number if message.request else None
+        )
         return requests.answered(number) if requests is not None and number is not None else None
 
-    def _give_back_slot(self, fed: Fed) -> None:
-        if self._road.arena is not None and fed.batch is not None and fed.batch.request is not None:
-            self._road.arena.give_back(fed.batch.request.slot, fed)
+    def _give_back_slot(self, in_flight: InFlightBatch) -> None:
+        if self._pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
+            self._pool.arena.give_back(in_flight.batch.request.slot, in_flight)
 
     # --- finished batches -------------------------------------------------------------------------------------------
 
-    def _finished(self, fed: Fed) -> Any:
-        if fed.batch is not None:
+    def _finished(self, in_flight: InFlightBatch) -> Any:
+        if in_flight.batch is not None:
             # Of a batch that has failed nothing is left out or replaced.
-            self._errors.add(fed.batch.unreadable, self._on_error if fed.batch.failure is None else "raise")
-        if fed.error is not None:
-            error, fed.error = fed.error, None
+            self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else "raise")
+        if in_flight.error is not None:
+            error, in_flight.error = in_flight.error, None
             try:
                 raise error
             finally:
                 del error  # its traceback holds this frame
-        batch = fed.batch
+        batch = in_flight.batch
         assert batch is not None
         if batch.is_empty:
             return _NOTHING
@@ -306,32 +310,32 @@ class Feeder:
         if not batch.runs:
             content = self._format.of_batch(batch.content)
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
-        found = [self._collected(run, ticket) for run, ticket in zip(batch.runs, fed.tickets)]
+        found = [self._collected(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
         outputs = [each for each in found if not isinstance(each, PipelineError)]
         if len(outputs) < len(found):
             saved = self._rescue.save(batch, found)
             if saved.lost:
                 return self._without_lost(batch, saved)
             outputs = saved.outputs
-        by_hand = any(run.server not in self._road.plans for run in batch.runs)
+        by_hand = any(run.server not in self._pool.plans for run in batch.runs)
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if by_hand else RESIZE)
         content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept).load()
         return content if batch.collated else self._collated(batch, content)
 
     def _say_if_a_server_is_idle(self, batch: PackedBatch) -> None:
-        if self._servers.keys() - self._road.plans.keys() - {run.server for run in batch.runs}:
+        if self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}:
             log.warning(
                 "the loader was given a server=, and nothing in its first batch goes through that: let the dataset's "
                 "transform be server.proxy, or call it"
             )
 
-    def _collected(self, run: PackedRun, ticket: Ticket) -> Outputs | PipelineError:
+    def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:
-            return self._format.of_outputs(self._servers[run.server].collect(ticket))
+            return self._format.of_outputs(self._servers[run.server].collect(pipeline_run))
         except PipelineError as error:
             return error.with_traceback(None)  # which would hold this frame
 
-    def _without_lost(self, batch: PackedBatch, saved: Saved) -> Any:
+    def _without_lost(self, batch: PackedBatch, saved: RecoveredBatch) -> Any:
         """The batch with what ``on_error`` puts in the place of samples whose images are lost."""
         if self._on_error == "raise":
             errors = self._rescue.errors(batch, saved)
@@ -350,7 +354,7 @@ class Feeder:
 
     def _collated(self, batch: PackedBatch, samples: Any) -> Any:
         """The user's collate_fn over decoded samples, under its own seed where there is one."""
-        fetcher = self._road.fetcher
+        fetcher = self._pool.fetcher
         with fetcher.generators():
             if batch.request is not None:
                 fetcher.seed_batch(batch.request)

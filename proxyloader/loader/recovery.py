@@ -1,4 +1,4 @@
-"""What becomes of a batch that DALI failed on: find the images that are to blame, and save the others. Main process."""
+"""Error recovery: find the images that made DALI fail and run the rest again. Main process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .._random_state import kept_generators
-from ..dali.output_format import BatchFormat, stacked_or_listed
+from .._random_state import preserve_rng
+from ..dali.output_format import OutputFormat, stacked_or_listed
 from ..data.bad_samples import OnError, UnreadableSample
 from ..data.encoded_image import EncodedImage
 from ..errors import ImageError, PipelineError
 from ..workers.fetch import MOST_TRIES, nothing_replaces
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler, Packer
-from ..workers.pool import Road
+from ..workers.pool import WorkerPool
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import Outputs, ProxyServer
@@ -31,7 +31,7 @@ NO_LIMIT_PIXELS = 1 << 62
 
 
 @dataclass
-class Saved:
+class RecoveredBatch:
     """
     Attributes:
         outputs: of each run of the batch, in their order; rows that are lost hold something.
@@ -42,19 +42,21 @@ class Saved:
     lost: dict[tuple[int, int], ImageError] = field(default_factory=dict)
 
 
-class Rescue:
+class BatchRecovery:
     """
     Args:
         servers: by the key that runs name them with.
-        road: that batches come from.
+        pool: that batches come from.
         on_error: what becomes of a sample that cannot be read.
         format: of images.
     """
 
-    def __init__(self, servers: Mapping[str, ProxyServer], road: Road, on_error: OnError, format: BatchFormat) -> None:
-        self._servers, self._road, self._on_error, self._format = servers, road, on_error, format
+    def __init__(
+        self, servers: Mapping[str, ProxyServer], pool: WorkerPool, on_error: OnError, format: OutputFormat
+    ) -> None:
+        self._servers, self._pool, self._on_error, self._format = servers, pool, on_error, format
 
-    def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> Saved:
+    def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
         """Run again what failed.
 
         Args:
@@ -63,7 +65,7 @@ class Rescue:
         Raises:
             PipelineError: the images are sound, and DALI failed all the same; or nothing can be said of them.
         """
-        saved = Saved()
+        saved = RecoveredBatch()
         for number, (run, outputs) in enumerate(zip(batch.runs, found)):
             if isinstance(outputs, PipelineError):
                 outputs, lost = self._run_again(batch, run, outputs)
@@ -78,7 +80,7 @@ class Rescue:
             outputs = self._run(batch, run)  # the old executor fails sound batches behind a bad one, too
             if not isinstance(outputs, PipelineError):
                 return outputs, {}
-        if run.server in self._road.plans:
+        if run.server in self._pool.plans:
             return self._by_pillow(batch, run)
         if self._on_error != "raise":
             return self._one_by_one(batch, run)
@@ -86,11 +88,11 @@ class Rescue:
             f"{_place_of(batch)} (on_error='skip' finds out which of them it is, and leaves that out): {error}"
         ) from error
 
-    def errors(self, batch: PackedBatch, saved: Saved) -> list[ImageError]:
+    def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
         """One for each image that is lost, with the index of its sample."""
         return [_named(batch, row, error) for (_, row), error in saved.lost.items()]
 
-    def samples(self, batch: PackedBatch, saved: Saved) -> tuple[list[Any], list[UnreadableSample]]:
+    def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
         """The batch's samples without those that have lost an image, or with others in their places."""
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
@@ -106,7 +108,7 @@ class Rescue:
         return samples, unreadable
 
     def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        memory = batch.memory(self._road.arena)
+        memory = batch.memory(self._pool.arena)
         images, *rest = (list(part.views(memory)) for part in run.inputs)
         decoded: list[NDArray[np.uint8]] = []
         lost: dict[int, ImageError] = {}
@@ -126,7 +128,7 @@ class Rescue:
 
     def _one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         """A hand-written pipeline may do anything: the sample to blame is the one that fails alone."""
-        server, memory = self._servers[run.server], batch.memory(self._road.arena)
+        server, memory = self._servers[run.server], batch.memory(self._pool.arena)
         inputs = [part.views(memory) for part in run.inputs]
         rows: list[Outputs] = []
         lost: dict[int, ImageError] = {}
@@ -143,10 +145,10 @@ class Rescue:
     def _replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
         lost = index
-        tries = min(MOST_TRIES, len(self._road.fetcher.dataset) - 1)
+        tries = min(MOST_TRIES, len(self._pool.fetcher.dataset) - 1)
         for _ in range(tries):
-            with kept_generators():
-                index, sample = self._road.fetcher.next_readable(index, epoch, unreadable)
+            with preserve_rng():
+                index, sample = self._pool.fetcher.next_readable(index, epoch, unreadable)
             alone = Packer(_as_it_is, None, run_size=1)([sample])
             if not alone.runs:
                 return sample
@@ -158,19 +160,19 @@ class Rescue:
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
-        server.hold_still()  # alone: the old executor lets a bad batch spoil those that run beside it
+        server.pause()  # alone: the old executor lets a bad batch spoil those that run beside it
         try:
-            return server.collect(server.submit([part.views(batch.memory(self._road.arena)) for part in run.inputs]))
+            return server.collect(server.submit([part.views(batch.memory(self._pool.arena)) for part in run.inputs]))
         except PipelineError as error:
             return error.with_traceback(None)
         finally:
-            server.go_on()
+            server.resume()
 
 
 class _Resolver:
     """Gives a sample's images for its references; raises the error of one that is lost."""
 
-    def __init__(self, saved: Saved) -> None:
+    def __init__(self, saved: RecoveredBatch) -> None:
         self._saved = saved
 
     def __call__(self, output: int, place: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What becomes of a dataset: DALI's work, torchvision's in the workers, or none; and what the log says of that. Main
+"""Choose the loading strategy: DALI, torchvision in workers, or pass-through; and log the choice. Main
 process, when the loader is built."""
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset
 
-from ..dali.output_format import BatchFormat
+from ..dali.output_format import OutputFormat
 from ..data.compiled_transform import compile_transforms, left_to_torchvision
 from ..data.dataset import is_for_images, plans_in, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
 from ..transforms.plan import Plan
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 Unsupported = Literal["raise", "batch", "cpu"]
 UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
@@ -28,7 +28,7 @@ Translated = tuple[Any, dict[str, Plan]]
 
 
 def translated(
-    dataset: Any, max_pixels: int | None, unsupported: Unsupported, on_gpu: bool, format: BatchFormat, server: Any
+    dataset: Any, max_pixels: int | None, unsupported: Unsupported, on_gpu: bool, format: OutputFormat, server: Any
 ) -> Translated:
     """
     Args:

@@ -1,4 +1,4 @@
-"""Starts the runs of a batch that came from a worker. Main process; beside the model, where there is time for it.
+"""Submit the runs of a batch that came from a worker; in a thread beside the model where that helps. Main process.
 
 NOTE [ Beside the model ]
 Giving DALI a large batch takes a good part of ``next()``. Many training loops wait for the GPU in each step (a
@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..workers.messages import PackedBatch
-from ..workers.pool import Road
+from ..workers.pool import WorkerPool
 
 if TYPE_CHECKING:  # importing the server imports DALI
-    from ..dali.run import Ticket
+    from ..dali.run import PipelineRun
     from ..dali.server import ProxyServer
 
 
 @dataclass(eq=False)
-class Fed:
+class InFlightBatch:
     """A batch under way.
 
     Attributes:
         batch: what came from the worker.
-        tickets: for each of its runs.
+        pipeline_runs: for each of its runs.
         error: what went wrong with it.
         is_to_start: its runs are still to be started.
         starting: of the thread that starts them, or did.
@@ -39,7 +39,7 @@ class Fed:
     """
 
     batch: PackedBatch | None = None
-    tickets: list[Ticket] = field(default_factory=list)
+    pipeline_runs: list[PipelineRun] = field(default_factory=list)
     error: Exception | None = None
     is_to_start: bool = False
     starting: Future[None] | None = None
@@ -47,80 +47,80 @@ class Fed:
 
     def was_read(self) -> bool:
         is_being_started = self.starting is not None and not self.starting.done()
-        return not is_being_started and all(ticket.was_read() for ticket in self.tickets)
+        return not is_being_started and all(pipeline_run.was_read() for pipeline_run in self.pipeline_runs)
 
     def wait_until_read(self) -> None:
         if self.starting is not None:
             wait([self.starting])
-        for ticket in self.tickets:
-            ticket.wait_until_read()
+        for pipeline_run in self.pipeline_runs:
+            pipeline_run.wait_until_read()
 
 
-class RunStarter:
+class RunSubmitter:
     """
     Args:
-        road: that batches come from.
+        pool: that batches come from.
         servers: by the key that runs name them with.
     """
 
-    def __init__(self, road: Road, servers: Mapping[str, ProxyServer]) -> None:
-        self._road, self._servers = road, servers
+    def __init__(self, pool: WorkerPool, servers: Mapping[str, ProxyServer]) -> None:
+        self._pool, self._servers = pool, servers
         self._thread: ThreadPoolExecutor | None = None
         self._has_no_thread = False
 
-    def start(self, fed: Fed) -> None:
-        """Start its runs now, or wait for the thread that is to start them. What goes wrong is ``fed.error``."""
-        if fed.starting is not None:
-            fed.starting.result()
-        self._start(fed)
+    def start(self, in_flight: InFlightBatch) -> None:
+        """Start its runs now, or wait for the thread that is to start them. What goes wrong is ``in_flight.error``."""
+        if in_flight.starting is not None:
+            in_flight.starting.result()
+        self._start(in_flight)
 
-    def start_soon(self, fed: Fed) -> None:
+    def start_soon(self, in_flight: InFlightBatch) -> None:
         """Start its runs beside the model."""
-        if not fed.is_to_start or fed.starting is not None or self._has_no_thread:
+        if not in_flight.is_to_start or in_flight.starting is not None or self._has_no_thread:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "proxyloader-run-starter")
         try:
-            fed.starting = self._thread.submit(self._start, fed)
+            in_flight.starting = self._thread.submit(self._start, in_flight)
         except RuntimeError:  # the interpreter is about to end, or there are too many threads
             self._has_no_thread, self._thread = True, None
 
-    def forget(self, fed: Fed) -> None:
+    def forget(self, in_flight: InFlightBatch) -> None:
         """Nobody will ask for it. Waits for nothing: the garbage collector may call this in any thread, at any time."""
-        fed.is_forgotten = True
-        if fed.starting is not None:
-            fed.starting.cancel()
-        for ticket in fed.tickets:
-            ticket.abandon()
+        in_flight.is_forgotten = True
+        if in_flight.starting is not None:
+            in_flight.starting.cancel()
+        for pipeline_run in in_flight.pipeline_runs:
+            pipeline_run.cancel()
 
     def close(self) -> None:
         """Let the thread end, when it has done what it was given."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
-    def _start(self, fed: Fed) -> None:
-        if not fed.is_to_start or fed.is_forgotten:
+    def _start(self, in_flight: InFlightBatch) -> None:
+        if not in_flight.is_to_start or in_flight.is_forgotten:
             return
         try:
-            if fed.batch is not None:
-                self._submit(fed.batch, fed.tickets)
+            if in_flight.batch is not None:
+                self._submit(in_flight.batch, in_flight.pipeline_runs)
         except Exception as error:
-            fed.error = error
-        fed.is_to_start = False
-        if fed.is_forgotten:  # meanwhile
-            for ticket in fed.tickets:
-                ticket.abandon()
+            in_flight.error = error
+        in_flight.is_to_start = False
+        if in_flight.is_forgotten:  # meanwhile
+            for pipeline_run in in_flight.pipeline_runs:
+                pipeline_run.cancel()
 
-    def _submit(self, batch: PackedBatch, tickets: list[Ticket]) -> None:
+    def _submit(self, batch: PackedBatch, pipeline_runs: list[PipelineRun]) -> None:
         if batch.failure is not None:
             batch.failure.reraise()
         if not batch.runs:
             return
-        memory = batch.memory(self._road.arena)
+        memory = batch.memory(self._pool.arena)
         for run in batch.runs:
             if run.server not in self._servers:
                 raise InputError(
                     "a sample was made by the proxy of another server than the loader's; "
                     "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)"
                 )
-            tickets.append(self._servers[run.server].submit([part.views(memory) for part in run.inputs]))
+            pipeline_runs.append(self._servers[run.server].submit([part.views(memory) for part in run.inputs]))

@@ -1,4 +1,4 @@
-"""What FileReaderLoader may be given, what its batches are called, and what it says of failures. Main process."""
+"""Checks and names: what FileReaderLoader takes, and what its outputs are called. Main process."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def what_failed(error: Exception, blamed: str) -> str:
 
     Args:
         error: DALI's.
-        blamed: what ``reader_files.to_blame`` says.
+        blamed: what ``reader_files.find_bad_file`` says.
     """
     if "Critical error in pipeline" not in str(error):  # in which DALI's text quotes paths and code
         return (

@@ -1,4 +1,4 @@
-"""Which file is to blame where DALI fails on what its file reader has read, and does not say. Main process."""
+"""Find the file that made DALI's reader or decoder fail. Main process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DECODES = re.compile(r"nvidia\.dali\.\w+\.(experimental\.)?(decoders\.image|pee
 _READS = re.compile(r"File mapping failed: (.+)")
 
 
-def to_blame(error: Exception, source: Reader, batch: range) -> str:
+def find_bad_file(error: Exception, source: Reader, batch: range) -> str:
     """A file that cannot be read, and why, as ``EncodedImage.open`` says it.
 
     Args:

@@ -1,4 +1,4 @@
-"""The epochs of a DALI pipeline that reads: one after the other, left early, gone on with. Main process.
+"""Epochs of a DALI pipeline that reads files: one after the other, left early, resumed. Main process.
 
 NOTE [ Epochs of a reader ]
 DALI's iterators keep epochs apart only if the reader pads its last batch, so ours always does (``pad_last_batch``).
@@ -25,12 +25,12 @@ from ..data.sharded_sampler import LastBatchPolicy
 from ..errors import PipelineError
 from .arguments import names_of, what_failed, what_is_missing
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 NOT_ANEW = "goes on from a checkpoint, calls functions for data, or was deserialized, so it cannot begin anew"
 
 
-class Epochs:
+class ReaderEpochs:
     """The batches of a pipeline and of DALI's iterator over it, epoch by epoch.
 
     Args:
@@ -40,7 +40,7 @@ class Epochs:
         policy: what becomes of a shard's last batch.
         output_map: names of the pipeline's outputs, or None for the usual ones.
         is_given: ``built`` gives the same pipeline again and again, which was made by the user.
-        to_blame: from DALI's error, and ``batch``, the numbers of the samples in it, to what is known of the file.
+        find_bad_file: from DALI's error, and ``batch``, the numbers of the samples in it, to what is known of the file.
 
     Raises:
         FileNotFoundError, ValueError: see ``FileReaderLoader``.
@@ -55,10 +55,10 @@ class Epochs:
         policy: LastBatchPolicy,
         output_map: Sequence[str] | None,
         is_given: bool,
-        to_blame: Callable[..., str],
+        find_bad_file: Callable[..., str],
     ) -> None:
         self._built, self._reader_name, self._policy, self.is_given = built, reader_name, policy, is_given
-        self._to_blame = to_blame
+        self._to_blame = find_bad_file
         self._epoch = 0  # the one that is under way, or comes next
         self._meta: dict[str, Any] = {}  # what the reader says of itself
         self._handed_out, self._is_over = 0, False  # of the one under way

@@ -1,4 +1,4 @@
-"""FileReaderLoader: DALI's own readers and iterators behind the face of a DataLoader. No workers. Main process."""
+"""FileReaderLoader: DALI's readers and iterators with the interface of a DataLoader. No workers. Main process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 
 from .. import _fork_safety
 from .._random_state import seed_for
-from .._validation import at_least, check_num_threads
+from .._validation import check_int, check_num_threads
 from ..dali import api, executor
 from ..dali.build import PipelineOptions
 from ..dali.device import check_device, cuda_ordinal
 from ..data.distributed import Auto, World
 from ..data.sharded_sampler import LastBatchPolicy
 from .arguments import are_class_numbers, as_called, check_pipeline_function, check_reader_options, is_transform, named
-from .bad_files import to_blame
-from .epochs import Epochs
+from .bad_files import find_bad_file
+from .epochs import ReaderEpochs
 from .plan_pipeline import plan_without_chance, transformed
 from .sources import READER_NAME, Reader, Root
 
@@ -113,10 +113,10 @@ class FileReaderLoader:
             pipeline, graph_options = transformed, {"plan": plan, **graph_options}
         check_pipeline_function(pipeline, graph_options)
         check_device(device)
-        at_least("batch_size", batch_size, 1)
-        at_least("prefetch", prefetch, 1)
+        check_int("batch_size", batch_size, 1)
+        check_int("prefetch", prefetch, 1)
         if seed is not None:
-            at_least("seed", seed, 0, ", or None")
+            check_int("seed", seed, 0, ", or None")
         if num_threads is not None:
             check_num_threads(num_threads, ", or None")
         check_reader_options(reader_options)
@@ -155,7 +155,7 @@ class FileReaderLoader:
             "reader": reader,
             "pipeline": as_called(pipeline.__name__, graph_options),
         }
-        blamed = partial(to_blame, source=described)
+        blamed = partial(find_bad_file, source=described)
         self._set_up(built, READER_NAME, last_batch_policy, auto_reset, style, output_map, told, blamed)
 
     @classmethod
@@ -214,7 +214,7 @@ class FileReaderLoader:
         self._own_turn: _Turn | None = None  # of next(loader)
         self._loop: weakref.ref[_Loop] | None = None  # that was begun last
         self._lock = threading.RLock()  # of the epoch, which several threads may ask
-        self._epochs = Epochs(built, reader_name, policy, output_map, is_given=not told, to_blame=blamed)
+        self._epochs = ReaderEpochs(built, reader_name, policy, output_map, is_given=not told, find_bad_file=blamed)
         _fork_safety.watch(self)
 
     @property
@@ -313,7 +313,7 @@ class FileReaderLoader:
         Raises:
             ValueError: it is no whole number, or less than 0; or the pipeline was given.
         """
-        at_least("epoch", epoch, 0)
+        check_int("epoch", epoch, 0)
         if self._epochs.is_given:
             raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
         with self._lock:
@@ -347,7 +347,7 @@ class FileReaderLoader:
                 "pipeline with checkpoint=state['checkpoint'], and make the loader from that"
             )
         wanted = {"version": STATE_VERSION, **self._told, "samples": self._epochs.samples}
-        if not isinstance(state_dict, dict) or not {*Epochs.STATE, *wanted} <= state_dict.keys():
+        if not isinstance(state_dict, dict) or not {*ReaderEpochs.STATE, *wanted} <= state_dict.keys():
             raise ValueError(
                 f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state_dict)}"
             )
@@ -383,11 +383,11 @@ class FileReaderLoader:
 
     # --- around a fork: see NOTE [ Forks ] in _fork_safety.py --------------------------------------------------------
 
-    def hold_still(self) -> bool:
+    def pause(self) -> bool:
         """DALI reads ahead whatever is asked of it, so it says that runs were under way."""
         return self._epochs.is_open
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
     def forget_in_child(self) -> None:
         self._lock = threading.RLock()  # the other is held for ever by a thread that is not here, perhaps

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .._validation import at_least
+from .._validation import check_int
 from ..dali.api import (
     Pipeline,
     automatic_augmentation,
@@ -123,7 +123,7 @@ def training(
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
-    at_least("size", size, 1)
+    check_int("size", size, 1)
     _check_range("area", area, 1.0)
     _check_range("aspect_ratio", aspect_ratio, math.inf)
     if not 0 <= flip <= 1:
@@ -167,8 +167,8 @@ def validation(
 
     All others, what comes out and what is raised: as ``training``.
     """
-    at_least("size", size, 1)
-    at_least("resize", resize, 1)
+    check_int("size", size, 1)
+    check_int("resize", resize, 1)
     if resize < size:
         raise ValueError(f"resize={resize} is the shorter side of an image that size={size} is cropped of; give more")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
@@ -208,7 +208,7 @@ def rotation(
     if not 0 < degrees < float("inf"):
         raise ValueError(f"degrees={degrees} is the most that an image is turned to either side: a number above 0")
     if size is not None:
-        at_least("size", size, 1, ", or None")
+        check_int("size", size, 1, ", or None")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     if size is not None:

@@ -16,7 +16,7 @@ from ..dali.api import Pipeline, fn, pipeline_def, upright
 from ..dali.operators import Graph, PipelineOptions
 from ..data.compiled_transform import compile_transforms
 from ..errors import UnsupportedTransformError
-from ..transforms.plan import Plan, made_of
+from ..transforms.plan import Plan, iter_steps
 
 
 def plan_without_chance(transform: Any) -> Plan:
@@ -28,7 +28,7 @@ def plan_without_chance(transform: Any) -> Plan:
         UnsupportedTransformError: it draws random numbers, makes several images of one, or is not translated.
     """
     plan: Plan = compile_transforms(transform).plan
-    drawn = sorted({step.drawn for step in made_of(plan.steps) if step.drawn})
+    drawn = sorted({step.params_doc for step in iter_steps(plan.steps) if step.params_doc})
     if drawn:
         raise UnsupportedTransformError(
             f"the transform draws random numbers ({'; '.join(drawn)}), which needs workers, and DALI's reader has "
@@ -59,12 +59,12 @@ def transformed(source: Callable[[], tuple[Any, ...]], *, plan: Plan, hw_decoder
     pipeline = Pipeline.current()
     options = PipelineOptions(pipeline.max_batch_size, pipeline.device_id, hw_decoder_load=hw_decoder_load)
     rows = None
-    if plan.columns:
+    if plan.num_params:
 
         def row(shape: NDArray[np.int64]) -> NDArray[np.float32]:
-            return plan.draw(int(shape[0]), int(shape[1]))
+            return plan.sample_params(int(shape[0]), int(shape[1]))
 
         how: dict[str, Any] = upright("PeekImageShape")
         rows = fn.python_function(fn.peek_image_shape(encoded, **how), function=row)
-    (images,) = Graph(options, encoded, rows, plan.columns).outputs_of(plan.steps)
+    (images,) = Graph(options, encoded, rows, plan.num_params).outputs_of(plan.steps)
     return images, *(other.gpu() if pipeline.device_id is not None else other for other in others)

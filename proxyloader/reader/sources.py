@@ -1,4 +1,4 @@
-"""Where the encoded images of a pipeline come from: one of DALI's readers, by name, or workers. Main process.
+"""Sources of a pipeline's encoded images: one of DALI's readers, by name, or workers. Main process.
 
 A source is called inside a pipeline function, and adds what reads to the graph that is being built.
 """

@@ -1,4 +1,4 @@
-"""The same images twice, and how they differ: what one would rather look at."""
+"""Contact sheet: the same images of two loaders, and their differences."""
 
 from __future__ import annotations
 

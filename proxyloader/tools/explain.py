@@ -1,4 +1,4 @@
-"""What becomes of a transform, part by part: what is drawn, which DALI operators do it, how close it is."""
+"""Explain a transform part by part: what is sampled, which DALI operators do it, how close it is."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingDaliError, UnsupportedTransformError
-from ..transforms.nested import held_in
-from ..transforms.plan import EXACT, Branch, Closeness, Fixed, Step, made_of, plan_of
+from ..transforms.nested import find_nested
+from ..transforms.plan import EXACT, Branch, ConstantParams, Step, Tolerance, iter_steps, plan_of
 from ..transforms.registry import Part, is_holder, translate
 
 WIDTH = 120
@@ -122,9 +122,9 @@ def explain(transform: Any) -> Explanation:
         do. Nothing is raised for them.
     """
     holder = type(transform).__name__ if is_holder(transform) else ""
-    held = held_in(transform) if holder else {"": transform}
+    held = find_nested(transform) if holder else {"": transform}
     wholes = [translate(each, f"transform{at}") for at, each in held.items()]
-    slow = any(step.slow_on_cpu for whole in wholes for step in made_of(whole.steps))
+    slow = any(step.slow_on_cpu for whole in wholes for step in iter_steps(whole.steps))
     return Explanation(tuple(row for whole in wholes for row in _rows_of(whole)), slow, holder)
 
 
@@ -186,22 +186,22 @@ def _output(whole: Part, operators: tuple[str, ...] | None) -> Row:
 
 
 def _drawing(steps: Branch) -> Iterator[Step]:
-    """As ``made_of``, but what a step with fixed numbers is made of draws none."""
+    """As ``iter_steps``, but what a step with fixed numbers is made of draws none."""
     for step in steps:
         yield step
         for branch in (*getattr(step, "branches", ()), step.operations):
-            if branch != (step,) and not isinstance(step, Fixed):
+            if branch != (step,) and not isinstance(step, ConstantParams):
                 yield from _drawing(branch)
 
 
 def _drawn(steps: Iterable[Step]) -> str:
-    return "; ".join(dict.fromkeys(step.drawn for step in steps if step.drawn))
+    return "; ".join(dict.fromkeys(step.params_doc for step in steps if step.params_doc))
 
 
 def _closeness(steps: Branch) -> str:
     """Of each kind of step that is not exact."""
-    names: dict[Closeness, list[str]] = {}
-    for step in made_of(steps):
+    names: dict[Tolerance, list[str]] = {}
+    for step in iter_steps(steps):
         if step.closeness not in (None, EXACT) and type(step).__name__ not in names.setdefault(step.closeness, []):
             names[step.closeness].append(type(step).__name__)
     return "; ".join(f"{', '.join(kinds)}: {closeness}" for closeness, kinds in names.items()) or str(EXACT)

@@ -1,4 +1,4 @@
-"""Steps that spoil an image: blur, compression, noise, and boxes that are erased."""
+"""Steps that degrade an image: blur, JPEG compression, noise, erased boxes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .color import WHOLE_LEVELS_ONLY
-from .container import Sometimes
+from .container import RandomApply
 from .geometry import as_fill
-from .params import Version, like, parameter_function, v2_transform, version_of
-from .plan import EXACT, Branch, Closeness, ImageState, MemoryOrder, Row, Size, Step
+from .params import Version, meta_image, parameter_function, v2_transform, version_of
+from .plan import EXACT, Branch, ImageState, MemoryOrder, ParamRow, Size, Step, Tolerance
 from .registry import rule
 
 # --- GaussianBlur ----------------------------------------------------------------------------------------------------
@@ -33,8 +33,8 @@ class Blur(Step):
     """
 
     window: Size
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = Closeness(0.001, 0, 1, "sums that lie in the middle of two levels")
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = Tolerance(0.001, 0, 1, "sums that lie in the middle of two levels")
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class GaussianBlur(Step):
 
     blur: Blur
     sigma: tuple[float, float]
-    columns: ClassVar[int] = 1
-    drawn: ClassVar[str] = "sigma: GaussianBlur.get_params"
+    num_params: ClassVar[int] = 1
+    params_doc: ClassVar[str] = "sigma: GaussianBlur.get_params"
 
     @property
     def operations(self) -> Branch:
         return (self.blur,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         # torch cannot reflect more than there is, and says so in words about padding
         if any(side <= window // 2 for side, window in zip(size, self.blur.window)):
             raise ValueError(
@@ -76,8 +76,8 @@ class BoxBlur(Step):
     """
 
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 4
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 4
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 PARTLY = 4096.0
@@ -106,7 +106,7 @@ def box_weights(radius: float) -> tuple[float, float, float, float]:
 
 
 @dataclass(frozen=True)
-class Compress(Step):
+class JpegCompression(Step):
     """JPEG (v2): the image is made a JPEG and decoded again. Takes the quality.
 
     Attributes:
@@ -114,11 +114,11 @@ class Compress(Step):
     """
 
     quality: tuple[int, int]
-    columns: ClassVar[int] = 1
-    drawn: ClassVar[str] = "quality: JPEG.make_params"
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 1
+    params_doc: ClassVar[str] = "quality: JPEG.make_params"
+    closeness: ClassVar[Tolerance] = EXACT
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         row.append(v2_transform(v2.JPEG, self.quality).make_params([])["quality"])
         return size
 
@@ -128,7 +128,7 @@ def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
     if state.dtype != "uint8":
         raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
     low, high = transform.quality
-    return (Compress((low, high)),)
+    return (JpegCompression((low, high)),)
 
 
 # --- RandomErasing ---------------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ class Erase(Step):
     """
 
     value: tuple[float, ...]
-    columns: ClassVar[int] = 4
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 4
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -152,20 +152,20 @@ class EraseByColor(Step):
     """``functional.erase`` with a colour that is drawn. Takes what Erase takes, and then a value for each channel."""
 
     channels: int
-    closeness: ClassVar[Closeness] = EXACT
+    closeness: ClassVar[Tolerance] = EXACT
 
     @property
-    def columns(self) -> int:
+    def num_params(self) -> int:
         return 4 + self.channels
 
 
 @dataclass(frozen=True)
-class Paste(Step):
+class EraseWithNoise(Step):
     """``functional.erase`` with values of their own for each pixel. Takes what Erase takes, and where the array is that
     holds them, (height, width, C), of one pixel where the box is empty. Float tensors only."""
 
-    columns: ClassVar[int] = 5
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 5
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -180,23 +180,23 @@ class RandomErasing(Step):
         version: v1 or v2.
     """
 
-    erase: Erase | Paste
+    erase: Erase | EraseWithNoise
     scale: tuple[float, float]
     ratio: tuple[float, float]
     channels: int
     version: Version
 
     @property
-    def drawn(self) -> str:
-        noise = ", noise" if isinstance(self.erase, Paste) else ""
+    def params_doc(self) -> str:
+        noise = ", noise" if isinstance(self.erase, EraseWithNoise) else ""
         return f"top, left, height, width{noise}: RandomErasing.{parameter_function(self.version)}"
 
     @property
     def operations(self) -> Branch:
         return (self.erase,)
 
-    def draw(self, size: Size, row: Row) -> Size:
-        image, noisy = like(*size)[: self.channels], isinstance(self.erase, Paste)
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
+        image, noisy = meta_image(*size)[: self.channels], isinstance(self.erase, EraseWithNoise)
         if self.version == "v1":
             ones = None if noisy else [1.0]
             top, left, height, width, value = v1.RandomErasing.get_params(image, self.scale, self.ratio, ones)
@@ -228,10 +228,10 @@ def random_erasing(transform: Any, state: ImageState) -> Branch:
     narrow, wide = map(float, transform.ratio)
     erase = _erase(transform.value, state)
     erasing = RandomErasing(erase, (low, high), (narrow, wide), state.channels, version)
-    return (Sometimes((erasing,), float(transform.p)),)
+    return (RandomApply((erasing,), float(transform.p)),)
 
 
-def _erase(value: Any, state: ImageState) -> Erase | Paste:
+def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
     is_noise = value is None or value == "random"  # v2 keeps it as None
     if is_noise and state.dtype == "uint8":
         raise UnsupportedTransformError(
@@ -239,7 +239,7 @@ def _erase(value: Any, state: ImageState) -> Erase | Paste:
             "put the conversion to float before it"
         )
     if is_noise:
-        return Paste()
+        return EraseWithNoise()
     values = as_fill(value, state, "value")
     if state.dtype == "uint8":
         values = tuple(float(int(each)) for each in values)  # torch cuts off after the point
@@ -258,8 +258,8 @@ class Add(Step):
     """
 
     clip: bool
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -280,14 +280,14 @@ class GaussianNoise(Step):
     levels: bool
     channels: int
     order: MemoryOrder
-    columns: ClassVar[int] = 1
-    drawn: ClassVar[str] = "noise: torch.randn_like"
+    num_params: ClassVar[int] = 1
+    params_doc: ClassVar[str] = "noise: torch.randn_like"
 
     @property
     def operations(self) -> Branch:
         return (self.add,)
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         by_channels = torch.empty((self.channels, *size))
         by_pixels = torch.empty((*size, self.channels)).permute(2, 0, 1)
         noise = torch.randn_like(by_channels if self.order == "CHW" else by_pixels)

@@ -32,8 +32,8 @@ from .color import (
     Solarize,
     solarize_threshold,
 )
-from .params import like, version_of
-from .plan import Branch, Closeness, ImageState, OneOf, Size, Step, state_after
+from .params import meta_image, version_of
+from .plan import Branch, ImageState, OneOf, Size, Step, Tolerance, output_state
 from .registry import rule
 from .warp import Affine, Kind, affine, rotation, warp_fill, warp_interpolation
 
@@ -162,7 +162,7 @@ def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
 
     def draw(size: Size) -> Recording:
         recording.chains, recording.weights = [], []
-        forward(like(*size))
+        forward(meta_image(*size))
         return recording
 
     return draw
@@ -196,15 +196,15 @@ class Automatic(Step):
         return (self.choices.choice,) * self.layers
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"operations, magnitudes: {self.name}.forward"
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         chains = _recorder(self.name, self.version, self.arguments)(size).chains
         self.choices.put_chain(chains[0] if chains else [], self.layers, size, row)
         return size
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return state
 
 
@@ -247,17 +247,17 @@ class Mixture(Step):
 
     branches: tuple[Branch, ...]
     slow_on_cpu: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = Closeness(
+    closeness: ClassVar[Tolerance] = Tolerance(
         0.3, 1, 25, "equalized images are within a level, and the weighted sum is cut off"
     )
 
     @property
-    def columns(self) -> int:
-        return 1 + len(self.branches) + sum(step.columns for branch in self.branches for step in branch)
+    def num_params(self) -> int:
+        return 1 + len(self.branches) + sum(step.num_params for branch in self.branches for step in branch)
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         for branch in self.branches:
-            state_after(branch, state)
+            output_state(branch, state)
         return state
 
 
@@ -270,15 +270,15 @@ class Blend(Step):
 
     branch: Branch
     slow_on_cpu: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = FLOAT32
+    closeness: ClassVar[Tolerance] = FLOAT32
 
     @property
     def branches(self) -> tuple[Branch, ...]:
         return (self.branch,)
 
     @property
-    def columns(self) -> int:
-        return 1 + sum(step.columns for step in self.branch)
+    def num_params(self) -> int:
+        return 1 + sum(step.num_params for step in self.branch)
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class AugMix(Step):
     width: int
     depth: int
 
-    drawn: ClassVar[str] = "chains of operations, magnitudes, weights: AugMix.forward"
+    params_doc: ClassVar[str] = "chains of operations, magnitudes, weights: AugMix.forward"
 
     @property
     def mixture(self) -> Mixture:
@@ -309,7 +309,7 @@ class AugMix(Step):
     def operations(self) -> Branch:
         return (self.mixture,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         recorded = _recorder("AugMix", self.version, self.arguments)(size)
         (own, others), shares = recorded.weights
         row.extend([float(own), *(shares * others).tolist()])

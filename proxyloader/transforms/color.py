@@ -17,13 +17,13 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .container import Sometimes
-from .plan import EXACT, Branch, Closeness, Fixed, ImageState, OneOf, Size, Step
+from .container import RandomApply
+from .plan import EXACT, Branch, ConstantParams, ImageState, OneOf, Size, Step, Tolerance
 from .registry import rule
 
 Kind = Literal["pil", "tensor"]
 
-FLOAT32 = Closeness(0.005, 1, 1, "a product that is nearly whole falls to the other side in float32")
+FLOAT32 = Tolerance(0.005, 1, 1, "a product that is nearly whole falls to the other side in float32")
 """Where torchvision cuts off or rounds what it computed in float32, or in float64."""
 
 
@@ -38,9 +38,9 @@ class Grayscale(Step):
 
     channels: int
     kind: Literal["pil", "tensor"] = "pil"
-    closeness: ClassVar[Closeness] = FLOAT32
+    closeness: ClassVar[Tolerance] = FLOAT32
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, channels=self.channels)
 
 
@@ -50,8 +50,8 @@ class Brightness(Step):
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Contrast(Step):
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = FLOAT32
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = FLOAT32
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Saturation(Step):
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = FLOAT32
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = FLOAT32
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Hue(Step):
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
+    num_params: ClassVar[int] = 1
 
     @property
-    def closeness(self) -> Closeness:
+    def closeness(self) -> Tolerance:
         if self.kind == "tensor":
             return FLOAT32
-        return Closeness(
+        return Tolerance(
             0.02, 2, 6, "Pillow goes by way of whole levels of hue and saturation, and rounds some otherwise"
         )
 
@@ -95,7 +95,7 @@ class Hue(Step):
 class Invert(Step):
     """``functional.invert``."""
 
-    closeness: ClassVar[Closeness] = EXACT
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Posterize(Step):
     """``functional.posterize``. Takes the number of bits that are kept. 0: black, where Pillow raises from 13 on."""
 
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Solarize(Step):
     """``functional.solarize``. Takes what :func:`solarize_threshold` makes of the threshold."""
 
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class SolarizeAdd(Step):
     """timm's ``solarize_add``: what is darker than 128 gets brighter. Takes the number of levels."""
 
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Sharpness(Step):
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 1
-    closeness: ClassVar[Closeness] = Closeness(0.1, 1, 1, FLOAT32.why)
+    num_params: ClassVar[int] = 1
+    closeness: ClassVar[Tolerance] = Tolerance(0.1, 1, 1, FLOAT32.why)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Autocontrast(Step):
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = Closeness(0.02, 1, 1, FLOAT32.why)
+    closeness: ClassVar[Tolerance] = Tolerance(0.02, 1, 1, FLOAT32.why)
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,15 @@ class Equalize(Step):
     """
 
     slow_on_cpu: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = Closeness(0.5, 1, 1, "DALI's own counts and looks up, and rounds in between")
+    closeness: ClassVar[Tolerance] = Tolerance(0.5, 1, 1, "DALI's own counts and looks up, and rounds in between")
 
 
 @dataclass(frozen=True)
 class ChannelOrder(Step):
     """``functional.permute_channels``. Takes, for each channel, the number of the one that comes there."""
 
-    columns: ClassVar[int] = 3
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 3
+    closeness: ClassVar[Tolerance] = EXACT
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:
@@ -216,10 +216,10 @@ class ColorJitter(Step):
         return self.brightness, self.contrast, self.saturation, self.hue
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"an order, {len(self.operations)} factors: ColorJitter.get_params"
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         order, *factors = v1.ColorJitter.get_params(*self._ranges)  # v2 draws the same numbers
         choice = self.choice
         for which in order.tolist():
@@ -254,10 +254,10 @@ class PhotometricDistort(Step):
         )
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return "what is adjusted, the factors, an order of channels: RandomPhotometricDistort.make_params"
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         transform = v2.RandomPhotometricDistort(self.brightness, self.contrast, self.saturation, self.hue, self.p)
         drawn = transform.make_params([torch.empty((3, *size), device="meta")])
         before, contrast, hue = drawn["contrast_before"], drawn["contrast_factor"], drawn["hue_factor"]
@@ -280,14 +280,14 @@ class PhotometricDistort(Step):
 class RandomChannelOrder(Step):
     """RandomChannelPermutation (v2)."""
 
-    columns: ClassVar[int] = 3
-    drawn: ClassVar[str] = "an order of channels: torch.randperm(3)"
+    num_params: ClassVar[int] = 3
+    params_doc: ClassVar[str] = "an order of channels: torch.randperm(3)"
 
     @property
     def operations(self) -> Branch:
         return (ChannelOrder(),)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         row.extend(torch.randperm(3).tolist())
         return size
 
@@ -330,7 +330,7 @@ def random_channel_permutation(transform: Any, state: ImageState) -> Branch:
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
 def random_grayscale(transform: Any, state: ImageState) -> Branch:
     grey = (Grayscale(3, state.kind),) if state.channels == 3 else ()
-    return (Sometimes(grey, float(transform.p)),)
+    return (RandomApply(grey, float(transform.p)),)
 
 
 @rule(v2.RGB)
@@ -340,7 +340,7 @@ def rgb(transform: Any, state: ImageState) -> Branch:
 
 @rule(v1.RandomInvert, v2.RandomInvert)
 def random_invert(transform: Any, state: ImageState) -> Branch:
-    return (Sometimes((Invert(),), float(transform.p)),)
+    return (RandomApply((Invert(),), float(transform.p)),)
 
 
 @rule(v1.RandomPosterize, v2.RandomPosterize)
@@ -349,7 +349,7 @@ def random_posterize(transform: Any, state: ImageState) -> Branch:
     bits, least = transform.bits, 1 if state.kind == "pil" else 0
     if not isinstance(bits, int) or not least <= bits <= 8:
         raise UnsupportedTransformError(f"bits={bits!r} is not allowed here; whole numbers of {least} to 8 are")
-    return (Sometimes((Fixed(Posterize(), (float(transform.bits),)),), float(transform.p)),)
+    return (RandomApply((ConstantParams(Posterize(), (float(transform.bits),)),), float(transform.p)),)
 
 
 @rule(v1.RandomSolarize, v2.RandomSolarize)
@@ -361,8 +361,9 @@ def random_solarize(transform: Any, state: ImageState) -> Branch:
             f"0 to {most} are allowed"
         )
     return (
-        Sometimes(
-            (Fixed(Solarize(), (solarize_threshold(float(transform.threshold), state.kind),)),), float(transform.p)
+        RandomApply(
+            (ConstantParams(Solarize(), (solarize_threshold(float(transform.threshold), state.kind),)),),
+            float(transform.p),
         ),
     )
 
@@ -373,19 +374,19 @@ def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
         raise UnsupportedTransformError(
             f"sharpness_factor={transform.sharpness_factor!r} is not allowed on tensors; 0 and more are"
         )
-    sharper = Fixed(Sharpness(state.kind), (float(transform.sharpness_factor),))
-    return (Sometimes((sharper,), float(transform.p)),)
+    sharper = ConstantParams(Sharpness(state.kind), (float(transform.sharpness_factor),))
+    return (RandomApply((sharper,), float(transform.p)),)
 
 
 @rule(v1.RandomAutocontrast, v2.RandomAutocontrast)
 def random_autocontrast(transform: Any, state: ImageState) -> Branch:
-    return (Sometimes((Autocontrast(state.kind),), float(transform.p)),)
+    return (RandomApply((Autocontrast(state.kind),), float(transform.p)),)
 
 
 @rule(v1.RandomEqualize, v2.RandomEqualize)
 def random_equalize(transform: Any, state: ImageState) -> Branch:
     _whole_levels(state)
-    return (Sometimes((Equalize(),), float(transform.p)),)
+    return (RandomApply((Equalize(),), float(transform.p)),)
 
 
 def _colored(state: ImageState) -> None:

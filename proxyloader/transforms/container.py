@@ -1,4 +1,4 @@
-"""Containers in which chance decides what is done: RandomApply, RandomChoice, RandomOrder."""
+"""Random containers: RandomApply, RandomChoice, RandomOrder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .params import version_of
-from .plan import Branch, ImageState, OneOf, Row, Size, Step, state_after
+from .plan import Branch, ImageState, OneOf, ParamRow, Size, Step, output_state
 from .registry import container
 
 
 @dataclass(frozen=True)
-class Sometimes(Step):
+class RandomApply(Step):
     """RandomApply, and every class that acts with a probability ``p``: one number decides, then come its own draws.
 
     Attributes:
@@ -40,15 +40,15 @@ class Sometimes(Step):
         return (self.choice,)
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"whether it acts: torch.rand(1) {'<=' if self.closed else '<'} {self.p:g}"
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         drawn = torch.rand(1)
         return self.choice.take(int(drawn <= self.p if self.closed else drawn < self.p), size, row)
 
-    def state_after(self, state: ImageState) -> ImageState:
-        return self.choice.state_after(state)
+    def output_state(self, state: ImageState) -> ImageState:
+        return self.choice.output_state(state)
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,18 @@ class RandomChoice(Step):
         return (self.choice,)
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"which one: {'random.choices' if self.version == 'v1' else 'torch.multinomial'}"
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         if self.version == "v1":
             chosen = random.choices(range(len(self.choice.branches)), weights=self.p)[0]
         else:
             chosen = int(torch.multinomial(torch.tensor(self.p), 1))
         return self.choice.take(chosen, size, row)
 
-    def state_after(self, state: ImageState) -> ImageState:
-        return self.choice.state_after(state)
+    def output_state(self, state: ImageState) -> ImageState:
+        return self.choice.output_state(state)
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class RandomOrder(Step):
         return (self.choice,) * len(self.choice.branches)
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"an order: {'random.shuffle' if self.version == 'v1' else 'torch.randperm'}"
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         order: list[int] = list(range(len(self.choice.branches)))
         if self.version == "v1":
             random.shuffle(order)
@@ -103,14 +103,14 @@ class RandomOrder(Step):
             size = self.choice.take(chosen, size, row)
         return size
 
-    def state_after(self, state: ImageState) -> ImageState:
-        return state_after(self.operations, state)
+    def output_state(self, state: ImageState) -> ImageState:
+        return output_state(self.operations, state)
 
 
 @container(v1.RandomApply, v2.RandomApply, in_sequence=True)
 def random_apply(transform: Any, branches: Sequence[Branch]) -> Step:
     (inner,) = branches
-    return Sometimes(inner, float(transform.p), closed=version_of(transform) == "v1")
+    return RandomApply(inner, float(transform.p), closed=version_of(transform) == "v1")
 
 
 @container(v1.RandomChoice, v2.RandomChoice)

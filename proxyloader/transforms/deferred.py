@@ -1,4 +1,4 @@
-"""The rest of a transform: what is not translated, and can be done to whole batches of tensors. Main process."""
+"""DeferredTransforms: the untranslated end of a transform, applied to whole batches. Main process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import InputError
 
 
 @dataclass(frozen=True)
-class Rest:
+class DeferredTransforms:
     """The transforms from the first one on that is not translated, called on batches (N, C, H, W).
 
     Only the training process needs it: what a worker gets is the key alone, so that lambdas do no harm there.
@@ -31,7 +31,7 @@ class Rest:
         object.__setattr__(self, "key", self.key or "-".join(f"{id(each):x}" for each in self.transforms))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rest, (self.position, (), self.key)
+        return DeferredTransforms, (self.position, (), self.key)
 
     def __call__(self, batch: torch.Tensor) -> torch.Tensor:
         """

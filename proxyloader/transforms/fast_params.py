@@ -1,4 +1,4 @@
-"""Draws of our own in the place of torchvision's, where those take a good part of a worker's time.
+"""Faster sampling of torchvision's random parameters, where that takes a good part of a worker's time.
 
 NOTE [ The same draws, for less ]
 RandomResizedCrop asks torch for its numbers through tensors that it makes anew for each image, which takes a good part
@@ -18,7 +18,7 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .params import Version, like, v2_transform
+from .params import Version, meta_image, v2_transform
 
 BoxOf = Callable[[int, int], tuple[int, int, int, int]]
 """(top, left, height, width) of a box in an image of (height, width), in pixels."""
@@ -77,9 +77,9 @@ def _theirs(
     scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, height: int, width: int
 ) -> tuple[int, int, int, int]:
     if version == "v1":
-        top, left, h, w = v1.RandomResizedCrop.get_params(like(height, width), list(scale), list(ratio))
+        top, left, h, w = v1.RandomResizedCrop.get_params(meta_image(height, width), list(scale), list(ratio))
         return top, left, h, w
-    drawn = v2_transform(v2.RandomResizedCrop, 1, scale, ratio).make_params([like(height, width)])
+    drawn = v2_transform(v2.RandomResizedCrop, 1, scale, ratio).make_params([meta_image(height, width)])
     return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
 
 

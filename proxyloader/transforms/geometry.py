@@ -13,10 +13,10 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .container import Sometimes
+from .container import RandomApply
 from .fast_params import resized_crop_box
-from .params import Version, acts, like, parameter_function, v2_transform, version_of
-from .plan import EXACT, Closeness, ImageState, Row, Size, Step
+from .params import Version, bernoulli, meta_image, parameter_function, v2_transform, version_of
+from .plan import EXACT, ImageState, ParamRow, Size, Step, Tolerance
 from .registry import rule
 
 Box = tuple[int, int, int, int]
@@ -35,8 +35,8 @@ class Region(Protocol):
         """(height, width) of the box where it does not depend on the image."""
 
     @property
-    def drawn(self) -> str:
-        """As ``Step.drawn``."""
+    def params_doc(self) -> str:
+        """As ``Step.params_doc``."""
 
     def box(self, height: int, width: int) -> Box: ...
 
@@ -50,21 +50,21 @@ class Crop(Step):
 
     region: Region
     fill: tuple[float, ...] = (0.0,)
-    columns: ClassVar[int] = 4
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 4
+    closeness: ClassVar[Tolerance] = EXACT
 
     @property
-    def drawn(self) -> str:
-        return self.region.drawn
+    def params_doc(self) -> str:
+        return self.region.params_doc
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)
         if min(box[2:]) < 0:
             raise ValueError(f"nothing is left of an image of {size} (height, width) when {box[2:]} of it are taken")
         row.extend(box)
         return box[2:]
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.region.size)
 
 
@@ -73,14 +73,14 @@ class ReflectedCrop(Step):
     """As Crop; outside the image stands its mirror image, without the outermost pixel, as far as that reaches."""
 
     region: Region
-    columns: ClassVar[int] = 4
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 4
+    closeness: ClassVar[Tolerance] = EXACT
 
     @property
-    def drawn(self) -> str:
-        return self.region.drawn
+    def params_doc(self) -> str:
+        return self.region.params_doc
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         top, left, height, width = box = self.region.box(*size)
         for start, wanted, side in (top, height, size[0]), (left, width, size[1]):
             if start <= -side or start + wanted >= 2 * side:
@@ -91,7 +91,7 @@ class ReflectedCrop(Step):
         row.extend(box)
         return height, width
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.region.size)
 
 
@@ -106,7 +106,7 @@ class RandomResizedRegion:
     size: ClassVar[None] = None
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"top, left, height, width: RandomResizedCrop.{parameter_function(self.version)}"
 
     def box(self, height: int, width: int) -> Box:
@@ -119,7 +119,7 @@ class CenterRegion:
 
     size: Size
     inside: ClassVar[bool] = False
-    drawn: ClassVar[str] = ""
+    params_doc: ClassVar[str] = ""
 
     def box(self, height: int, width: int) -> Box:
         return _centred(height, self.size[0]), _centred(width, self.size[1]), *self.size
@@ -142,14 +142,14 @@ class RandomRegion:
     inside: ClassVar[bool] = False
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"top, left: RandomCrop.{parameter_function(self.version)}"
 
     def box(self, height: int, width: int) -> Box:
         if self.version == "v2":
             padding = self.padding if any(self.padding) else None
             transform = v2_transform(v2.RandomCrop, self.size, padding, self.pad_if_needed)
-            drawn = transform.make_params([like(height, width)])
+            drawn = transform.make_params([meta_image(height, width)])
             left, top = drawn["padding"][:2]
             return drawn["top"] - top, drawn["left"] - left, *self.size
         left, top, right, bottom = self.padding
@@ -158,7 +158,7 @@ class RandomRegion:
             left, width = left + self.size[1] - width, 2 * self.size[1] - width
         if self.pad_if_needed and height < self.size[0]:
             top, height = top + self.size[0] - height, 2 * self.size[0] - height
-        i, j, _, _ = v1.RandomCrop.get_params(like(height, width), self.size)
+        i, j, _, _ = v1.RandomCrop.get_params(meta_image(height, width), self.size)
         return i - top, j - left, *self.size
 
 
@@ -169,7 +169,7 @@ class PaddedRegion:
     padding: tuple[int, int, int, int]
     inside: ClassVar[bool] = False
     size: ClassVar[None] = None
-    drawn: ClassVar[str] = ""
+    params_doc: ClassVar[str] = ""
 
     def box(self, height: int, width: int) -> Box:
         left, top, right, bottom = self.padding
@@ -183,10 +183,10 @@ class ZoomedOutRegion:
     side_range: tuple[float, float]
     inside: ClassVar[bool] = False
     size: ClassVar[None] = None
-    drawn: ClassVar[str] = "top, left, height, width: RandomZoomOut.make_params"
+    params_doc: ClassVar[str] = "top, left, height, width: RandomZoomOut.make_params"
 
     def box(self, height: int, width: int) -> Box:
-        drawn = v2_transform(v2.RandomZoomOut, 0, self.side_range).make_params([like(height, width)])
+        drawn = v2_transform(v2.RandomZoomOut, 0, self.side_range).make_params([meta_image(height, width)])
         left, top, right, bottom = drawn["padding"]
         return -top, -left, height + top + bottom, width + left + right
 
@@ -214,7 +214,7 @@ def pad(transform: Any, state: ImageState) -> tuple[Step, ...]:
 @rule(v2.RandomZoomOut)
 def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> tuple[Step, ...]:
     low, high = map(float, transform.side_range)
-    return (Sometimes((Crop(ZoomedOutRegion((low, high)), as_fill(transform.fill, state)),), float(transform.p)),)
+    return (RandomApply((Crop(ZoomedOutRegion((low, high)), as_fill(transform.fill, state)),), float(transform.p)),)
 
 
 def _can_pad(transform: Any, state: ImageState) -> None:
@@ -284,16 +284,16 @@ class Flip(Step):
 
     axis: Literal["horizontal", "vertical"]
     p: float
-    columns: ClassVar[int] = 1
+    num_params: ClassVar[int] = 1
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = EXACT
+    closeness: ClassVar[Tolerance] = EXACT
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"whether it acts: torch.rand(1) < {self.p:g}"
 
-    def draw(self, size: Size, row: list[float]) -> Size:
-        row.append(float(acts(self.p)))
+    def sample_params(self, size: Size, row: list[float]) -> Size:
+        row.append(float(bernoulli(self.p)))
         return size
 
 
@@ -311,7 +311,7 @@ def random_vertical_flip(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True)
-class Lines(Step):
+class IndexSelect(Step):
     """Rows and columns of the image, in any order. Takes the new height and width, and where the array is that says
     which they are: the numbers of the rows, and then those of the columns. What is outside of the image has -1.
 
@@ -320,14 +320,14 @@ class Lines(Step):
     """
 
     fill: tuple[float, ...] = ()
-    columns: ClassVar[int] = 3
-    closeness: ClassVar[Closeness] = EXACT
+    num_params: ClassVar[int] = 3
+    closeness: ClassVar[Tolerance] = EXACT
 
-    def put(self, rows: NDArray[np.float32], columns: NDArray[np.float32], row: Row) -> Size:
+    def put(self, rows: NDArray[np.float32], columns: NDArray[np.float32], row: ParamRow) -> Size:
         """Write the numbers into the row of an image; returns the new size."""
         new_size = len(rows), len(columns)
         row.extend((*new_size, row.attach(np.concatenate([rows, columns]))))
         return new_size
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=None)

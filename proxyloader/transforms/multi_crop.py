@@ -1,4 +1,4 @@
-"""Transforms that make several images of one: FiveCrop and TenCrop."""
+"""Several crops of one image: FiveCrop and TenCrop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .geometry import Box, CenterRegion, Crop, Flip, as_pair
-from .plan import Branch, Fixed, ImageState, Row, Size, Step
+from .plan import Branch, ConstantParams, ImageState, ParamRow, Size, Step
 from .registry import rule
 
 
@@ -21,20 +21,20 @@ class Views(Step):
     branches: tuple[Branch, ...]
 
     @property
-    def columns(self) -> int:
-        return sum(step.columns for branch in self.branches for step in branch)
+    def num_params(self) -> int:
+        return sum(step.num_params for branch in self.branches for step in branch)
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         for branch in self.branches:
             after = size
             for step in branch:
-                after = step.draw(after, row)
+                after = step.sample_params(after, row)
         return after
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         if state.images > 1:
             raise UnsupportedTransformError("there are several images of one already, and it takes one")
-        return replace(self.branches[0][-1].state_after(state), images=len(self.branches))
+        return replace(self.branches[0][-1].output_state(state), images=len(self.branches))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CornerRegion:
     bottom: bool
     right: bool
     inside: ClassVar[bool] = True
-    drawn: ClassVar[str] = ""
+    params_doc: ClassVar[str] = ""
 
     def box(self, height: int, width: int) -> Box:
         _refuse_larger(self.size, height, width)
@@ -69,7 +69,7 @@ def five_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 @rule(v1.TenCrop, v2.TenCrop)
 def ten_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
-    flip = Fixed(Flip("vertical" if transform.vertical_flip else "horizontal", 1.0), (1.0,))
+    flip = ConstantParams(Flip("vertical" if transform.vertical_flip else "horizontal", 1.0), (1.0,))
     five = _five(as_pair(transform.size))
     return (Views((*((crop,) for crop in five), *((flip, crop) for crop in five))),)
 

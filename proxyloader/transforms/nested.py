@@ -1,4 +1,4 @@
-"""Transforms that an object of the user's own holds and calls: found, and exchanged in a copy of it.
+"""Find and replace the transforms that a callable object of the user's own holds in its attributes.
 
 ``TwoCropsTransform`` and its like keep a Compose or several in their attributes, call them as often as they like, and
 put what comes back into a list. Their own code goes on doing that, with compiled transforms in the attributes.
@@ -23,7 +23,7 @@ class TransformStandIn:
     """What is put in a transform's place in a dataset."""
 
 
-def held_in(holder: Any) -> dict[str, Any]:
+def find_nested(holder: Any) -> dict[str, Any]:
     """The transforms that a callable object keeps in attributes, also in lists, tuples and dicts there, or in callable
     objects there; by where they are held. Nothing for what is a transform of torchvision's, a function or a class."""
     found: dict[str, Any] = {}
@@ -32,11 +32,11 @@ def held_in(holder: Any) -> dict[str, Any]:
         found[position] = transform
         return transform
 
-    with_held(holder, note)
+    replace_nested(holder, note)
     return found
 
 
-def with_held(holder: Any, exchange: Exchange) -> Any:
+def replace_nested(holder: Any, exchange: Exchange) -> Any:
     """A copy of ``holder`` with what ``exchange`` gives for each transform in its place, or itself."""
     return holder if is_transform(holder) or not _may_hold(holder) else _exchanged(holder, "", exchange, set())
 

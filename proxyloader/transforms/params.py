@@ -1,4 +1,4 @@
-"""How torchvision is asked for the random numbers of a transform, without an image."""
+"""Sample the random parameters of a torchvision transform without an image."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torchvision.transforms import v2
 
 
 @functools.lru_cache(maxsize=4096)
-def like(height: int, width: int) -> torch.Tensor:
+def meta_image(height: int, width: int) -> torch.Tensor:
     """An image without pixels: torchvision's parameter code looks at the size only."""
     return torch.empty((3, height, width), device="meta")
 
 
-def acts(p: float) -> bool:
+def bernoulli(p: float) -> bool:
     """``torch.rand(1) < p``, compared in float32 as torch does, without a tensor for the answer."""
     return torch.rand(1).item() < _in_float32(p)
 

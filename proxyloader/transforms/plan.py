@@ -1,4 +1,4 @@
-"""What a Compose is turned into: frozen steps, which draw their numbers per image and know nothing of DALI.
+"""Plan: frozen steps that a Compose is compiled to. They draw their numbers per image and know nothing of DALI.
 
 A plan's numbers for one image are a row of float32: each step owns some columns of it, and noise lies behind them. The
 row is drawn in the worker, by torchvision's own parameter code from torch's own generator, and is all that the DALI
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnsupportedTransformError
-from .deferred import Rest
+from .deferred import DeferredTransforms
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -52,7 +52,7 @@ class ImageState:
     pure: bool = field(default=True, compare=False)
 
 
-class Row(list[float]):
+class ParamRow(list[float]):
     """The numbers of one image while they are drawn: the columns, one after the other, and arrays behind the last."""
 
     BLOCK: ClassVar[int] = 64
@@ -77,7 +77,7 @@ class Row(list[float]):
 
 
 @dataclass(frozen=True)
-class Closeness:
+class Tolerance:
     """How far an image may be from torchvision's, in levels of 255, where both were the same before.
 
     It holds for uint8; float tensors may be off by float rounding beside it. This is the one place where a step says
@@ -101,7 +101,7 @@ class Closeness:
         return f"mean {self.mean:g}, 99.9% within {self.p999:g}, all within {self.max:g} ({self.why})"
 
 
-EXACT = Closeness()
+EXACT = Tolerance()
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class Step:
     slow_on_cpu: ClassVar[bool] = False
 
     @property
-    def columns(self) -> int:
+    def num_params(self) -> int:
         """How many numbers it takes for an image: as many as what it is made of."""
-        return sum(step.columns for step in self.operations if step is not self)
+        return sum(step.num_params for step in self.operations if step is not self)
 
     @property
     def operations(self) -> tuple[Step, ...]:
@@ -127,23 +127,23 @@ class Step:
         return (self,)
 
     @property
-    def drawn(self) -> str:
-        """What ``draw`` draws, in words, and by which function of torchvision, torch or Python. "": nothing."""
+    def params_doc(self) -> str:
+        """What ``sample_params`` draws, in words, and by which function of torchvision, torch or Python; or ""."""
         return ""
 
     @property
-    def closeness(self) -> Closeness | None:
+    def closeness(self) -> Tolerance | None:
         """How close what a backend does for this step is to torchvision. None: see the steps that it is made of."""
         return None
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards.
 
         A step that attaches no array needs no more of the row than that it is a list.
         """
         return size
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return state
 
 
@@ -161,24 +161,24 @@ class OneOf(Step):
     branches: tuple[Branch, ...]
 
     @functools.cached_property
-    def columns(self) -> int:
-        return 1 + max(sum(step.columns for step in branch) for branch in self.branches)
+    def num_params(self) -> int:
+        return 1 + max(sum(step.num_params for step in branch) for branch in self.branches)
 
-    def take(self, chosen: int, size: Size, row: Row) -> Size:
+    def take(self, chosen: int, size: Size, row: ParamRow) -> Size:
         """Take a branch whose steps draw their numbers themselves."""
-        end = len(row) + self.columns
+        end = len(row) + self.num_params
         row.append(chosen)
         for step in self.branches[chosen]:
-            size = step.draw(size, row)
+            size = step.sample_params(size, row)
         row.extend([0.0] * (end - len(row)))
         return size
 
     def put(self, chosen: int, row: list[float], *numbers: float) -> None:
         """Take a branch with numbers that are known."""
-        row.extend([chosen, *numbers, *[0.0] * (self.columns - 1 - len(numbers))])
+        row.extend([chosen, *numbers, *[0.0] * (self.num_params - 1 - len(numbers))])
 
-    def state_after(self, state: ImageState) -> ImageState:
-        found = [state_after(branch, state) for branch in self.branches]
+    def output_state(self, state: ImageState) -> ImageState:
+        found = [output_state(branch, state) for branch in self.branches]
         alike = {replace(each, size=None, scale=None) for each in found}
         if any(each.images > state.images for each in found):
             raise UnsupportedTransformError("it holds one that makes several images; put that beside it")
@@ -193,43 +193,43 @@ class OneOf(Step):
 
 
 @dataclass(frozen=True)
-class Fixed(Step):
+class ConstantParams(Step):
     """A step that takes the same numbers for every image."""
 
     step: Step
     numbers: tuple[float, ...]
 
     @property
-    def columns(self) -> int:
+    def num_params(self) -> int:
         return len(self.numbers)
 
     @property
     def operations(self) -> Branch:
         return (self.step,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         row.extend(self.numbers)
         return size
 
-    def state_after(self, state: ImageState) -> ImageState:
-        return self.step.state_after(state)
+    def output_state(self, state: ImageState) -> ImageState:
+        return self.step.output_state(state)
 
 
-def state_after(steps: Branch, state: ImageState) -> ImageState:
+def output_state(steps: Branch, state: ImageState) -> ImageState:
     for step in steps:
-        after = step.state_after(state)
+        after = step.output_state(state)
         state = after if step.keeps_order else replace(after, order=None)
     return state
 
 
-def made_of(steps: Branch) -> Iterator[Step]:
+def iter_steps(steps: Branch) -> Iterator[Step]:
     """The steps, and all that they are made of."""
     for step in steps:
         yield step
         for branch in getattr(step, "branches", ()):
-            yield from made_of(branch)
+            yield from iter_steps(branch)
         if step.operations != (step,):
-            yield from made_of(step.operations)
+            yield from iter_steps(step.operations)
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Plan:
 
     steps: tuple[Step, ...]
     output: ImageState
-    rest: Rest | None = None
+    rest: DeferredTransforms | None = None
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -255,30 +255,30 @@ class Plan:
     @property
     def slow_on_cpu(self) -> bool:
         """On a CPU torchvision is faster than DALI."""
-        return any(step.slow_on_cpu for step in made_of(self.steps))
+        return any(step.slow_on_cpu for step in iter_steps(self.steps))
 
     @property
-    def columns(self) -> int:
+    def num_params(self) -> int:
         """How many numbers are drawn for an image."""
-        return sum(step.columns for step in self.steps)
+        return sum(step.num_params for step in self.steps)
 
-    def draw(self, height: int, width: int) -> NDArray[np.float32]:
+    def sample_params(self, height: int, width: int) -> NDArray[np.float32]:
         """Draw the numbers for one image of ``height`` x ``width`` from torch's default generator.
 
         Returns:
             (columns,) float32, and more where steps attached arrays. Pixel coordinates are whole numbers, exact in
             float32 up to 16,777,216.
         """
-        row = Row()
+        row = ParamRow()
         size = height, width
         for step in self.steps:
-            size = step.draw(size, row)
+            size = step.sample_params(size, row)
         return row.packed()
 
 
 def plan_of(steps: tuple[Step, ...]) -> Plan:
     """Check that the steps end in a tensor, and make the plan."""
-    state = state_after(steps, ImageState())
+    state = output_state(steps, ImageState())
     if state.kind == "pil":
         raise UnsupportedTransformError(
             "the transform ends with a PIL image, which cannot be put into a batch. "

@@ -1,4 +1,4 @@
-"""RandomRotation, RandomAffine, RandomPerspective: what they draw, for the steps of ``warp.py``."""
+"""RandomRotation, RandomAffine, RandomPerspective: their random parameters, for the steps of ``warp.py``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .container import Sometimes
-from .geometry import Lines
-from .params import Version, like, parameter_function, v2_transform, version_of
-from .plan import Branch, ImageState, Row, Size, Step
+from .container import RandomApply
+from .geometry import IndexSelect
+from .params import Version, meta_image, parameter_function, v2_transform, version_of
+from .plan import Branch, ImageState, ParamRow, Size, Step
 from .registry import rule
 from .warp import Affine, Perspective, affine, refuse_borders, rotation, warp_fill, warp_interpolation
 
@@ -31,20 +31,20 @@ class RandomRotation(Step):
     expand: bool
     center: tuple[float, ...] | None
     version: Version
-    columns: ClassVar[int] = 8
-    drawn: ClassVar[str] = "an angle: RandomRotation.get_params"
+    num_params: ClassVar[int] = 8
+    params_doc: ClassVar[str] = "an angle: RandomRotation.get_params"
 
     @property
     def operations(self) -> Branch:
         return (self.warp,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         angle = v1.RandomRotation.get_params(list(self.degrees))  # v2 draws the same number
         numbers = rotation(size, angle, self.warp, self.expand, self.center, self.version)
         row.extend(numbers)
         return int(numbers[0]), int(numbers[1])
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=None if self.expand else state.size)
 
 
@@ -76,27 +76,27 @@ class RandomAffine(Step):
     version: Version
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"an angle, a shift, a scale, a shear: RandomAffine.{parameter_function(self.version)}"
 
     @property
-    def lines(self) -> Lines | None:
+    def lines(self) -> IndexSelect | None:
         """What does it where nothing is turned or sheared, of PIL images. (torch rounds in ways that are its own.)"""
         upright = self.degrees == (0.0, 0.0) and not any(self.shear or ())
         whole = upright and self.warp.kind == "pil" and self.warp.interpolation == "nearest"
-        return Lines(self.warp.fill or (0.0,)) if whole else None
+        return IndexSelect(self.warp.fill or (0.0,)) if whole else None
 
     @property
     def operations(self) -> Branch:
         return (self.lines or self.warp,)
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         if self.version == "v1":
             lists = (None if each is None else list(each) for each in (self.translate, self.scale, self.shear))
             angle, translate, scale, shear = v1.RandomAffine.get_params(list(self.degrees), *lists, [size[1], size[0]])
         else:
             transform = v2_transform(v2.RandomAffine, self.degrees, self.translate, self.scale, self.shear)
-            drawn = transform.make_params([like(*size)])
+            drawn = transform.make_params([meta_image(*size)])
             angle, translate, scale, shear = drawn["angle"], drawn["translate"], drawn["scale"], drawn["shear"]
         numbers = affine(size, self.warp, angle, translate, scale, shear, self.center, self.version)
         if self.lines is None:
@@ -105,7 +105,7 @@ class RandomAffine(Step):
         _, _, a, _, c, _, e, f = numbers
         return self.lines.put(_fetched_by_pillow(size[0], e, f), _fetched_by_pillow(size[1], a, c), row)
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return state
 
 
@@ -149,14 +149,14 @@ class TiltedAtRandom(Step):
 
     warp: Perspective
     distortion_scale: float
-    columns: ClassVar[int] = 8
-    drawn: ClassVar[str] = "four corners: RandomPerspective.get_params"
+    num_params: ClassVar[int] = 8
+    params_doc: ClassVar[str] = "four corners: RandomPerspective.get_params"
 
     @property
     def operations(self) -> Branch:
         return (self.warp,)
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         start, end = v1.RandomPerspective.get_params(size[1], size[0], self.distortion_scale)
         row.extend(F._get_perspective_coeffs(start, end))  # v2 draws and computes the same
         return size
@@ -165,4 +165,4 @@ class TiltedAtRandom(Step):
 @rule(v1.RandomPerspective, v2.RandomPerspective)
 def random_perspective(transform: Any, state: ImageState) -> Branch:
     warp = Perspective(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
-    return (Sometimes((TiltedAtRandom(warp, float(transform.distortion_scale)),), float(transform.p)),)
+    return (RandomApply((TiltedAtRandom(warp, float(transform.distortion_scale)),), float(transform.p)),)

@@ -1,4 +1,4 @@
-"""The table from torchvision classes to rules, and the walk through a Compose that uses it."""
+"""The registry from torchvision classes to rules, and the walk through a Compose that uses it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torchvision.transforms import Compose as ComposeV1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .deferred import Rest
-from .nested import held_in
-from .plan import Branch, ImageState, Plan, Step, made_of, plan_of, state_after
+from .deferred import DeferredTransforms
+from .nested import find_nested
+from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
 from .unsupported import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, reason_against
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
@@ -126,10 +126,10 @@ def plan_for(transform: Any, position: str = "transform", *, rest: bool = False)
         message = f"{refused.position}: {refused.name}: {refused.refusal}"
         if not rest:
             raise UnsupportedTransformError(message)
-        _refuse_on_batches(state_after(steps, ImageState()), message)
+        _refuse_on_batches(output_state(steps, ImageState()), message)
     left = tuple(part.transform for part in way[first:])
     try:
-        return replace(plan_of(steps), rest=Rest(way[first].position, left) if left else None)
+        return replace(plan_of(steps), rest=DeferredTransforms(way[first].position, left) if left else None)
     except UnsupportedTransformError as error:
         raise UnsupportedTransformError(f"{position}: {error}") from None
 
@@ -181,7 +181,7 @@ def is_holder(transform: Any) -> bool:
     cls = type(transform)
     if cls.__module__.startswith("torch.") or any(base in _known() for base in cls.__mro__):
         return False
-    return bool(held_in(transform))
+    return bool(find_nested(transform))
 
 
 def _known() -> set[type]:
@@ -192,9 +192,12 @@ def _known() -> set[type]:
 def _learn_timm() -> str:
     """Import the rules of timm's classes, which import timm. Returns why that cannot be done, or ""."""
     try:
-        for name in ("timm", "timm_auto"):
+        for name in ("timm", "timm_auto_augment"):
             importlib.import_module(f".{name}", __package__)
     except (ImportError, AttributeError) as error:
+        missing = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
+        if not str(missing).startswith("timm"):  # a fault of ours
+            raise
         return f"the oldest timm whose transforms are translated is 1.0.16, and the installed one is another ({error})"
     return ""
 
@@ -204,7 +207,7 @@ def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: I
     before = state
     for k, each in enumerate(transforms):
         inside.append(translate(each, f"{position}.transforms[{k}]", state))
-        state = state_after(inside[-1].steps, state)
+        state = output_state(inside[-1].steps, state)
         if not all(map(_keeps_class, inside[-1])):
             state = replace(state, pure=True)
     return Part(position, transform, before, sum((part.steps for part in inside), ()), tuple(inside))
@@ -216,7 +219,7 @@ def _checked(
     """With the steps that ``make`` gives, unless it refuses to, or they cannot stand here."""
     try:
         steps = make()
-        state_after(steps, state)
+        output_state(steps, state)
         if state.images > 1 and steps:
             _refuse_of_several(steps, state)
     except UnsupportedTransformError as error:
@@ -240,7 +243,7 @@ def _refuse_of_several(steps: Branch, state: ImageState) -> None:
         raise UnsupportedTransformError(
             "of several plain tensors torchvision transforms the first alone; make images of them by v2.ToImage()"
         )
-    if any(step.drawn for step in made_of(steps)):
+    if any(step.params_doc for step in iter_steps(steps)):
         raise UnsupportedTransformError("there are several images of one here; put what is random before they are made")
 
 

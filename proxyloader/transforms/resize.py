@@ -1,4 +1,4 @@
-"""Resizes, to sizes that are given or drawn. All sizes are settled in the worker, in whole pixels."""
+"""Resizes, to given or sampled sizes. All sizes are computed in the worker, in whole pixels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from ..errors import UnsupportedTransformError
-from .geometry import Crop, Lines, RandomResizedRegion, as_pair
-from .params import Version, like, v2_transform, version_of
-from .plan import Branch, Closeness, ImageState, Row, Size, Step
+from .geometry import Crop, IndexSelect, RandomResizedRegion, as_pair
+from .params import Version, meta_image, v2_transform, version_of
+from .plan import Branch, ImageState, ParamRow, Size, Step, Tolerance
 from .registry import rule
 
 # --- which size ------------------------------------------------------------------------------------------------------
@@ -36,8 +36,8 @@ class NewSize(Protocol):
         """In pixels, the shorter edge that the smallest of these sizes gives a square image."""
 
     @property
-    def drawn(self) -> str:
-        """As ``Step.drawn``."""
+    def params_doc(self) -> str:
+        """As ``Step.params_doc``."""
 
     def of(self, size: Size) -> Size: ...
 
@@ -47,7 +47,7 @@ class Target:
     """The same (height, width) for every image."""
 
     size: Size
-    drawn: ClassVar[str] = ""
+    params_doc: ClassVar[str] = ""
 
     @property
     def always(self) -> Size:
@@ -73,7 +73,7 @@ class Edges:
     shorter: int | None
     max_size: int | None = None
     always: ClassVar[None] = None
-    drawn: ClassVar[str] = ""
+    params_doc: ClassVar[str] = ""
 
     @property
     def least_edge(self) -> int:
@@ -99,11 +99,11 @@ class DrawnSize:
     always: ClassVar[None] = None
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"height, width: {self.name}.make_params"
 
     def of(self, size: Size) -> Size:
-        drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([like(*size)])["size"]
+        drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([meta_image(*size)])["size"]
         # A pair is (height, width); one number is for the shorter edge.
         return as_pair(drawn) if len(drawn) == 2 else resized_size(*size, drawn[0], None)
 
@@ -140,9 +140,9 @@ ROUNDING = "values half-way between two levels are rounded up, by DALI to the ev
 LARGE = "the outermost pixels differ more, and a CPU does not round between two passes, as Pillow does"
 CUT = "without a GPU, hard borders as of text are up to 36 off, as Pillow cuts at 0 and 255 between two passes"
 FILTERED = {
-    "bilinear": Closeness(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
-    "bicubic": Closeness(0.3, 6, 16, f"of photographs; {CUT}; {ROUNDING}; from 128 pixels on, {LARGE}"),
-    "lanczos": Closeness(0.1, 2, 12, ROUNDING),
+    "bilinear": Tolerance(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}"),
+    "bicubic": Tolerance(0.3, 6, 16, f"of photographs; {CUT}; {ROUNDING}; from 128 pixels on, {LARGE}"),
+    "lanczos": Tolerance(0.1, 2, 12, ROUNDING),
 }
 """By filter. At the edges DALI repeats the outermost pixels where torchvision shortens the filter."""
 
@@ -165,18 +165,18 @@ class Resize(Step):
     between: Literal["pil", "torch", None] = "pil"
 
     @property
-    def columns(self) -> int:
+    def num_params(self) -> int:
         return 4 if self.between else 2
 
     @property
-    def drawn(self) -> str:
-        return self.to.drawn
+    def params_doc(self) -> str:
+        return self.to.params_doc
 
     @property
-    def closeness(self) -> Closeness:
+    def closeness(self) -> Tolerance:
         return FILTERED[self.interpolation]
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         new_size = _not_empty(size, self.to.of(size))
         if self.between is not None:
             height_first = self.between == "pil" and pillow_resizes_height_first(size, new_size)
@@ -184,7 +184,7 @@ class Resize(Step):
         row.extend(new_size)
         return new_size
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.to.always)
 
 
@@ -222,17 +222,17 @@ class ResizeNearest(Step):
 
     @property
     def operations(self) -> Branch:
-        return (Lines(),)
+        return (IndexSelect(),)
 
     @property
-    def drawn(self) -> str:
-        return self.to.drawn
+    def params_doc(self) -> str:
+        return self.to.params_doc
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         new_size = _not_empty(size, self.to.of(size))
-        return Lines().put(*nearest_pixels(size, new_size, self.nearest), row)
+        return IndexSelect().put(*nearest_pixels(size, new_size, self.nearest), row)
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.to.always)
 
 

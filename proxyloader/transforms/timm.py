@@ -14,10 +14,10 @@ import torch
 from timm.data import random_erasing, transforms
 
 from ..errors import UnsupportedTransformError
-from .augment import Erase, EraseByColor, Paste, as_pixels
+from .augment import Erase, EraseByColor, EraseWithNoise, as_pixels
 from .geometry import Box, CenterRegion, Crop, ReflectedCrop, Region, as_fill, as_pair
-from .params import like
-from .plan import Branch, ImageState, OneOf, Row, Size, Step
+from .params import meta_image
+from .plan import Branch, ImageState, OneOf, ParamRow, Size, Step
 from .registry import rule
 from .resize import NewSize, Resize, ResizeNearest, Target, resize_to
 from .type_conversion import ToFloat, ToTensor, pil_to_tensor
@@ -34,10 +34,12 @@ class RandomResizedRegion:
     ratio: tuple[float, ...]
     inside: ClassVar[bool] = True
     size: ClassVar[None] = None
-    drawn: ClassVar[str] = "top, left, height, width: RandomResizedCropAndInterpolation.get_params"
+    params_doc: ClassVar[str] = "top, left, height, width: RandomResizedCropAndInterpolation.get_params"
 
     def box(self, height: int, width: int) -> Box:
-        drawn = transforms.RandomResizedCropAndInterpolation.get_params(like(height, width), self.scale, self.ratio)
+        drawn = transforms.RandomResizedCropAndInterpolation.get_params(
+            meta_image(height, width), self.scale, self.ratio
+        )
         top, left, new_height, new_width = drawn
         _refuse_nothing((height, width), (new_height, new_width))
         return top, left, new_height, new_width
@@ -49,10 +51,10 @@ class RandomRegion:
 
     size: Size
     inside: ClassVar[bool] = False
-    drawn: ClassVar[str] = "top, left: RandomCropOrPad.get_params"
+    params_doc: ClassVar[str] = "top, left: RandomCropOrPad.get_params"
 
     def box(self, height: int, width: int) -> Box:
-        return *transforms.RandomCropOrPad.get_params(like(height, width), self.size), *self.size
+        return *transforms.RandomCropOrPad.get_params(meta_image(height, width), self.size), *self.size
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ class RandomPaddedRegion:
     least: Size
     inside: ClassVar[bool] = False
     size: ClassVar[None] = None
-    drawn: ClassVar[str] = "left, top: RandomPad.get_params"
+    params_doc: ClassVar[str] = "left, top: RandomPad.get_params"
 
     def box(self, height: int, width: int) -> Box:
-        left, top, right, bottom = transforms.RandomPad.get_params(like(height, width), self.least)
+        left, top, right, bottom = transforms.RandomPad.get_params(meta_image(height, width), self.least)
         return -top, -left, height + top + bottom, width + left + right
 
 
@@ -76,7 +78,7 @@ class TrimmedRegion:
     border: int
     inside: ClassVar[bool] = True
     size: ClassVar[None] = None
-    drawn: ClassVar[str] = ""
+    params_doc: ClassVar[str] = ""
 
     def box(self, height: int, width: int) -> Box:
         new_size = height - 2 * self.border, width - 2 * self.border
@@ -144,10 +146,10 @@ class DrawnSize:
     least_edge: int
     arguments: tuple[Any, ...]
     always: ClassVar[None] = None
-    drawn: ClassVar[str] = "height, width: ResizeKeepRatio.get_params"
+    params_doc: ClassVar[str] = "height, width: ResizeKeepRatio.get_params"
 
     def of(self, size: Size) -> Size:
-        height, width = transforms.ResizeKeepRatio.get_params(like(*size), *self.arguments)
+        height, width = transforms.ResizeKeepRatio.get_params(meta_image(*size), *self.arguments)
         return int(height), int(width)
 
 
@@ -166,15 +168,15 @@ class RandomInterpolation(Step):
         return (self.choice,)
 
     @property
-    def drawn(self) -> str:
-        return "; ".join(filter(None, [self.resizes[0].to.drawn, "an interpolation: random.choice"]))
+    def params_doc(self) -> str:
+        return "; ".join(filter(None, [self.resizes[0].to.params_doc, "an interpolation: random.choice"]))
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         to = Target(self.resizes[0].to.of(size))
         chosen = random.choice(range(len(self.resizes)))
         return OneOf(tuple((replace(each, to=to),) for each in self.resizes)).take(chosen, size, row)
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.resizes[0].to.always)
 
 
@@ -263,7 +265,7 @@ class RandomErasing(Step):
         channels: of the image.
     """
 
-    erase: Erase | EraseByColor | Paste
+    erase: Erase | EraseByColor | EraseWithNoise
     mode: str
     others: tuple[tuple[str, Any], ...]
     most: int
@@ -278,11 +280,11 @@ class RandomErasing(Step):
         return (self.choice,)
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         what = {"rand": ", a colour", "pixel": ", noise"}.get(self.mode, "")
         return f"whether it acts, how many boxes, of each top, left, height, width{what}: RandomErasing._erase"
 
-    def draw(self, size: Size, row: Row) -> Size:
+    def sample_params(self, size: Size, row: ParamRow) -> Size:
         erased = _Erased()
         _eraser(self.mode, self.others)._erase(erased, self.channels, *size, torch.float32)
         numbers: list[float] = []
@@ -296,7 +298,7 @@ class RandomErasing(Step):
         self.choice.put(int(bool(numbers)), row, *numbers)
         return size
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return state
 
 
@@ -313,7 +315,7 @@ def erase_at_random(transform: Any, state: ImageState) -> Branch:
             f"mode={transform.mode!r} draws around zero, which whole levels (uint8) cannot hold; "
             "put the conversion to float before it"
         )
-    kinds: dict[str, EraseByColor | Paste] = {"rand": EraseByColor(state.channels), "pixel": Paste()}
+    kinds: dict[str, EraseByColor | EraseWithNoise] = {"rand": EraseByColor(state.channels), "pixel": EraseWithNoise()}
     erase = kinds.get(transform.mode) or Erase((0.0,) * state.channels)
     names = ("probability", "min_area", "max_area", "log_aspect_ratio", "min_count", "max_count")
     others = tuple((name, getattr(transform, name)) for name in names)

@@ -175,16 +175,16 @@ class Automatic(Step):
         return (self.choices.choice,) * self.layers
 
     @property
-    def drawn(self) -> str:
+    def params_doc(self) -> str:
         return f"operations, magnitudes, interpolations: {self.name}.__call__"
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         image = _Noting(size)
         _augmentation(self.name, self.policy, self.arguments)(image)
         self.choices.put_chain(image.done, self.layers, row)
         return size
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return state
 
 
@@ -206,7 +206,7 @@ class AugMix(Step):
     width: int
     depth: int
 
-    drawn: ClassVar[str] = (
+    params_doc: ClassVar[str] = (
         "weights, chains of operations: numpy.random.dirichlet, beta, randint, choice; "
         "magnitudes, interpolations: AugmentOp.__call__"
     )
@@ -219,7 +219,7 @@ class AugMix(Step):
     def _most(self) -> int:
         return self.depth if self.depth > 0 else 3
 
-    def draw(self, size: Size, row: list[float]) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         weights = np.float32(np.random.dirichlet([self.alpha] * self.width))
         share = np.float32(np.random.beta(self.alpha, self.alpha))
         row.extend([float(share), 0.0, *weights.tolist()])

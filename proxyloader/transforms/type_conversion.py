@@ -1,4 +1,4 @@
-"""Steps that change what the numbers mean: PIL image to tensor, uint8 to float, normalisation."""
+"""Steps that change the value range: PIL image to tensor, uint8 to float, normalisation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair
-from .plan import EXACT, Closeness, ImageState, MemoryOrder, Step
+from .plan import EXACT, ImageState, MemoryOrder, Step, Tolerance
 from .registry import rule
 from .resize import resize_step
 
@@ -28,9 +28,9 @@ class ToTensor(Step):
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
     pure: bool = field(default=True, compare=False, repr=False)
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = EXACT
+    closeness: ClassVar[Tolerance] = EXACT
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, kind="tensor", order=self.order, pure=self.pure)
 
 
@@ -40,9 +40,9 @@ class ToFloat(Step):
 
     scale: bool
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = EXACT
+    closeness: ClassVar[Tolerance] = EXACT
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, dtype="float32", scale=1 / 255 if self.scale else 1.0)
 
 
@@ -53,9 +53,9 @@ class Normalize(Step):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Closeness] = EXACT
+    closeness: ClassVar[Tolerance] = EXACT
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, scale=None)
 
 

@@ -1,4 +1,4 @@
-"""Why a transform is not translated, and what to do instead."""
+"""Unsupported transforms: the reason, and what to do instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that turn, shear and tilt: each pixel of the new image is fetched from a place that a matrix gives."""
+"""Steps that rotate, shear and tilt. Each output pixel is read from the place that a matrix gives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional import _geometry as F2
 from ..errors import UnsupportedTransformError
 from .geometry import as_fill
 from .params import Version
-from .plan import Closeness, ImageState, Size, Step
+from .plan import ImageState, Size, Step, Tolerance
 from .resize import interpolation_value
 
 Kind = Literal["pil", "tensor"]
@@ -26,14 +26,14 @@ Matrix = tuple[float, ...]
 
 
 WARPED = {
-    ("nearest", "pil"): Closeness(0.1, 16, 255, "beyond 256 pixels float32 holds coarser steps than Pillow counts in"),
-    ("nearest", "tensor"): Closeness(
+    ("nearest", "pil"): Tolerance(0.1, 16, 255, "beyond 256 pixels float32 holds coarser steps than Pillow counts in"),
+    ("nearest", "tensor"): Tolerance(
         1, 60, 255, "places on the border of two pixels, which are few where numbers are random: mean 0.05 then"
     ),
-    ("bilinear", "pil"): Closeness(
+    ("bilinear", "pil"): Tolerance(
         0.5, 8, 255, "both round; and at its border the image may end a pixel earlier or later"
     ),
-    ("bilinear", "tensor"): Closeness(0.15, 8, 255, "both round; and at its border the image may end otherwise"),
+    ("bilinear", "tensor"): Tolerance(0.15, 8, 255, "both round; and at its border the image may end otherwise"),
 }
 """By interpolation and kind of image. The largest means are those of numbers that are the same for all images."""
 
@@ -51,7 +51,7 @@ class Affine(Step):
     interpolation: Literal["nearest", "bilinear"]
     fill: tuple[float, ...]
     kind: Kind = "pil"
-    columns: ClassVar[int] = 8
+    num_params: ClassVar[int] = 8
 
     def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
         """The columns of a row, for the new size and a Matrix."""
@@ -60,10 +60,10 @@ class Affine(Step):
         return [*size, *matrix]
 
     @property
-    def closeness(self) -> Closeness:
+    def closeness(self) -> Tolerance:
         return WARPED[self.interpolation, self.kind]
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=None)
 
 
@@ -78,8 +78,8 @@ class BicubicAffine(Step):
     fill: tuple[float, ...]
     kind: ClassVar[Kind] = "pil"
     slow_on_cpu: ClassVar[bool] = True
-    columns: ClassVar[int] = 8
-    closeness: ClassVar[Closeness] = Closeness(
+    num_params: ClassVar[int] = 8
+    closeness: ClassVar[Tolerance] = Tolerance(
         0.01, 1, 255, "Pillow sums up in double precision; and at its border the image may end a pixel earlier or later"
     )
 
@@ -87,7 +87,7 @@ class BicubicAffine(Step):
         """As of an Affine."""
         return [*size, *matrix]
 
-    def state_after(self, state: ImageState) -> ImageState:
+    def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=None)
 
 
@@ -116,10 +116,10 @@ class Perspective(Step):
     interpolation: Literal["nearest", "bilinear"]
     fill: tuple[float, ...]
     kind: Kind = "pil"
-    columns: ClassVar[int] = 8
+    num_params: ClassVar[int] = 8
 
     @property
-    def closeness(self) -> Closeness:
+    def closeness(self) -> Tolerance:
         return WARPED[self.interpolation, self.kind]
 
 

@@ -1,4 +1,4 @@
-"""Memory for batches on their way, lent to workers slot by slot. Owned by the main process, written by workers.
+"""Arena: shared memory for batches, lent to workers slot by slot. Owned by the main process, written by workers.
 
 NOTE [ The way of a slot ]
 The main process owns the arena. Its sampler lends a free slot with every request; the request travels to a worker on

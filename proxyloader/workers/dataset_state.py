@@ -1,4 +1,4 @@
-"""The state of a dataset and of its iterators, where they have one: noted with each batch, and given back later.
+"""States of datasets and their iterators: recorded with each batch, and restored from a checkpoint.
 
 As ``torchdata.stateful_dataloader`` does it: each worker's dataset has a state of its own, which is that after its last
 batch that the loop was given. Runs in the worker; in the main process where there are no workers.

@@ -1,4 +1,4 @@
-"""The samples of a request, from the user's dataset: each under its own seed, and without those that cannot be read.
+"""Fetch the samples of a request from the user's dataset: each under its own seed, without unreadable ones.
 
 Runs in the worker; in the main process where there are no workers, and for the few samples that replace others late.
 """
@@ -14,13 +14,13 @@ from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
 
-from .._random_state import kept_generators, seed_generators
+from .._random_state import preserve_rng, seed_generators
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
 from ..data.dataset import path_of
 from ..data.encoded_image import NOT_YET, EncodedImage
-from ..data.jpeg_integrity import Scan, leave_to_pillow
+from ..data.jpeg_integrity import ScanStatus, leave_to_pillow
 from ..errors import ImageError, InputError, ProxyLoaderError
-from .request_sampler import Request
+from .request_sampler import BatchRequest
 
 MOST_TRIES = 100
 """Samples in a row that may be unreadable before nothing is found that could replace one."""
@@ -61,15 +61,15 @@ class Fetcher:
         dataset: Any,
         on_error: OnError = "raise",
         seed: int | None = None,
-        otherwise: Scan = Scan.UNCHECKED,
+        otherwise: ScanStatus = ScanStatus.UNCHECKED,
         live: Callable[[], Any] | None = None,
     ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
         self._live = live
         self._otherwise = otherwise
-        self._unknown = Scan.UNCHECKED if otherwise is Scan.UNCHECKED else Scan.UNKNOWN
+        self._unknown = ScanStatus.UNCHECKED if otherwise is ScanStatus.UNCHECKED else ScanStatus.UNKNOWN
 
-    def __call__(self, request: Request) -> Fetched:
+    def __call__(self, request: BatchRequest) -> Fetched:
         """
         Raises:
             ImageError: an image cannot be read; names the index.
@@ -150,14 +150,14 @@ class Fetcher:
                 unreadable.append(UnreadableSample.of(candidate, error))
         raise nothing_replaces(index, unreadable, min(MOST_TRIES, size - 1))
 
-    def seed_batch(self, request: Request) -> None:
+    def seed_batch(self, request: BatchRequest) -> None:
         """Let a collate_fn draw what depends on the seed, the epoch and the batch's indices alone."""
         if self._seed is not None:
             seed_generators(self._seed, request.epoch, "batch", request.each())
 
     def generators(self) -> contextlib.AbstractContextManager[None]:
         """Around all of the above: where the loop is, the user's own random numbers go on as if nothing had been."""
-        return kept_generators() if self._seed is not None and own_worker_info(self.dataset) is None else _as_they_are()
+        return preserve_rng() if self._seed is not None and own_worker_info(self.dataset) is None else _as_they_are()
 
     @property
     def _takes_lists(self) -> bool:
@@ -166,7 +166,7 @@ class Fetcher:
             dataset = dataset.dataset
         return getattr(dataset, "__getitems__", None) is not None
 
-    def _at_once(self, request: Request) -> Any:
+    def _at_once(self, request: BatchRequest) -> Any:
         """What the dataset gives for a list of indices; nothing where each sample is to be read by itself."""
         if not request.batched or self._seed is not None or not self._takes_lists:
             return _NOTHING

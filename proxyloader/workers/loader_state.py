@@ -1,4 +1,4 @@
-"""Where a loop stands in an epoch, and the state of it that a checkpoint keeps. Main process."""
+"""LoaderState: the position in an epoch, and the state that a checkpoint keeps. Main process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..data.sharded_sampler import ShardedSampler, check_dealt, dealt_in
+from ..data.sharded_sampler import ShardedSampler, check_dealt, shard_spec_in
 
 STATE_VERSION = 3
 
@@ -19,7 +19,7 @@ def is_stateful(thing: Any) -> bool:
 
 
 @dataclass
-class Progress:
+class LoaderState:
     """Where the loop stands in an epoch: what a checkpoint keeps of a loader.
 
     Attributes:
@@ -54,13 +54,13 @@ class Progress:
     worker_states: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
     next_worker: int = 0
 
-    def following(self) -> Progress:
+    def following(self) -> LoaderState:
         """The start of the next epoch."""
-        return Progress(self.epoch + 1)
+        return LoaderState(self.epoch + 1)
 
-    def copied(self) -> Progress:
+    def copied(self) -> LoaderState:
         """Another one, whose dicts are its own."""
-        return Progress(**{name: copy.copy(value) for name, value in vars(self).items()})
+        return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
     def state_dict(
         self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
@@ -81,7 +81,7 @@ class Progress:
         dataset_length: int | None,
         order: str = "",
         num_workers: int | None = None,
-    ) -> Progress:
+    ) -> LoaderState:
         """
         Raises:
             ValueError: it is no state of a loader, or of one with another seed or another number of samples; or of
@@ -134,16 +134,16 @@ class Progress:
         own["worker_states"] = {int(worker): each for worker, each in own["worker_states"].items()}  # text in JSON
         return cls(**own, resumes=True)
 
-    def taken_up_by(self, sampler: ShardedSampler | None) -> Progress:
+    def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
         """What is left of the epoch for a loader with that sampler, or without shards.
 
         Raises:
             ValueError: the epoch was begun with samples dealt out in another way.
         """
-        was, now = dealt_in(self.sampler_state), None if sampler is None else sampler.dealt
+        was, now = shard_spec_in(self.sampler_state), None if sampler is None else sampler.shard_spec
         if self.batches:
             check_dealt(was, now)
-        return self if was == now else Progress(self.epoch)
+        return self if was == now else LoaderState(self.epoch)
 
 
 GENERATORS = ("random_states", "generator_states")

@@ -1,4 +1,4 @@
-"""What travels from a worker to the main process: one batch, one message, so that pixels and labels cannot part."""
+"""Messages from a worker to the main process. One batch is one message, so that images and labels cannot part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..data.bad_samples import UnreadableSample
 from ..errors import ProxyLoaderError
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
-from .request_sampler import Request
+from .request_sampler import BatchRequest
 
 ALIGNMENT_BYTES = 64
 
@@ -72,7 +72,7 @@ class PackedRun:
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerError:
     """An exception on its way to the main process.
 
     Attributes:
@@ -85,7 +85,7 @@ class Failure:
     error: Exception | None
 
     @classmethod
-    def caught(cls, where: str) -> Failure:
+    def caught(cls, where: str) -> WorkerError:
         """Of the exception that is being handled."""
         error = sys.exc_info()[1]
         wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ class PackedBatch:
         worker, worker_state: the worker's number, and the state of its dataset after this batch, where that has one.
     """
 
-    request: Request | None
+    request: BatchRequest | None
     size_bytes: int = 0
     blob: torch.Tensor | None = None
     runs: tuple[PackedRun, ...] = ()
@@ -153,7 +153,7 @@ class PackedBatch:
     unreadable: tuple[UnreadableSample, ...] = ()
     damaged: tuple[Any, ...] = ()
     plans: tuple[Plan, ...] = ()
-    failure: Failure | None = None
+    failure: WorkerError | None = None
     worker: int = 0
     worker_state: dict[str, Any] | None = None
 
@@ -174,7 +174,7 @@ class PackedBatch:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class BatchMessage:
     """A packed batch on torch's queue.
 
     It is pickled before it gets there, so that what cannot be pickled is an error of its batch. And where there is a
@@ -195,7 +195,7 @@ class Parcel:
     opened: PackedBatch | None = None
 
     @classmethod
-    def of(cls, batch: PackedBatch, arena: Arena | None = None) -> Parcel:
+    def of(cls, batch: PackedBatch, arena: Arena | None = None) -> BatchMessage:
         """In the worker."""
         request = batch.request
         number = request.number if request is not None else None
@@ -203,7 +203,7 @@ class Parcel:
         try:
             data = ForkingPickler.dumps(batch)
         except Exception:
-            batch = PackedBatch(None, failure=Failure.caught("when a batch was to be sent to the main process"))
+            batch = PackedBatch(None, failure=WorkerError.caught("when a batch was to be sent to the main process"))
             data = ForkingPickler.dumps(batch)
         if arena is None or request is None or request.slot is None:
             return cls(number, bytes(data))
@@ -214,7 +214,7 @@ class Parcel:
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (self.number, self.data, self.start, self.end)
 
-    def open(self, request: Request | None, arena: Arena | None) -> PackedBatch:
+    def open(self, request: BatchRequest | None, arena: Arena | None) -> PackedBatch:
         """In the main process."""
         batch = self.opened
         if batch is None:
@@ -222,15 +222,15 @@ class Parcel:
             batch = pickle.loads(arena.memory(request.slot, self.end)[self.start : self.end].data)
         return dataclasses.replace(batch, request=request)
 
-    def pin_memory(self, device: Any = None) -> Parcel:
+    def pin_memory(self, device: Any = None) -> BatchMessage:
         """What torch's thread for page-locked memory does to batches without images."""
         batch = self.open(None, None)
         content = pin_memory(batch.content, device)  # type: ignore[no-untyped-call]
         return dataclasses.replace(self, opened=dataclasses.replace(batch, content=content))
 
 
-def _arrived(number: int | None, data: bytes | None, start: int, end: int) -> Parcel:
-    return Parcel(number, None, start, end, None if data is None else pickle.loads(data))
+def _arrived(number: int | None, data: bytes | None, start: int, end: int) -> BatchMessage:
+    return BatchMessage(number, None, start, end, None if data is None else pickle.loads(data))
 
 
 def aligned(size_bytes: int) -> int:

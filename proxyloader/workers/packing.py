@@ -1,4 +1,4 @@
-"""Images packed into memory, and the rest of the batch with references in their place.
+"""Pack the images of a batch into shared memory, and the rest of the batch with references in their place.
 
 ``Packer`` does it in the worker; ``ContentUnpickler`` puts what DALI made of them there in the main process.
 """
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 
-from ..data.placeholders import ImageCall, ProxyBatch, ProxyCall, ProxySample, image_calls_in, one_kind
+from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, image_calls_in, one_kind
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun, aligned
-from .request_sampler import Request
+from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
 
@@ -56,7 +56,7 @@ class Packer:
         self._has_images, self._plans = has_images, plans
         self._collate_here = collate_fn is default_collate
 
-    def __call__(self, samples: Any, request: Request | None = None) -> PackedBatch:
+    def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
         """
         Args:
             samples: what the dataset gave: a list of samples, or one sample where batching is off.
@@ -88,7 +88,7 @@ class Packer:
             plans=tuple(self._unknown_plans(pickler.runs)),
         )
 
-    def _unknown_plans(self, runs: list[list[ProxyCall]]) -> list[Plan]:
+    def _unknown_plans(self, runs: list[list[ProxyInputs]]) -> list[Plan]:
         firsts = {calls[0].server: calls[0] for calls in runs}  # those of a run are of one server
         return [call.plan for key, call in firsts.items() if isinstance(call, ImageCall) and key not in self._plans]
 
@@ -97,12 +97,12 @@ class _ContentPickler:
     """Pickles a batch, sets images aside as calls grouped into runs, and leaves references in their place."""
 
     def __init__(self, run_size: int) -> None:
-        self.runs: list[list[ProxyCall]] = []
+        self.runs: list[list[ProxyInputs]] = []
         self.kept: list[torch.Tensor] = []
         self._run_size = run_size
         self._open: dict[str, int] = {}  # server -> the run that takes its next single sample
         self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
-        self._batches: dict[int, Any] = {}  # id of a ProxyRun -> its run, or the (run, row) of each sample
+        self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> its run, or the (run, row) of each sample
 
     def dumps(self, content: Any) -> bytes:
         buffer = io.BytesIO()
@@ -121,7 +121,7 @@ class _ContentPickler:
             self._batches[id(proxy.run)] = self._place_batch(proxy.run.calls)
         return proxy.output, self._batches[id(proxy.run)]
 
-    def _place_batch(self, calls: Sequence[ProxyCall]) -> Any:
+    def _place_batch(self, calls: Sequence[ProxyInputs]) -> Any:
         rows = {id(call): (len(self.runs), row) for row, call in enumerate(calls)}
         distinct = len(rows) == len(calls) and self._rows.keys().isdisjoint(rows)
         if distinct and len(calls) <= self._run_size and all(call.server == calls[0].server for call in calls):
@@ -130,7 +130,7 @@ class _ContentPickler:
             return len(self.runs) - 1
         return [self._row_of(call) for call in calls]
 
-    def _row_of(self, call: ProxyCall) -> tuple[int, int]:
+    def _row_of(self, call: ProxyInputs) -> tuple[int, int]:
         if id(call) not in self._rows:
             run = self._open.get(call.server)
             if run is None or len(self.runs[run]) == self._run_size:
@@ -200,7 +200,7 @@ class _Writer:
         return blob
 
 
-def _pack_run(calls: Sequence[ProxyCall], writer: _Writer) -> PackedRun:
+def _pack_run(calls: Sequence[ProxyInputs], writer: _Writer) -> PackedRun:
     inputs = []
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
         one_kind(name, arrays)

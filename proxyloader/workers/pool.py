@@ -1,4 +1,4 @@
-"""The workers of a loader and the memory they share with it: a stock torch DataLoader that yields packed batches."""
+"""WorkerPool: a stock torch DataLoader that yields packed batches, and the memory its workers write to."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import _fork_safety
 from .._exit_safety import END_S, at_exit
-from ..data.jpeg_integrity import KnownScans, Scan
+from ..data.jpeg_integrity import IntegrityTable, ScanStatus
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher
-from .loader_state import Progress
-from .messages import PackedBatch, Parcel
+from .loader_state import LoaderState
+from .messages import BatchMessage, PackedBatch
 from .packing import Packer
 from .request_sampler import RequestSampler
 from .worker import PackedDataset, PackStream, set_up_worker
 
-log = logging.getLogger("proxyloader")
+log = logging.getLogger(__name__)
 
 BYTES_PER_IMAGE = 1 << 18
 """Room that is mapped in a slot for each image of a batch at first; more is mapped where it is needed."""
@@ -51,7 +51,7 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
 
 
 @dataclass
-class Road:
+class WorkerPool:
     """
     Attributes:
         workers: torch's loader over the wrapped dataset. It is the one that starts processes, draws seeds and advances
@@ -66,7 +66,7 @@ class Road:
         broken: a worker was lost; the next epoch needs new ones.
     """
 
-    workers: TorchDataLoader[Parcel | PackedBatch]
+    workers: TorchDataLoader[BatchMessage | PackedBatch]
     fetcher: Fetcher
     requests: RequestSampler | None
     arena: Arena | None
@@ -84,10 +84,10 @@ class Road:
         dataset: Any,
         plans: dict[str, Plan],
         arena: Arena | None,
-        scans: KnownScans | None,
-        progress: Progress,
+        scans: IntegrityTable | None,
+        loader_state: LoaderState,
         live: LiveDataset | None = None,
-    ) -> Road:
+    ) -> WorkerPool:
         """
         Args:
             loader: whose arguments count.
@@ -95,7 +95,7 @@ class Road:
             plans: that it refers to.
             arena: of an earlier epoch, to be used again; None: a new one.
             scans: what is known of its JPEGs; None where that is not remembered.
-            progress: of the epoch that comes first, with the states that its dataset begins with.
+            loader_state: of the epoch that comes first, with the states that its dataset begins with.
             live: gives the dataset for each batch, where there are no workers.
         """
         has_images = bool(plans) or loader.server is not None
@@ -108,9 +108,9 @@ class Road:
             slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
             arena = _arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
         # No scans come with a request all of whose samples are sound; and a stream's come with none.
-        otherwise = Scan.UNCHECKED
+        otherwise = ScanStatus.UNCHECKED
         if loader._looks_at_scans:
-            otherwise = Scan.UNKNOWN if streams or scans is None else Scan.SOUND
+            otherwise = ScanStatus.UNKNOWN if streams or scans is None else ScanStatus.SOUND
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise, live)
         packer = Packer(
             loader.collate_fn,
@@ -137,7 +137,7 @@ class Road:
             and loader._format.is_default,  # else it is copied once more
         )
         requests = None
-        states = progress.worker_states if progress.resumes else {}
+        states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.of(dataset, loader.num_workers)
         source: Any
         if streams:
@@ -154,7 +154,7 @@ class Road:
             source = PackedDataset(fetcher, packer, arena, states, board)
             arguments |= dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = _Workers(**arguments)
-        workers.first_worker = progress.next_worker
+        workers.first_worker = loader_state.next_worker
         return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order)
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
@@ -182,7 +182,7 @@ class Road:
             iterator._shutdown_workers()
 
     def left_arena(self) -> Arena | None:
-        """The memory, for the next road; None while somebody may still use it."""
+        """The memory, for the next pool; None while somebody may still use it."""
         if self.arena is None or self.requests is None or self.broken or self.user is None or self.user() is not None:
             return None
         self.requests.forget_unanswered()  # its workers have ended

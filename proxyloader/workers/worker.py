@@ -1,4 +1,4 @@
-"""What runs in torch's worker processes beside the user's dataset."""
+"""Set-up and collation in torch's worker processes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..errors import ImageError
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .fetch import Fetcher, own_worker_info
-from .messages import Failure, PackedBatch, Parcel
+from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
-from .request_sampler import Request
+from .request_sampler import BatchRequest
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -49,7 +49,7 @@ class PackedDataset(Dataset[Any]):
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
 
-    def __getitems__(self, request: Request) -> PackedBatch | Parcel:
+    def __getitems__(self, request: BatchRequest) -> PackedBatch | BatchMessage:
         info = own_worker_info(self.fetcher.dataset)
         try:
             with self.fetcher.generators():
@@ -58,16 +58,18 @@ class PackedDataset(Dataset[Any]):
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
             # As a value, so that the slot comes back with it.
             failure = (
-                Failure(None, error) if info is None else Failure.caught(f"in DataLoader worker process {info.id}")
+                WorkerError(None, error)
+                if info is None
+                else WorkerError.caught(f"in DataLoader worker process {info.id}")
             )
             packed = PackedBatch(request, unreadable=unreadable, failure=failure)
         try:
-            return packed if info is None else Parcel.of(_with_state(packed, info.id, self.state()), self._arena)
+            return packed if info is None else BatchMessage.of(_with_state(packed, info.id, self.state()), self._arena)
         finally:
             if self._arena is not None and request.slot is not None:
                 self._arena.mark_ready(request.slot)
 
-    def _packed(self, request: Request) -> PackedBatch:
+    def _packed(self, request: BatchRequest) -> PackedBatch:
         fetched = self.fetcher(request)
         if fetched.unreadable and not fetched.samples:
             return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
@@ -85,7 +87,7 @@ class PackStream:
     def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool) -> None:
         self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
 
-    def __call__(self, samples: Any) -> PackedBatch | Parcel:
+    def __call__(self, samples: Any) -> PackedBatch | BatchMessage:
         fetched = self._fetcher.of_stream(samples if self._batched else [samples])
         if fetched.unreadable and not fetched.samples:
             packed = PackedBatch(None, indices=())
@@ -93,7 +95,7 @@ class PackStream:
             packed = self._packer(fetched.samples if self._batched else fetched.samples[0])
         packed = dataclasses.replace(packed, unreadable=tuple(fetched.unreadable)) if fetched.unreadable else packed
         info = own_worker_info(self._stream.dataset)
-        return packed if info is None else Parcel.of(_with_state(packed, info.id, self._stream.state()))
+        return packed if info is None else BatchMessage.of(_with_state(packed, info.id, self._stream.state()))
 
 
 def _with_state(packed: PackedBatch, worker_id: int, state: dict[str, Any]) -> PackedBatch:

@@ -20,7 +20,7 @@ from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.operators import OPERATORS
 from proxyloader.dali.operators.resize import EXACT_EDGES_BELOW
-from proxyloader.dali.output_format import BatchFormat
+from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
@@ -99,7 +99,7 @@ class TestOperators:
         for step in steps_of(transform):
             assert step.operations != (step,)
             assert {type(each) for each in primitives(step.operations)} <= set(OPERATORS)
-            assert step.columns == sum(each.columns for each in step.operations)
+            assert step.num_params == sum(each.num_params for each in step.operations)
 
     def test_the_list_of_what_is_made_of_others_is_complete(self) -> None:
         kinds = {cls for cls in Step.__subclasses__() if cls.__module__.startswith("proxyloader.")}
@@ -233,7 +233,7 @@ class TestOutputs:
         device_id = None if device == "cpu" else 0
         for threads, depth in ((1, 1), (3, 4)):
             options = PipelineOptions(4, device_id=device_id, num_threads=threads, prefetch_queue_depth=depth)
-            server = PlanServer(compiled.plan, options, BatchFormat())
+            server = PlanServer(compiled.plan, options, OutputFormat())
             (output,) = server.collect(
                 server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
             )

@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms import functional, v2
 from torchvision.transforms import transforms as v1
 
-from proxyloader.dali.fused_normalize import LastSteps, split
+from proxyloader.dali.fused_normalize import FusedNormalize, split
 from proxyloader.transforms.registry import plan_for
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -18,9 +18,9 @@ NORMALIZED = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])
 LEVELS = torch.arange(256, dtype=torch.uint8).repeat(3, 1).reshape(3, 16, 16)
 
 
-def last_steps_of(transform: Any, device: str, dtype: Any = None) -> LastSteps:
+def last_steps_of(transform: Any, device: str, dtype: Any = None) -> FusedNormalize:
     plan = plan_for(transform)
-    return LastSteps(split(plan.steps)[1], plan.output.channels, dtype, torch.device(device))
+    return FusedNormalize(split(plan.steps)[1], plan.output.channels, dtype, torch.device(device))
 
 
 def torchvisions(levels: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_other_types_are_rounded_once_and_lie_as_before(dtype: torch.dtype, devi
 def test_without_any_it_is_a_copy(device: str) -> None:
     levels = LEVELS.to(device).permute(1, 2, 0)
     for images, dtype in itertools.product((levels, levels.float()), (None, torch.float16)):
-        copied = LastSteps((), 3, dtype, torch.device(device))(images)
+        copied = FusedNormalize((), 3, dtype, torch.device(device))(images)
         assert copied.data_ptr() != images.data_ptr() and copied.stride() == images.stride()
         assert copied.dtype == (dtype if dtype and images.is_floating_point() else images.dtype)
         assert torch.equal(copied, images.to(copied.dtype))

@@ -293,10 +293,10 @@ def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
 
 
 ENDS = """
-from proxyloader import engines
-engines.AFTER_FIRST_BATCH_S = 60.0
-engines._levels_off = lambda *_: print("tried")
-engines._reserve_beside(0, {()})
+from proxyloader.dali import jpeg_engines
+jpeg_engines.AFTER_FIRST_BATCH_S = 60.0
+jpeg_engines._levels_off = lambda *_: print("tried")
+jpeg_engines._reserve_beside(0, {()})
 print("ends")
 """
 

@@ -24,12 +24,12 @@ def told(monkeypatch: pytest.MonkeyPatch, size: str | None, rank: str | None) ->
 
 
 def test_where_nothing_tells_there_is_one_process() -> None:
-    assert World.current() == World(1, 0) and World.told() is None
+    assert World.current() == World(1, 0) and World.detect() is None
 
 
 def test_torchruns_environment_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, "4", "3")
-    assert World.current() == World.told() == World(4, 3)
+    assert World.current() == World.detect() == World(4, 3)
 
 
 def test_torch_distributed_knows_better_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms, wrap
-from proxyloader.data.jpeg_integrity import KnownScans, Scan, is_whole, leave_to_pillow
+from proxyloader.data.jpeg_integrity import IntegrityTable, ScanStatus, is_whole, leave_to_pillow
 from proxyloader.data.placeholders import Proxy
 from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.workers.dataset_state import StatefulStream
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.packing import Packer
-from proxyloader.workers.request_sampler import Request, RequestSampler
+from proxyloader.workers.request_sampler import BatchRequest, RequestSampler
 from proxyloader.workers.worker import PackStream
 
 from ..integration.test_bad_input import broken_tables
@@ -50,7 +50,7 @@ def test_a_whole_scan_is_told_from_a_damaged_one(options: dict[str, Any]) -> Non
     assert is_whole(data) and not is_whole(cut(data))
 
 
-def looked_at(data: bytes, known: Scan, max_pixels: int | None = None) -> tuple[bytes, bool]:
+def looked_at(data: bytes, known: ScanStatus, max_pixels: int | None = None) -> tuple[bytes, bool]:
     """What a worker makes of a file, and whether it found damage."""
     transform = dataclasses.replace(compile_transforms(TRANSFORM), max_pixels=max_pixels)
     sample = transform(EncodedImage.from_bytes(data, max_pixels=max_pixels)), 0
@@ -64,19 +64,19 @@ def pixels_of(data: bytes) -> Any:
 
 def test_a_damaged_image_is_decoded_by_pillow_where_it_is_looked_at_or_known() -> None:
     data, damaged = jpeg(), cut(jpeg())
-    for known in (Scan.UNKNOWN, Scan.DAMAGED):
+    for known in (ScanStatus.UNKNOWN, ScanStatus.DAMAGED):
         image, found = looked_at(damaged, known)
         assert found and image.startswith(b"P6") and np.array_equal(pixels_of(image), pixels_of(damaged))
-    for known in (Scan.UNKNOWN, Scan.SOUND, Scan.UNCHECKED):
+    for known in (ScanStatus.UNKNOWN, ScanStatus.SOUND, ScanStatus.UNCHECKED):
         assert looked_at(data, known) == (data, False)
-    assert looked_at(damaged, Scan.UNCHECKED) == (damaged, False), "nobody asked"
+    assert looked_at(damaged, ScanStatus.UNCHECKED) == (damaged, False), "nobody asked"
 
 
 def test_a_progressive_image_is_decoded_by_pillow_and_not_taken_for_damaged() -> None:
     data = jpeg(progressive=True)
-    for known in Scan:
+    for known in ScanStatus:
         image, found = looked_at(data, known)
-        assert image.startswith(b"P6") == (known is not Scan.UNCHECKED) and not found
+        assert image.startswith(b"P6") == (known is not ScanStatus.UNCHECKED) and not found
         assert np.array_equal(pixels_of(image), pixels_of(data))
 
 
@@ -85,49 +85,53 @@ def test_a_limit_on_pixels_that_was_raised_holds_where_pillow_decodes_too(monkey
     for data in (jpeg(progressive=True), cut(jpeg())):
         with pytest.raises(ImageError, match="max_pixels"):
             EncodedImage.from_bytes(data)
-        assert looked_at(data, Scan.UNKNOWN, max_pixels=10_000)[0].startswith(b"P6")
+        assert looked_at(data, ScanStatus.UNKNOWN, max_pixels=10_000)[0].startswith(b"P6")
 
 
 def test_a_file_that_was_sound_is_looked_at_again_where_it_does_not_end_as_a_jpeg() -> None:
     data = jpeg()
     with pytest.raises(ImageError, match="Pillow cannot decode it"):
-        looked_at(data[: len(data) // 2], Scan.SOUND)
-    assert looked_at(data + b"more", Scan.SOUND) == (data, False)
+        looked_at(data[: len(data) // 2], ScanStatus.SOUND)
+    assert looked_at(data + b"more", ScanStatus.SOUND) == (data, False)
 
 
 def test_scans_that_make_no_sense_are_left_to_pillow_whoever_looks_and_remembered() -> None:
     data = jpeg()
     middle = data.index(b"\xff\x00", len(data) // 2)
     stray = data[:middle] + b"\xff\xd3" + data[middle:]
-    for known in (Scan.UNKNOWN, Scan.DAMAGED, Scan.UNCHECKED):
+    for known in (ScanStatus.UNKNOWN, ScanStatus.DAMAGED, ScanStatus.UNCHECKED):
         image, found = looked_at(stray, known)
         assert found and image.startswith(b"P6") and np.array_equal(pixels_of(image), pixels_of(stray))
     progressive = jpeg(progressive=True)
     without_the_last = progressive[: progressive.rindex(b"\xff\xda")] + b"\xff\xd9"
-    assert all(looked_at(without_the_last, known)[0].startswith(b"P6") for known in Scan)
+    assert all(looked_at(without_the_last, known)[0].startswith(b"P6") for known in ScanStatus)
 
 
 def test_what_a_pipeline_by_hand_is_given_is_not_looked_at() -> None:
     encoded = np.frombuffer(cut(jpeg()), np.uint8)
     sample = Proxy("server", ("images",), 1)(encoded)
-    assert not leave_to_pillow([sample, compile_transforms(TRANSFORM)(Image.new("RGB", (9, 9)))], Scan.DAMAGED)
+    assert not leave_to_pillow([sample, compile_transforms(TRANSFORM)(Image.new("RGB", (9, 9)))], ScanStatus.DAMAGED)
     assert np.array_equal(sample.call.inputs[0], encoded)
 
 
 def test_what_is_known_is_kept_by_index() -> None:
-    known = KnownScans(10)
-    assert known.of([3, 4]) == bytes([Scan.UNKNOWN, Scan.UNKNOWN])
+    known = IntegrityTable(10)
+    assert known.of([3, 4]) == bytes([ScanStatus.UNKNOWN, ScanStatus.UNKNOWN])
     known.note([3, 4, 5], damaged=[4])
-    requests = RequestSampler([[0, 1, 2]], True, scans=(of_some := KnownScans(3)))
+    requests = RequestSampler([[0, 1, 2]], True, scans=(of_some := IntegrityTable(3)))
     (request,) = requests
     requests.note_scans(request, unreadable=[1], damaged=[2])
-    assert of_some.of([0, 1, 2]) == bytes([Scan.SOUND, Scan.UNKNOWN, Scan.DAMAGED]), "who could read number 1?"
+    assert of_some.of([0, 1, 2]) == bytes([ScanStatus.SOUND, ScanStatus.UNKNOWN, ScanStatus.DAMAGED]), (
+        "who could read number 1?"
+    )
     assert known.of([3, 5]) is None
-    assert known.of([3, np.int64(4), torch.tensor(6)]) == bytes([Scan.SOUND, Scan.DAMAGED, Scan.UNKNOWN])
+    assert known.of([3, np.int64(4), torch.tensor(6)]) == bytes(
+        [ScanStatus.SOUND, ScanStatus.DAMAGED, ScanStatus.UNKNOWN]
+    )
     assert known.of([]) is None
     for indices in (["a", "b"], [(1, 2), (3, 4)], [10, 11], [1.5, 2.5], [True, False]):
         known.note(indices, damaged=[])
-        assert known.of(indices) == bytes([Scan.UNKNOWN, Scan.UNKNOWN])
+        assert known.of(indices) == bytes([ScanStatus.UNKNOWN, ScanStatus.UNKNOWN])
 
 
 @pytest.fixture
@@ -147,7 +151,7 @@ def damaged_folder(photos: Path, tmp_path: Path) -> ImageFolder:
 def test_each_sample_is_looked_at_in_its_first_epoch_and_damaged_ones_are_known_then(
     damaged_folder: ImageFolder,
 ) -> None:
-    fetcher, known = Fetcher(wrap(damaged_folder)), KnownScans(48)
+    fetcher, known = Fetcher(wrap(damaged_folder)), IntegrityTable(48)
     for epoch in range(3):
         requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
         for request in requests:
@@ -180,7 +184,7 @@ def is_by_pillow(sample: Any) -> bool:
 
 def test_a_dataset_that_reads_lists_goes_on_doing_so_whatever_is_damaged(damaged_folder: ImageFolder) -> None:
     dataset = wrap(Lists(damaged_folder.root, TRANSFORM))
-    fetcher, known = Fetcher(dataset, otherwise=Scan.SOUND), KnownScans(48)
+    fetcher, known = Fetcher(dataset, otherwise=ScanStatus.SOUND), IntegrityTable(48)
     for _ in range(2):
         dataset.read = 0
         requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
@@ -209,7 +213,10 @@ class Whole(Lists):
 
 
 def test_images_that_a_datasets_own_threads_open_are_looked_at_too(damaged_folder: ImageFolder) -> None:
-    fetcher, known = Fetcher(wrap(Threads(damaged_folder.root, TRANSFORM)), otherwise=Scan.SOUND), KnownScans(48)
+    fetcher, known = (
+        Fetcher(wrap(Threads(damaged_folder.root, TRANSFORM)), otherwise=ScanStatus.SOUND),
+        IntegrityTable(48),
+    )
     requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
     for request in requests:
         fetched = fetcher(request)
@@ -218,7 +225,10 @@ def test_images_that_a_datasets_own_threads_open_are_looked_at_too(damaged_folde
 
 
 def test_in_a_batch_of_the_datasets_own_making_all_are_looked_at(damaged_folder: ImageFolder) -> None:
-    fetcher, known = Fetcher(wrap(Whole(damaged_folder.root, TRANSFORM)), otherwise=Scan.SOUND), KnownScans(48)
+    fetcher, known = (
+        Fetcher(wrap(Whole(damaged_folder.root, TRANSFORM)), otherwise=ScanStatus.SOUND),
+        IntegrityTable(48),
+    )
     for _ in range(2):
         requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
         for request in requests:
@@ -244,11 +254,11 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
 
     dataset = wrap(Meet(damaged_folder.root, TRANSFORM))
     indices = list(range(8))
-    unknown, sound = bytes([Scan.UNKNOWN] * 8), None
+    unknown, sound = bytes([ScanStatus.UNKNOWN] * 8), None
     for scans in ((unknown, sound), (sound, unknown), (unknown, unknown)):
-        requests = [Request(k, 0, indices, True, None, scans=each) for k, each in enumerate(scans)]
+        requests = [BatchRequest(k, 0, indices, True, None, scans=each) for k, each in enumerate(scans)]
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(Fetcher(dataset, otherwise=Scan.SOUND), requests))
+            found = list(pool.map(Fetcher(dataset, otherwise=ScanStatus.SOUND), requests))
         for fetched, each in zip(found, scans):
             assert fetched.damaged == ([5] if each else [])
             assert [is_by_pillow(sample) for sample in fetched.samples] == [
@@ -260,7 +270,7 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
 def test_replacements_are_looked_at_only_where_that_was_asked_for(
     damaged_folder: ImageFolder, check_scans: bool
 ) -> None:
-    otherwise = Scan.SOUND if check_scans else Scan.UNCHECKED
+    otherwise = ScanStatus.SOUND if check_scans else ScanStatus.UNCHECKED
     fetcher = Fetcher(wrap(damaged_folder), "replace", otherwise=otherwise)
     index, (image, _) = fetcher.next_readable(4, 0, [])
     assert index == 5 and (bytes(image.call.inputs[0][:2]) == b"P6") is check_scans
@@ -301,7 +311,7 @@ def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -
     samples = [dataset[k] for k in range(4, 8)]
     packer = Packer(default_collate, None, 8)
     batch = PackStream(
-        Fetcher(dataset, otherwise=Scan.UNKNOWN), packer, StatefulStream(dataset, {}, None), batched=True
+        Fetcher(dataset, otherwise=ScanStatus.UNKNOWN), packer, StatefulStream(dataset, {}, None), batched=True
     )(samples)
     images = batch.runs[0].inputs[0].views(batch.memory(None))
     assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, True, False]
@@ -311,7 +321,7 @@ def test_a_streams_images_that_pillow_cannot_decode_either_are_left_out_alone(da
     dataset = wrap(Opens(damaged_folder))
     broken_tables(Path(dataset.paths[6]))
     for on_error in ("raise", "skip"):
-        fetcher = Fetcher(dataset, on_error, otherwise=Scan.UNKNOWN)
+        fetcher = Fetcher(dataset, on_error, otherwise=ScanStatus.UNKNOWN)
         pack = PackStream(
             fetcher, Packer(default_collate, None, 8), StatefulStream(fetcher.dataset, {}, None), batched=True
         )

@@ -17,7 +17,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 from proxyloader import LastBatchPolicy, ShardedSampler
-from proxyloader.data.sharded_sampler import check_dealt, dealt_in, sampler_for, sharded_in
+from proxyloader.data.sharded_sampler import build_sampler, check_dealt, find_sharded, shard_spec_in
 
 FILL, PARTIAL, DROP = LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL, LastBatchPolicy.DROP
 POLICIES = pytest.mark.parametrize("policy", LastBatchPolicy, ids=lambda policy: policy.value)
@@ -268,7 +268,7 @@ def asked_for(
     num_shards: Any = None, shard_id: Any = None, policy: Any = None, dataset: Any = range(10), **arguments: Any
 ) -> ShardedSampler | None:
     defaults = dict(batch_size=3, shuffle=None, sampler=None, batch_sampler=None, drop_last=False, seed=None)
-    return sampler_for(dataset, num_shards, shard_id, policy, **(defaults | arguments))
+    return build_sampler(dataset, num_shards, shard_id, policy, **(defaults | arguments))
 
 
 def test_a_loader_that_is_not_told_of_shards_has_none() -> None:
@@ -349,13 +349,13 @@ def test_shards_that_contradict_the_processes_there_are_are_refused(monkeypatch:
 
 def test_a_sharded_sampler_is_found_in_a_batch_sampler_of_torchs() -> None:
     sampler = ShardedSampler(range(4), 2, 1)
-    assert sharded_in(sampler) is sharded_in(BatchSampler(sampler, 2, False)) is sampler
-    assert sharded_in(SequentialSampler(range(3))) is sharded_in(None) is None
+    assert find_sharded(sampler) is find_sharded(BatchSampler(sampler, 2, False)) is sampler
+    assert find_sharded(SequentialSampler(range(3))) is find_sharded(None) is None
 
 
 def test_an_epoch_that_was_begun_goes_on_with_the_same_shards_alone() -> None:
     def dealt(shards: int = 2, **arguments: Any) -> dict[str, Any]:
-        return ShardedSampler(range(9), shards, 0, **arguments).dealt
+        return ShardedSampler(range(9), shards, 0, **arguments).shard_spec
 
     same = [
         (None, None),
@@ -377,5 +377,5 @@ def test_an_epoch_that_was_begun_goes_on_with_the_same_shards_alone() -> None:
     ]:
         with pytest.raises(ValueError, match="saved in mid-epoch .* cannot be dealt out anew. .*loader.set_epoch"):
             check_dealt(was, now)
-    assert dealt_in({"epoch": 3, "dealt": dealt()}) == dealt()
-    assert dealt_in({"epoch": 3}) is dealt_in(None) is dealt_in(7) is None
+    assert shard_spec_in({"epoch": 3, "dealt": dealt()}) == dealt()
+    assert shard_spec_in({"epoch": 3}) is shard_spec_in(None) is shard_spec_in(7) is None

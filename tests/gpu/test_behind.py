@@ -12,7 +12,7 @@ from nvidia.dali import OperatorConcurrency, StreamPolicy, fn, pipeline_def, typ
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..faults import Spelled
 
@@ -32,7 +32,7 @@ def assert_right_far_behind(loader: DataLoader, white: float) -> None:
     assert len(held) == IMAGES // BATCH
     for images, indices in held:
         upright = images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)
-        assert numbers_in(upright, white) == indices.tolist()
+        assert read_numbers(upright, white) == indices.tolist()
 
 
 def decoded(encoded: Any) -> Any:

@@ -17,7 +17,7 @@ from proxyloader import DataLoader, FileReaderLoader, ProxyServer, pipelines
 from proxyloader.dali import executor as _executor
 from proxyloader.dali import jpeg_engines
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.synthetic.numbered import SIDE_PX, numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import SIDE_PX, read_numbers, spell_dataset
 
 from ..faults import WITH_THE_PROJECT, Spelled
 from ..integration.roads import read_bytes
@@ -119,7 +119,7 @@ READY = {"size": SIDE_PX, "resize": SIDE_PX, "mean": (0, 0, 0), "std": (1, 1, 1)
 def is_right(server: ProxyServer, root: str | Path) -> bool:
     dataset = Spelled(root, transform=server.proxy, loader=read_bytes)
     for images, indices in DataLoader(dataset, 8, server=server):
-        if numbers_in(images.movedim(-1, 1), white=255) != indices.tolist():
+        if read_numbers(images.movedim(-1, 1), white=255) != indices.tolist():
             return False
     return True
 
@@ -158,7 +158,7 @@ def test_ready_graphs_of_a_reader_leave_them_alone(failing: None, tmp_path: Path
     given = FileReaderLoader.from_pipeline(read_by_hand(root))
     for each in (loader, given):
         for _ in range(2):
-            numbers = [number for images, _ in each for number in numbers_in(images.movedim(-1, 1), white=255)]
+            numbers = [number for images, _ in each for number in read_numbers(images.movedim(-1, 1), white=255)]
             assert numbers == list(range(24))
         assert not _executor.uses_engines(each._epochs.pipeline)
 

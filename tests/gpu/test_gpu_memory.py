@@ -13,7 +13,7 @@ import torch
 from torchvision import transforms
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset, spelled_picture
+from proxyloader.tools.synthetic.numbered import numbered_image, read_numbers, spell_dataset
 
 from ..faults import Spelled
 from ..limits import WAIT_S
@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Spelled:
 def right(batch: Any) -> int:
     """How many pictures of a batch are those that travel with their index."""
     images, indices = batch[0], batch[-1]
-    assert numbers_in(images, white=1.0) == indices.tolist()
+    assert read_numbers(images, white=1.0) == indices.tolist()
     return len(indices)
 
 
@@ -86,7 +86,7 @@ def test_where_pictures_grow_and_memory_is_short_they_are_right_or_the_error_is_
     for number in range(256):
         path = tmp_path / f"{number // 64}" / f"{number:05d}.jpg"
         path.parent.mkdir(exist_ok=True)
-        spelled_picture(number, side_px=64 + 16 * (number // 4)).save(path, quality=90)
+        numbered_image(number, side_px=64 + 16 * (number // 4)).save(path, quality=90)
     loader = DataLoader(Spelled(str(tmp_path), transform=LARGE), BATCH, num_workers=2)
     batches, seen, errors = iter(loader), 0, 0
     seen += right(next(batches))

@@ -26,7 +26,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..outcomes import without_frames
 
@@ -166,7 +166,7 @@ def start_method(request: pytest.FixtureRequest) -> str:
 def assert_pictures_match(images: torch.Tensor, numbers: torch.Tensor | Sequence[int]) -> None:
     """Every single picture of a batch is the one that its number says."""
     expected = numbers.tolist() if isinstance(numbers, torch.Tensor) else list(numbers)
-    found = numbers_in(images, white=1.0)
+    found = read_numbers(images, white=1.0)
     wrong = {place: pair for place, pair in enumerate(zip(found, expected)) if pair[0] != pair[1]}
     assert len(found) == len(expected), f"{len(found)} pictures for {len(expected)} numbers"
     assert not wrong, f"{len(wrong)} of {len(found)} pictures are others; place: (found, expected) {wrong}"

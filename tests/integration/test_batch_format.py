@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.autoaugment import RandAugment
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.dali.output_format import BatchFormat, stacked
+from proxyloader.dali.output_format import OutputFormat, stacked
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TRAINING = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
@@ -136,7 +136,7 @@ def test_images_are_stacked_in_the_format_that_they_have() -> None:
 
 def test_batches_of_any_structure_keep_it() -> None:
     images, masks = torch.rand(2, 3, 4, 5), torch.ones(2, 4, 5)
-    batch = BatchFormat(torch.float16, torch.channels_last).of_batch({"a": [images, "b"], "c": (masks, 3)})
+    batch = OutputFormat(torch.float16, torch.channels_last).of_batch({"a": [images, "b"], "c": (masks, 3)})
     assert torch.equal(batch["a"][0], images.half()) and batch["a"][0].is_contiguous(memory_format=torch.channels_last)
     assert batch["a"][1] == "b" and batch["c"][0] is masks and batch["c"][1] == 3
 

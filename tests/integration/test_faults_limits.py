@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.tools.synthetic.numbered import spelled_picture
+from proxyloader.tools.synthetic.numbered import numbered_image
 
 from ..limits import WAIT_S
 from ..outcomes import outcomes
@@ -77,7 +77,7 @@ def uneven_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "set" / "class").mkdir(parents=True)
     for number in range(16):
         side_px = (32, 64, 48)[number % 3] if number < 8 else 40
-        spelled_picture(number, side_px).save(root / "set" / "class" / f"{number:05d}.jpg", quality=90)
+        numbered_image(number, side_px).save(root / "set" / "class" / f"{number:05d}.jpg", quality=90)
     return root / "set"
 
 
@@ -197,7 +197,7 @@ def test_a_slow_loop_finds_no_more_batches_decoded_than_it_asked_for(
 def large_jpeg(number: int, size_bytes: int) -> bytes:
     """A picture in a file of more than ``size_bytes``: the JPEG standard allows any number of comments."""
     buffer = io.BytesIO()
-    spelled_picture(number).save(buffer, "JPEG", quality=90)
+    numbered_image(number).save(buffer, "JPEG", quality=90)
     data = buffer.getvalue()
     comment = b"\xff\xfe" + (60_002).to_bytes(2, "big") + os.urandom(60_000).replace(b"\xff", b"\x00")
     return data[:2] + comment * (size_bytes // 60_000 + 1) + data[2:]

@@ -70,7 +70,7 @@ def test_a_child_that_goes_on_with_an_inherited_iterator_does_no_harm(
     batches = iter(loader)
     numbers = all_numbers(next(batches) for _ in range(3))
 
-    def go_on() -> None:
+    def resume() -> None:
         rest = []
         try:
             rest = all_numbers(batches)
@@ -80,7 +80,7 @@ def test_a_child_that_goes_on_with_an_inherited_iterator_does_no_harm(
             assert str(error)
         assert rest in ([], ALL[12:])
 
-    assert in_fork(go_on) == 0
+    assert in_fork(resume) == 0
     assert in_thread(lambda: numbers + all_numbers(batches)) == ALL
     assert all_numbers(loader) == ALL
 
@@ -92,13 +92,13 @@ def test_a_child_may_iterate_over_an_inherited_loader_while_its_parent_goes_on(
     loader = loader_of(spelled_root, **arguments)
     batches = iter(loader)
     numbers = all_numbers(next(batches) for _ in range(3))
-    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+    begun, resume = tmp_path / "begun", tmp_path / "go_on"
 
     def child() -> None:
         own = iter(loader)
         found = numbers_of(next(own))
         begun.touch()
-        await_true(go_on.exists)
+        await_true(resume.exists)
         assert found + all_numbers(own) == ALL
 
     ended: list[int] = []
@@ -113,7 +113,7 @@ def test_a_child_may_iterate_over_an_inherited_loader_while_its_parent_goes_on(
     try:
         await_true(begun.exists)
         numbers += all_numbers(next(batches) for _ in range(3))
-        go_on.touch()
+        resume.touch()
         numbers += all_numbers(batches)
         await_true(lambda: ended.extend(status for done, status in [os.waitpid(pid, os.WNOHANG)] if done) or ended)
     finally:

@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError
 from proxyloader.tools.synthetic.formats import ODD_FORMATS
-from proxyloader.tools.synthetic.numbered import numbers_in, spelled_picture
+from proxyloader.tools.synthetic.numbered import numbered_image, read_numbers
 from proxyloader.tools.synthetic.photograph import photograph
 
 from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
@@ -100,7 +100,7 @@ def folder_of(root: Path, files: Sequence[tuple[str, bytes]], transform: Any, ki
 @functools.cache
 def spelled(number: int) -> bytes:
     file = io.BytesIO()
-    spelled_picture(number).save(file, "JPEG", quality=90)
+    numbered_image(number).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
@@ -126,7 +126,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Wal
 
 
 def numbers_of(images: Sequence[Pixels]) -> list[int]:
-    return numbers_in(torch.stack(list(images)), white=255)
+    return read_numbers(torch.stack(list(images)), white=255)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -21,8 +21,8 @@ from nvidia.dali.backend import TensorCPU, TensorGPU
 from proxyloader import DataLoader, FileReaderLoader, pipelines
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
-from proxyloader.loader.submitter import RunStarter
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+from proxyloader.loader.submitter import RunSubmitter
+from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..faults import Spelled
 from ..limits import STOP_S, WAIT_S
@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def numbers_of(batch: Any) -> list[int]:
     images, indices = batch
-    found = numbers_in(images, white=1.0)
+    found = read_numbers(images, white=1.0)
     assert found == indices.tolist()
     return found
 
@@ -49,7 +49,7 @@ class Preempted(RuntimeError):
 ALARMS = """
     import itertools, signal, sys, time
     from proxyloader import DataLoader
-    from proxyloader.spelled import numbers_in
+    from proxyloader.tools.synthetic.numbered import read_numbers
     from tests.faults import Spelled
 
     def preempt(*_):
@@ -224,7 +224,7 @@ def test_an_interrupt_when_a_batch_was_finished_ends_the_loop(
     batches = iter(loader)
     numbers_of(next(batches))
     time.sleep(0.3)  # others are ready
-    with interrupted_in(RunStarter, "start_soon", monkeypatch):
+    with interrupted_in(RunSubmitter, "start_soon", monkeypatch):
         for batch in batches:
             numbers_of(batch)
     with pytest.raises(RuntimeError, match="interrupted .* in the middle of a batch"):

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import numbers_in
+from proxyloader.tools.synthetic.numbered import read_numbers
 
 from ..faults import Spelled
 from .roads import BATCH, PICTURES, TRANSFORM
@@ -121,7 +121,7 @@ def test_a_dataset_may_keep_what_it_opened(kind: type[Pictures], spelled_root: P
             except ValueError:
                 failed += 1
                 continue
-            assert numbers_in(images, white=1.0) == numbers.tolist()
+            assert read_numbers(images, white=1.0) == numbers.tolist()
             seen += len(numbers)
     assert failed == (2 if kind is KeepsImagesAndFails else 0)  # one in each worker
     assert seen + BATCH * failed == 3 * PICTURES
@@ -151,7 +151,7 @@ class Nested(Pictures):
         dataset = AsStream(neighbours) if self.as_stream else neighbours
         torch.manual_seed(index)
         images, numbers = next(iter(DataLoader(dataset, 2, device="cpu", num_threads=1, seed=3)))
-        assert numbers_in(images, white=1.0) == numbers.tolist()
+        assert read_numbers(images, white=1.0) == numbers.tolist()
         drawn = torch.rand(1).item()
         sample, number = super().__getitem__(index)
         return sample, number, images[0], drawn
@@ -168,7 +168,7 @@ def test_a_loader_may_run_in_a_worker_of_another(
     ours = list(DataLoader(dataset, BATCH, device="cpu", **arguments))
     assert [number for batch in ours for number in batch[1].tolist()] == list(range(8))
     for images, numbers, inner, drawn in ours:
-        assert numbers_in(images, white=1.0) == numbers_in(inner, white=1.0) == numbers.tolist()
+        assert read_numbers(images, white=1.0) == read_numbers(inner, white=1.0) == numbers.tolist()
         for number, value in zip(numbers.tolist(), drawn.tolist()):
             torch.manual_seed(number)
             assert torch.rand(1).item() == pytest.approx(value), "a loader with a seed leaves torch's numbers alone"

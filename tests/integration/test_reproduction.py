@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage
-from proxyloader._random_state import kept_generators, seed_generators
+from proxyloader._random_state import preserve_rng, seed_generators
 
 from ..limits import WAIT_S
 
@@ -392,14 +392,14 @@ def test_places_have_nothing_in_common_and_the_generators_come_back() -> None:
     before = torch.rand(1), np.random.rand(), random.random()
     seen = set()
     for place in itertools.product(range(3), range(3), range(10)):
-        with kept_generators():
+        with preserve_rng():
             seed_generators(*place)
             seen.add((torch.rand(1).item(), np.random.rand(), random.random()))
     assert len(seen) == 90
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     expected = torch.rand(1).item(), np.random.rand(), random.random()
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
-    with kept_generators():
+    with preserve_rng():
         seed_generators(1)
         torch.rand(5)
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected and before

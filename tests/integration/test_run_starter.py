@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
 from proxyloader.loader.iterator import LONG_STEP_S
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..faults import Spelled, await_true, in_fork
 from ..limits import WAIT_S
@@ -53,7 +53,7 @@ def test_a_loop_of_long_steps_sees_each_picture_with_its_number_and_leaves_no_th
     for _ in range(2):
         seen, threads = [], set()
         for images, numbers in slowly(loader):
-            assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+            assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
             seen += numbers.tolist()
             threads |= {thread.name for thread in run_starters()}
         assert sorted(seen) == list(range(12 * BATCH))
@@ -112,11 +112,11 @@ def test_a_break_forgets_what_is_being_started(at: int, root: Path, device: str)
     loader = loader_of(root, device, persistent_workers=True)
     for _ in range(5):
         for k, (images, numbers) in enumerate(loader):
-            assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+            assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
             if k == at:
                 break
             time.sleep(STEP_S)
-    seen = [number for images, numbers in loader for number in numbers_in(images.cpu(), 1.0)]
+    seen = [number for images, numbers in loader for number in read_numbers(images.cpu(), 1.0)]
     assert seen == list(range(12 * BATCH))
 
 
@@ -125,7 +125,7 @@ def test_a_fork_finds_dali_at_rest(root: Path, device: str) -> None:
     batches = iter(loader_of(root, device))
     for _ in range(8):
         images, numbers = next(batches)
-        assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+        assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
         time.sleep(STEP_S)
         assert in_fork(lambda: batches.close()) == 0
     assert sum(1 for _ in batches) == 4

@@ -17,7 +17,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 WORKERS = pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "2 persistent"]
@@ -218,10 +218,10 @@ def test_a_dataset_of_images_goes_on_from_its_state(tmp_path: Path, workers: int
     batches = iter(loader)
     list(itertools.islice(batches, 3))
     state = loader.state_dict()
-    left = [(numbers_in(images, white=1.0), asked.tolist()) for images, _, asked in batches]
+    left = [(read_numbers(images, white=1.0), asked.tolist()) for images, _, asked in batches]
     resumed = made()
     resumed.load_state_dict(state)
-    assert [(numbers_in(images, white=1.0), asked.tolist()) for images, _, asked in resumed] == left
+    assert [(read_numbers(images, white=1.0), asked.tolist()) for images, _, asked in resumed] == left
 
 
 # --- the order -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from nvidia.dali import fn, pipeline_def, types
 from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
-from proxyloader.tools.synthetic.numbered import numbers_in
+from proxyloader.tools.synthetic.numbered import read_numbers
 
 from ..faults import (
     BATCH,
@@ -486,7 +486,7 @@ def test_an_interrupt_at_any_moment_shifts_no_later_picture(spelled_root: Path, 
                 interrupted += 1
             del batches
             for images, numbers in itertools.islice(loader, 2):
-                assert numbers_in(images.cpu(), 1.0) == numbers.tolist()
+                assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -522,8 +522,8 @@ def test_loops_that_are_left_early_leave_their_memory_to_the_next(
     arenas = set()
     for _ in range(12):
         assert numbers_of(next(iter(loader))) == [0, 1, 2, 3]
-        assert loader._road is not None and loader._road.arena is not None
-        arenas.add(loader._road.arena)
+        assert loader._pool is not None and loader._pool.arena is not None
+        arenas.add(loader._pool.arena)
     assert len(arenas) == 1
     assert all_numbers(loader) == all_numbers(loader_of(spelled_root, device=device))
     (arena,) = arenas

@@ -31,7 +31,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..side_by_side import Failed, assert_as_torch, epochs, tried, walked
 
@@ -198,7 +198,7 @@ def test_the_pictures_compared_here_are_those_that_were_asked_for(root: Path, de
     folder = ImageFolder(str(root), transforms.ToTensor())
     order = [7, 7, 0, 12, 3, 8, 1]
     loader = proxyloader.DataLoader(folder, 3, sampler=order, num_workers=2, device=device)
-    assert [number for images, _ in loader for number in numbers_in(images, 1.0)] == order
+    assert [number for images, _ in loader for number in read_numbers(images, 1.0)] == order
 
 
 def test_a_sampler_that_draws_batch_by_batch_does_so_in_the_loops_thread_and_order(make: Make) -> None:

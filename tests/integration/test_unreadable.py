@@ -19,7 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from proxyloader import DataLoader, EncodedImage, ImageError, InputError, PipelineError, ProxyLoaderError, ProxyServer
-from proxyloader.tools.synthetic.numbered import numbers_in, spell_dataset
+from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..outcomes import outcomes
 from .test_bad_input import a_device_without_end, broken_tables, empty, missing, text
@@ -51,7 +51,7 @@ def damage(dataset: ImageFolder, how: Callable[[Path], None], *indices: int) -> 
 def numbers_of(batches: list[Any], dataset: ImageFolder) -> list[list[int]]:
     """The numbers that the pictures spell, having checked that labels and indices say the same."""
     for images, labels, indices in batches:
-        assert numbers_in(images, white=1.0) == indices.tolist()
+        assert read_numbers(images, white=1.0) == indices.tolist()
         assert labels.tolist() == [dataset.targets[index] for index in indices]
     return [indices.tolist() for _, _, indices in batches]
 
@@ -312,7 +312,7 @@ def test_a_sample_with_two_images_goes_when_one_of_them_is_lost(spelled: Numbere
     loader = DataLoader(TwoViews(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error="skip", device=device)
     first, second, _, indices = list(loader)[1]
     assert indices.tolist() == [6, 7]
-    assert numbers_in(first, white=1.0) == [6, 7] and numbers_in(second, white=1.0) == [7, 8]
+    assert read_numbers(first, white=1.0) == [6, 7] and read_numbers(second, white=1.0) == [7, 8]
 
 
 class Stream(IterableDataset[Any]):
@@ -333,7 +333,7 @@ def test_a_stream_can_do_without_what_dali_cannot_decode(spelled: Numbered, work
     loader = DataLoader(Stream(spelled), BATCH, num_workers=workers, on_error="skip", device="cpu")
     found = []
     for images, numbers in loader:
-        assert numbers_in(images, white=1.0) == numbers.tolist()
+        assert read_numbers(images, white=1.0) == numbers.tolist()
         found += numbers.tolist()
     assert sorted(found) == [k for k in range(SIZE) if k != 5]
     assert loader.errors[0].index is None and loader.errors[0].path.endswith("00005.jpg")
@@ -381,12 +381,12 @@ def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
         arguments: dict[str, Any] = dict(num_workers=workers, server=server)
         loader = DataLoader(dataset, BATCH, on_error="skip", **arguments)
         for at, (images, labels, indices) in enumerate(loader):
-            assert numbers_in(images, white=255) == indices.tolist()
+            assert read_numbers(images, white=255) == indices.tolist()
             assert len(labels) == len(indices) == (2 if at == 1 else 3 if at == 3 else 4)
         assert sorted(error.index for error in loader.errors) == [5, 6, 12]
         replaced = list(DataLoader(dataset, BATCH, on_error="replace", **arguments))
         assert [i.tolist() for _, _, i in replaced][:2] == [[0, 1, 2, 3], [4, 7, 7, 7]]
-        assert numbers_in(replaced[1][0], white=255) == [4, 7, 7, 7]
+        assert read_numbers(replaced[1][0], white=255) == [4, 7, 7, 7]
         assert isinstance(outcomes(DataLoader(dataset, BATCH, **arguments))[1], PipelineError)
 
 

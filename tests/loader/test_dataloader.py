@@ -23,7 +23,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from proxyloader import DataLoader, InputError
-from proxyloader.dali.run import Ticket
+from proxyloader.dali.run import PipelineRun
 from proxyloader.data.placeholders import Proxy
 
 from ..limits import WAIT_S
@@ -104,14 +104,14 @@ def test_without_batches_images_come_one_by_one(dataset: ImageFolder, workers: i
 def test_no_more_decoded_batches_are_held_than_asked_for(
     dataset: ImageFolder, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Ticket] = []
-    original = Ticket.__init__
+    made: list[PipelineRun] = []
+    original = PipelineRun.__init__
 
-    def counted(self: Ticket, *arguments: Any) -> None:
+    def counted(self: PipelineRun, *arguments: Any) -> None:
         original(self, *arguments)
         made.append(self)
 
-    monkeypatch.setattr(Ticket, "__init__", counted)
+    monkeypatch.setattr(PipelineRun, "__init__", counted)
     most = 0
     loader = DataLoader(dataset, 4, num_workers=2, prefetch_factor=4, prefetch=prefetch, device="cpu")
     for consumed, _ in enumerate(loader, start=1):

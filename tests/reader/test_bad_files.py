@@ -127,7 +127,7 @@ def test_nobody_is_blamed_for_other_errors_or_after_a_time(root: Path, monkeypat
     source = Reader(root)
 
     def blamed(operator: str, source: Reader, batch: range = range(12)) -> str:
-        return bad_files.to_blame(RuntimeError(f"in CPU operator `nvidia.dali.fn.{operator}`,"), source, batch)
+        return bad_files.find_bad_file(RuntimeError(f"in CPU operator `nvidia.dali.fn.{operator}`,"), source, batch)
 
     for operator in ("decoders.image", "decoders.image_random_crop", "experimental.decoders.image", "peek_image_shape"):
         assert "01.JPG" in blamed(operator, source)

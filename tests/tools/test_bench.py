@@ -21,8 +21,8 @@ import torch
 from proxyloader.tools.bench import process
 from proxyloader.tools.bench.case_process import _Measured
 from proxyloader.tools.bench.cases import BY_DEFAULT, CASES, Ranges, case_of, cases_for, loops_of, peers_for
-from proxyloader.tools.bench.config import Setting, Tuning
-from proxyloader.tools.bench.figures import Epoch, Failure, Round, Start, Trial
+from proxyloader.tools.bench.config import BenchConfig, Tuning
+from proxyloader.tools.bench.figures import Epoch, Failure, RoundResult, Start, Trial
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
 from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
 from proxyloader.tools.bench.sweep import Sweep, sweep
@@ -36,9 +36,9 @@ ON_CPU = ["--device", "cpu"]
 SHORT = ["--rounds", "1", "--seconds", "0.1"]
 
 
-def setting(root: Any, **changed: Any) -> Setting:
+def setting(root: Any, **changed: Any) -> BenchConfig:
     given: dict[str, Any] = {"root": str(root), "images": 48, "passes": 1, "batch_size": 16, "device": "cpu"}
-    return Setting(**given | {"tuning": Tuning(workers=1, threads=1)} | changed)
+    return BenchConfig(**given | {"tuning": Tuning(workers=1, threads=1)} | changed)
 
 
 ONE = Ranges((1,), (1,), (1.0,))
@@ -341,7 +341,7 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def outcome(*speeds: float, failure: str = "", is_missing: bool = False) -> Outcome:
-    found = [Round(speed, 1.0, (1.0, 2.0, 3.0 + speed), 5.0, 100.0, 50.0, 90.0, None) for speed in speeds]
+    found = [RoundResult(speed, 1.0, (1.0, 2.0, 3.0 + speed), 5.0, 100.0, 50.0, 90.0, None) for speed in speeds]
     start = Start(0.5) if speeds else None
     return Outcome(setting(""), start, found, failure=failure, is_missing=is_missing)
 

@@ -210,7 +210,7 @@ def test_it_says_that_numbers_are_drawn_where_they_are_and_of_which_class(name: 
         torch.manual_seed(1)
         random.seed(1)
         before = generators()
-        plan_for(transform).draw(40, 50)
+        plan_for(transform).sample_params(40, 50)
         drawn = "".join(row.drawn for row in explain(transform).rows)
         assert bool(drawn) == (generators() != before)
         assert not drawn or "torch." in drawn or "random." in drawn or name in drawn

@@ -13,7 +13,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms
-from proxyloader.transforms.plan import Row
+from proxyloader.transforms.plan import ParamRow
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import EXACT, Bound, Images, assert_as_torchvision, images, lossless, opened
@@ -118,7 +118,7 @@ class TestJPEG:
         expected = [transform.make_params([])["quality"] for _ in range(100)]
         state = torch.get_rng_state()
         torch.manual_seed(5)
-        assert [plan.draw(9, 9)[0] for _ in range(100)] == expected
+        assert [plan.sample_params(9, 9)[0] for _ in range(100)] == expected
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -248,9 +248,9 @@ class TestGaussianNoise:
     def test_travels_behind_the_columns(self) -> None:
         plan = plan_for(v1.Compose([v1.ToTensor(), v2.GaussianNoise(), v1.RandomErasing(1, value=3)]))
         torch.manual_seed(1)
-        row = plan.draw(10, 9)
-        assert plan.columns == 1 + 1 + 4
-        assert row.shape == (6 + 5 * Row.BLOCK,)  # of 270 values
+        row = plan.sample_params(10, 9)
+        assert plan.num_params == 1 + 1 + 4
+        assert row.shape == (6 + 5 * ParamRow.BLOCK,)  # of 270 values
         torch.manual_seed(1)
         noise = torch.randn(3, 10, 9) * 0.1
         assert torch.equal(torch.from_numpy(row[6 : 6 + 270]).reshape(10, 9, 3).permute(2, 0, 1), noise)
@@ -276,20 +276,20 @@ class TestGaussianNoise:
 
 class TestRow:
     def test_arrays_begin_at_blocks(self) -> None:
-        row = Row([7.0])
-        arrays = [np.full(size, size, np.float32) for size in (1, Row.BLOCK, Row.BLOCK + 1, 3)]
+        row = ParamRow([7.0])
+        arrays = [np.full(size, size, np.float32) for size in (1, ParamRow.BLOCK, ParamRow.BLOCK + 1, 3)]
         row.extend([row.attach(array) for array in arrays])
         assert row == [7.0, 0, 1, 2, 4]
         packed = row.packed()
         assert packed.dtype == np.float32
         for first, array in zip(row[1:], arrays):
-            start = len(row) + int(first) * Row.BLOCK
+            start = len(row) + int(first) * ParamRow.BLOCK
             assert np.array_equal(packed[start : start + array.size], array)
 
     def test_of_more_than_a_float32_counts(self) -> None:
         far = 2.0**24 - 1  # the last block that a column can name
         assert np.float32(far) == far
-        assert far * Row.BLOCK * 4 >= 4e9
+        assert far * ParamRow.BLOCK * 4 >= 4e9
 
 
 @of_each_kind

@@ -92,10 +92,10 @@ def test_draws_are_torchvisions(version: Any, monkeypatch: pytest.MonkeyPatch) -
             step.choices.put_chain(chain, 3, (31, 47), expected)
         torch.manual_seed(seed)
         row: list[float] = []
-        step.draw((31, 47), row)
+        step.sample_params((31, 47), row)
         assert row == expected
         assert torch.equal(torch.get_rng_state(), state)
-        assert len(row) == step.columns
+        assert len(row) == step.num_params
 
 
 @both_versions

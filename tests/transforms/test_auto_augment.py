@@ -70,7 +70,7 @@ def test_pil_images_that_are_not_equalized_are_nearly_exact(
     others = []
     for difference, data in zip(differences, itertools.cycle(files.values())):
         width, height = opened(data).size
-        if Equalize not in {kind for kind, _ in taken(plan.steps, plan.draw(height, width))}:
+        if Equalize not in {kind for kind, _ in taken(plan.steps, plan.sample_params(height, width))}:
             others.append(difference.ravel())
     everything = np.concatenate(others)
     bound = WITHOUT_EQUALIZE.on(device)

@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader.dali.operators import OPERATORS
-from proxyloader.transforms.augment import Add, Blur, BoxBlur, Compress, Erase, EraseByColor, Paste
+from proxyloader.transforms.augment import Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
 from proxyloader.transforms.auto_augment import Blend, Mixture
 from proxyloader.transforms.color import (
     Autocontrast,
@@ -33,9 +33,9 @@ from proxyloader.transforms.color import (
     Solarize,
     SolarizeAdd,
 )
-from proxyloader.transforms.geometry import Crop, Flip, Lines, ReflectedCrop
+from proxyloader.transforms.geometry import Crop, Flip, IndexSelect, ReflectedCrop
 from proxyloader.transforms.multi_crop import Views
-from proxyloader.transforms.plan import EXACT, Closeness, OneOf, Step, made_of
+from proxyloader.transforms.plan import EXACT, OneOf, Step, Tolerance, iter_steps
 from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.type_conversion import Normalize, ToFloat, ToTensor
@@ -63,7 +63,7 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     BoxBlur: [AugmentOp("GaussianBlur", 1, magnitude) for magnitude in (3, 10)],
     Brightness: [v1.ColorJitter(0.5)],
     ChannelOrder: [v2.RandomChannelPermutation()],
-    Compress: [v2.JPEG((1, 100))],
+    JpegCompression: [v2.JPEG((1, 100))],
     Contrast: [v1.ColorJitter(0, 0.5)],
     Crop: [v1.RandomCrop(90, padding=5, pad_if_needed=True)],
     Equalize: [v1.RandomEqualize(1)],
@@ -72,11 +72,11 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
     Flip: [v1.RandomVerticalFlip()],
     Grayscale: [v1.Grayscale(3)],
     Hue: [v1.ColorJitter(0, 0, 0, 0.5)],
-    Lines: [v1.Resize(90, NEAREST), v2.Resize((91, 45), InterpolationMode.NEAREST_EXACT)],
+    IndexSelect: [v1.Resize(90, NEAREST), v2.Resize((91, 45), InterpolationMode.NEAREST_EXACT)],
     Invert: [v1.RandomInvert(1)],
     Mixture: [torchvision.transforms.AugMix()],
     Normalize: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.Normalize([99.0] * 3, [9.0] * 3)])],
-    Paste: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.RandomErasing(1, value="random")])],
+    EraseWithNoise: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.RandomErasing(1, value="random")])],
     Perspective: [v1.RandomPerspective(0.5, 1, NEAREST), v2.RandomPerspective(0.5, 1, fill=40)],
     Posterize: [v1.RandomPosterize(3, 1)],
     ReflectedCrop: [v1.Compose([v1.Pad(9), CenterCropOrPad((60, 75), padding_mode="reflect")])],
@@ -118,7 +118,7 @@ def test_every_step_with_an_operator_says_how_close_it_is_and_is_held_to_it_here
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
 @pytest.mark.parametrize(("step", "transform"), cases())
 def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device: str) -> None:
-    (says,) = {each.closeness for each in made_of(plan_for(transform).steps) if type(each) is step}
+    (says,) = {each.closeness for each in iter_steps(plan_for(transform).steps) if type(each) is step}
     assert says is not None
     allowed = Bound(says.mean, says.p999, says.max).on(device)
     # Where CUDA decodes, more pixels are off by more before the step, and some steps cut at a level.
@@ -132,4 +132,4 @@ def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device:
 
 def test_closeness_reads_as_a_sentence() -> None:
     assert str(EXACT) == "exact"
-    assert str(Closeness(0.25, 2, 16, "both round")) == "mean 0.25, 99.9% within 2, all within 16 (both round)"
+    assert str(Tolerance(0.25, 2, 16, "both round")) == "mean 0.25, 99.9% within 2, all within 16 (both round)"

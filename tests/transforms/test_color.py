@@ -146,7 +146,7 @@ class TestColorJitter:
     @both_versions
     def test_that_changes_nothing_costs_nothing(self, version: Any) -> None:
         (step, _) = plan_for(composed("pil", version.ColorJitter())).steps
-        assert (step.operations, step.columns) == ((), 0)
+        assert (step.operations, step.num_params) == ((), 0)
 
 
 class TestV2Only:

@@ -11,7 +11,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import InputError, UnsupportedTransformError, compile_transforms
-from proxyloader.transforms.deferred import Rest
+from proxyloader.transforms.deferred import DeferredTransforms
 from proxyloader.transforms.registry import plan_for
 
 
@@ -23,7 +23,7 @@ TO_TENSOR = [v1.CenterCrop(8), v1.ToTensor()]
 BATCH = torch.rand(5, 3, 8, 8)
 
 
-def rest_of(*transforms: Any) -> Rest:
+def rest_of(*transforms: Any) -> DeferredTransforms:
     rest = plan_for(v1.Compose(transforms), rest=True).rest
     assert rest is not None
     return rest

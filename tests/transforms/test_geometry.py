@@ -46,7 +46,7 @@ def steps_of(transform: Any) -> tuple[Step, ...]:
 
 def drawn_by(step: Step, height: int, width: int) -> list[float]:
     row: list[float] = []
-    step.draw((height, width), row)
+    step.sample_params((height, width), row)
     return row
 
 
@@ -165,7 +165,7 @@ class TestDraws:
             transform(image)
             state = torch.get_rng_state()
             torch.manual_seed(seed)
-            plan.draw(50, 60)
+            plan.sample_params(50, 60)
             assert torch.equal(torch.get_rng_state(), state)
 
     @both_versions
@@ -373,8 +373,8 @@ class TestStates:
         size = height, width
         for step in steps:
             row: list[float] = []
-            size = step.draw(size, row)
-            assert len(row) == step.columns
+            size = step.sample_params(size, row)
+            assert len(row) == step.num_params
             if isinstance(step, Crop | Resize):
                 assert tuple(row[-2:]) == size
         assert min(size) == 15
@@ -384,6 +384,6 @@ class TestStates:
 def test_a_padding_that_leaves_nothing_is_an_error_as_in_torchvision() -> None:
     plan = plan_for(v1.Compose([v1.Pad(-20), v1.PILToTensor()]))
     with pytest.raises(ValueError, match=r"nothing is left of an image of \(30, 40\) .* when \(-10, 0\)"):
-        plan.draw(30, 40)
+        plan.sample_params(30, 40)
     with pytest.raises(ValueError):
         v1.Pad(-20)(Image.new("RGB", (40, 30)))

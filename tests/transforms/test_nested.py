@@ -20,7 +20,7 @@ from proxyloader.data.compiled_transform import (
     with_max_pixels,
 )
 from proxyloader.data.placeholders import ProxySample
-from proxyloader.transforms.nested import held_in, with_held
+from proxyloader.transforms.nested import find_nested, replace_nested
 
 from .. import compare
 
@@ -120,16 +120,16 @@ def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) 
 
 def test_the_original_stays_as_it_is() -> None:
     for holder in HOLDERS:
-        before = held_in(holder)
+        before = find_nested(holder)
         compiled = compile_transforms(holder)
         assert type(compiled) is type(holder) and compiled_in(compiled)
-        assert all(a is b for a, b in zip(held_in(holder).values(), before.values(), strict=True))
+        assert all(a is b for a, b in zip(find_nested(holder).values(), before.values(), strict=True))
 
 
 def test_a_transform_is_named_by_where_it_is_held() -> None:
-    assert list(held_in(MultiCrop())) == [".large[0]", ".large[1]", ".small['transform']", ".pair.transform"]
-    assert list(held_in(Module())) == [".views.0", ".views.1"]
-    assert held_in(CROP) == held_in(TwoCrops) == held_in(len) == held_in(lambda: CROP) == {}
+    assert list(find_nested(MultiCrop())) == [".large[0]", ".large[1]", ".small['transform']", ".pair.transform"]
+    assert list(find_nested(Module())) == [".views.0", ".views.1"]
+    assert find_nested(CROP) == find_nested(TwoCrops) == find_nested(len) == find_nested(lambda: CROP) == {}
 
 
 def test_what_is_compiled_already_stays() -> None:
@@ -144,12 +144,12 @@ def test_what_is_compiled_already_stays() -> None:
 def test_an_object_that_holds_itself_has_an_end() -> None:
     two = TwoCrops(CROP)
     two.myself = two  # type: ignore[attr-defined]
-    assert list(held_in(two)) == [".transform"]
+    assert list(find_nested(two)) == [".transform"]
 
 
 def test_nothing_changes_where_nothing_is_exchanged() -> None:
     for holder in (*HOLDERS, len, CROP, 3):
-        assert with_held(holder, lambda _, transform: transform) is holder
+        assert replace_nested(holder, lambda _, transform: transform) is holder
 
 
 def test_they_reach_workers_that_are_spawned() -> None:
@@ -170,7 +170,7 @@ def test_left_to_torchvision_they_get_decoded_images() -> None:
     assert isinstance(left, WorkerTransform) and left.transform is holder
     mixed = MultiCrop()
     mixed.pair = TwoCrops(compile_transforms(FLIP))
-    kinds = [type(each) for each in held_in(left_to_torchvision(mixed)).values()]
+    kinds = [type(each) for each in find_nested(left_to_torchvision(mixed)).values()]
     assert kinds == [WorkerTransform, WorkerTransform, WorkerTransform, CompiledTransform]
 
 

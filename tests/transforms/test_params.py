@@ -20,7 +20,7 @@ from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader.transforms import color, geometry, warp
-from proxyloader.transforms.params import acts
+from proxyloader.transforms.params import bernoulli
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 
@@ -132,7 +132,7 @@ def assert_draws_as_torchvision(transform: Any, monkeypatch: pytest.MonkeyPatch,
     start = 0
     for k, (end, state, python_state) in enumerate(states):
         width, height = SIZES[k % len(SIZES)]
-        row = plan.draw(height, width)
+        row = plan.sample_params(height, width)
         assert torch.equal(torch.get_rng_state(), state), f"image {k} left the generator in another state"
         assert random.getstate() == python_state, f"image {k} left Python's generator in another state"
         wanted = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in done[start:end]]
@@ -291,5 +291,5 @@ def test_a_chance_is_compared_as_torch_does() -> None:
             torch.manual_seed(seed)
             wanted, state = bool(torch.rand(1) < p), torch.get_rng_state()
             torch.manual_seed(seed)
-            assert acts(p) == wanted, (seed, p)
+            assert bernoulli(p) == wanted, (seed, p)
             assert torch.equal(torch.get_rng_state(), state)

@@ -107,9 +107,9 @@ class TestEquality:
         assert copy.key == plan.key
         for seed in range(5):
             torch.manual_seed(seed)
-            drawn = plan.draw(60, 50)
+            drawn = plan.sample_params(60, 50)
             torch.manual_seed(seed)
-            assert np.array_equal(copy.draw(60, 50), drawn)
+            assert np.array_equal(copy.sample_params(60, 50), drawn)
 
     def test_the_key_is_the_same_in_another_process(self) -> None:
         program = (
@@ -125,10 +125,10 @@ class TestEquality:
 class TestDraw:
     def test_is_a_row_of_float32_with_each_steps_columns_in_order(self) -> None:
         plan = plan_for(training(v1))
-        assert [step.columns for step in plan.steps] == [4, 4, 1, 0, 0, 0]
-        assert plan.columns == 9
+        assert [step.num_params for step in plan.steps] == [4, 4, 1, 0, 0, 0]
+        assert plan.num_params == 9
         torch.manual_seed(3)
-        row = plan.draw(120, 160)
+        row = plan.sample_params(120, 160)
         assert (row.shape, row.dtype) == ((9,), np.float32)
         torch.manual_seed(3)
         box = v1.RandomResizedCrop.get_params(torch.empty(3, 120, 160), [0.08, 1.0], [3 / 4, 4 / 3])
@@ -140,17 +140,17 @@ class TestDraw:
         transforms = [v1.Resize(30, max_size=40), v1.CenterCrop(20), v1.Pad(1), v1.ToTensor(), v1.Normalize(MEAN, STD)]
         plan = plan_for(v1.Compose(transforms))
         state = torch.get_rng_state()
-        assert plan.draw(60, 90).tolist() == [60, 40, 26, 40, 3, 10, 20, 20, -1, -1, 22, 22]
+        assert plan.sample_params(60, 90).tolist() == [60, 40, 26, 40, 3, 10, 20, 20, -1, -1, 22, 22]
         assert torch.equal(torch.get_rng_state(), state)
 
     def test_of_a_plan_with_nothing_to_know_is_empty(self) -> None:
         plan = plan_for(v1.ToTensor())
-        assert plan.columns == 0
-        assert plan.draw(3, 4).shape == (0,)
+        assert plan.num_params == 0
+        assert plan.sample_params(3, 4).shape == (0,)
 
     def test_each_step_sees_the_size_that_the_one_before_left(self) -> None:
         plan = plan_for(v1.Compose([v1.Resize((40, 60)), v1.RandomCrop((40, 60)), v1.Resize(20), v1.PILToTensor()]))
-        assert plan.draw(7, 9).tolist() == [7, 60, 40, 60, 0, 0, 40, 60, 40, 30, 20, 30]
+        assert plan.sample_params(7, 9).tolist() == [7, 60, 40, 60, 0, 0, 40, 60, 40, 30, 20, 30]
 
 
 class TestPlanOf:
@@ -185,7 +185,7 @@ class TestSteps:
         plan = plan_for(training(v1))
         for frozen in (plan, *plan.steps, plan.output):
             with pytest.raises(dataclasses.FrozenInstanceError):
-                frozen.columns = 3  # type: ignore[misc,union-attr]
+                frozen.num_params = 3  # type: ignore[misc,union-attr]
 
     def test_show_every_number_and_no_module(self) -> None:
         shown = repr(plan_for(training(v2)))
@@ -194,10 +194,10 @@ class TestSteps:
 
     def test_draw_nothing_and_change_nothing_unless_they_say_so(self) -> None:
         row: list[float] = []
-        assert Step().draw((3, 4), row) == (3, 4)
-        assert (row, Step().columns) == ([], 0)
-        assert Step().state_after(ImageState()) == ImageState()
-        assert [step.columns for step in (Crop, Flip)] == [4, 1]
+        assert Step().sample_params((3, 4), row) == (3, 4)
+        assert (row, Step().num_params) == ([], 0)
+        assert Step().output_state(ImageState()) == ImageState()
+        assert [step.num_params for step in (Crop, Flip)] == [4, 1]
 
     def test_a_plan_is_what_its_steps_are(self) -> None:
         plan = plan_for(v1.ToTensor())

@@ -89,7 +89,7 @@ def assert_draws_as(transform: Any, params_of: Any, height: int, width: int, col
         expected = params_of(transform.make_params([torch.empty((3, height, width))]))
         state = torch.get_rng_state()
         torch.manual_seed(seed)
-        assert tuple(plan.draw(height, width)[columns]) == tuple(expected)
+        assert tuple(plan.sample_params(height, width)[columns]) == tuple(expected)
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -130,7 +130,7 @@ class TestResizedSize:
         with pytest.raises(ValueError, match="must be > 0"):
             transform(compare.opened(images("one pixel high")["one pixel high"]))
         with pytest.raises(ValueError, match=r"1 x 64 \(height x width\) would be resized to \(0, 20\)"):
-            plan_for(transform).draw(1, 64)
+            plan_for(transform).sample_params(1, 64)
 
 
 def test_pillow_begins_with_the_side_that_we_say() -> None:

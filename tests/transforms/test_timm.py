@@ -26,7 +26,7 @@ from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError, explain
 from proxyloader.tools.cli import main
-from proxyloader.transforms.plan import Row
+from proxyloader.transforms.plan import ParamRow
 from proxyloader.transforms.registry import RULES, plan_for
 from proxyloader.transforms.timm import RandomErasing, RandomInterpolation
 from proxyloader.transforms.unsupported import REFUSED_OF_TIMM
@@ -142,9 +142,9 @@ class TestEachClass:
 
     def test_a_reflection_of_a_reflection_is_an_error(self) -> None:
         plan = plan_for(composed("pil", timm_transforms.CenterCropOrPad(40, padding_mode="reflect")))
-        assert plan.draw(15, 40).tolist() == [-12, 0, 40, 40]
+        assert plan.sample_params(15, 40).tolist() == [-12, 0, 40, 40]
         with pytest.raises(ValueError, match=r"an image of \(13, 40\) .* reflected more than once .* \(40, 40\)"):
-            plan.draw(13, 40)
+            plan.sample_params(13, 40)
 
     def test_pads_at_random_and_trims(self, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomPad((140, 150), fill=7), timm_transforms.TrimBorder(3))
@@ -153,7 +153,7 @@ class TestEachClass:
     def test_trimmed_to_nothing_is_an_error(self) -> None:
         plan = plan_for(composed("pil", timm_transforms.TrimBorder(9)))
         with pytest.raises(ValueError, match="nothing is left of an image of 18 x 40"):
-            plan.draw(18, 40)
+            plan.sample_params(18, 40)
 
     @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
@@ -233,7 +233,7 @@ class TestDraws:
         self.seed()
         for k, (wanted, state) in enumerate(zip(called, states)):
             width, height = SIZES[k % len(SIZES)]
-            assert drawn(plan.draw(height, width).tolist()) == wanted, k
+            assert drawn(plan.sample_params(height, width).tolist()) == wanted, k
             assert self.state() == state, f"image {k} left a generator in another state"
         return set(map(tuple, called))
 
@@ -293,20 +293,20 @@ class TestDraws:
 
 def plan_row(step: RandomErasing, size: tuple[int, int]) -> list[tuple[int, int, int, int, torch.Tensor]]:
     """The boxes that a step draws, and what comes there."""
-    from proxyloader.transforms.plan import Row
+    from proxyloader.transforms.plan import ParamRow
 
-    row = Row()
-    step.draw(size, row)
+    row = ParamRow()
+    step.sample_params(size, row)
     arrays = row.packed()[len(row) :]
-    assert len(row) == step.columns
-    each, found = step.erase.columns, []
+    assert len(row) == step.num_params
+    each, found = step.erase.num_params, []
     for start in range(1, len(row), each) if row[0] else []:
         top, left, height, width = (int(value) for value in row[start : start + 4])
         values = torch.zeros((3, 1, 1))
         if step.mode == "rand":
             values = torch.tensor(row[start + 4 : start + each]).reshape(3, 1, 1)
         elif step.mode == "pixel" and height:
-            first = int(row[start + 4]) * Row.BLOCK
+            first = int(row[start + 4]) * ParamRow.BLOCK
             pixels = arrays[first : first + 3 * height * width].reshape(height, width, 3)
             values = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
         found.append((top, left, height, width, values))
@@ -496,7 +496,7 @@ def test_one_interpolation_is_not_drawn() -> None:
         (step,) = plan_for(composed("pil", timm_transforms.ResizeKeepRatio(9, interpolation=interpolation))).steps[:1]
         assert isinstance(step, RandomInterpolation) == drawn
         before = random.getstate()
-        step.draw((20, 30), Row())
+        step.sample_params((20, 30), ParamRow())
         assert (random.getstate() != before) == drawn
 
 
@@ -506,5 +506,5 @@ def test_numpys_generator_is_where_it_should_be() -> None:
     transform(Image.new("RGB", (40, 30)))
     after = np.random.get_state(legacy=False)
     np.random.seed(3)
-    plan_for(transform).draw(30, 40)
+    plan_for(transform).sample_params(30, 40)
     assert repr(np.random.get_state(legacy=False)) == repr(after)

@@ -103,7 +103,7 @@ class TestPixels:
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
         for difference, data in zip(differences, itertools.cycle(files.values())):
             width, height = opened(data).size
-            if Equalize not in {kind for kind, _ in taken(plan.steps, plan.draw(height, width))}:
+            if Equalize not in {kind for kind, _ in taken(plan.steps, plan.sample_params(height, width))}:
                 others.append(difference.ravel())
         everything, bound = np.concatenate(others), WITHOUT_EQUALIZE.on(device)
         assert len(others) > 6
@@ -224,9 +224,9 @@ def assert_draws_as_timm(transform: Any, done: list[Done]) -> list[Done]:
     start = 0
     for k, (end, state) in enumerate(after):
         width, height = SIZES[k % len(SIZES)]
-        row = plan.draw(height, width)
+        row = plan.sample_params(height, width)
         assert states() == state, f"image {k} left a generator in another state"
-        assert len(row) == plan.columns
+        assert len(row) == plan.num_params
         wanted = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in stock[start:end]]
         found = list(taken(plan.steps[:-1], row))
         assert [each for each in found if not nothing(each)] == [each for each in wanted if not nothing(each)], k
@@ -293,8 +293,8 @@ class TestDraws:
         seed()
         for k, (end, state) in enumerate(after):
             row: list[float] = []
-            step.draw((sides[k % len(sides)],) * 2, row)  # type: ignore[arg-type]
-            assert states() == state and len(row) == step.columns
+            step.sample_params((sides[k % len(sides)],) * 2, row)  # type: ignore[arg-type]
+            assert states() == state and len(row) == step.num_params
             assert row[: 2 + transform.width] == [shares[k], 0.0, *weights[k].tolist()]
             chains = taken([each for chain in mixture.branches for each in chain], row[2 + transform.width :])
             found = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in chains]

@@ -14,22 +14,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from proxyloader.data.placeholders import ProxyCall, ProxySample
+from proxyloader.data.placeholders import ProxyInputs, ProxySample
 from proxyloader.errors import ImageError, InputError
 from proxyloader.workers.arena import Arena
-from proxyloader.workers.messages import Failure
+from proxyloader.workers.messages import WorkerError
 from proxyloader.workers.packing import ContentUnpickler, Packer
-from proxyloader.workers.request_sampler import Request
+from proxyloader.workers.request_sampler import BatchRequest
 
 
 def sample(*arrays: Any, server: str = "s", output: int = 0) -> ProxySample:
-    return ProxySample(ProxyCall(server, tuple(map(np.ascontiguousarray, arrays))), output)
+    return ProxySample(ProxyInputs(server, tuple(map(np.ascontiguousarray, arrays))), output)
 
 
 def unpacked(packer: Packer, samples: Any, arena: Arena | None = None) -> tuple[Any, Any]:
     """The packed batch after its way, and its content with (run, row, output) in the images' places."""
     slot = arena.lend() if arena is not None else None
-    batch = pickle.loads(pickle.dumps(packer(samples, Request(0, 0, [0], True, slot))))
+    batch = pickle.loads(pickle.dumps(packer(samples, BatchRequest(0, 0, [0], True, slot))))
     return batch, ContentUnpickler(batch.content, lambda output, place: (place, output), kept=batch.kept).load()
 
 
@@ -67,7 +67,7 @@ def test_arrays_arrive_as_they_left_in_a_slot_beside_it_and_where_it_is_too_smal
 def test_without_a_slot_a_batch_travels_in_memory_of_its_own() -> None:
     arena = Arena(1, 4096)
     packer = Packer(default_collate, arena, 256)
-    batch = packer([sample(np.arange(3000)), sample(np.arange(2))], Request(0, 0, [0, 1], True, None))
+    batch = packer([sample(np.arange(3000)), sample(np.arange(2))], BatchRequest(0, 0, [0, 1], True, None))
     assert batch.blob is not None and batch.blob.nbytes > 4096
     assert [len(array) for array in inputs_of(batch, arena)[0][0]] == [3000, 2]
 
@@ -97,7 +97,7 @@ def test_samples_with_images_wait_for_the_users_collate_fn() -> None:
 
 
 def test_two_outputs_of_one_call_are_one_run() -> None:
-    calls = [ProxyCall("s", (np.float32([k]),)) for k in range(3)]
+    calls = [ProxyInputs("s", (np.float32([k]),)) for k in range(3)]
     samples = [(ProxySample(call, 0), ProxySample(call, 1)) for call in calls]
     batch, content = unpacked(Packer(default_collate, None, 4), samples)
     assert len(batch.runs) == 1 and content == [(0, 0), (0, 1)]
@@ -181,7 +181,7 @@ def test_tensors_beside_the_images_arrive_as_they_left(tensor: torch.Tensor) -> 
 
 
 def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() -> None:
-    calls = [ProxyCall("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
+    calls = [ProxyInputs("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
     with pytest.raises(
         InputError, match="input 'b' of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
     ):
@@ -189,11 +189,11 @@ def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() ->
 
 
 def test_our_errors_keep_their_message_and_others_are_re_raised_as_torch_does() -> None:
-    def caught(error: Exception) -> Failure:
+    def caught(error: Exception) -> WorkerError:
         try:
             raise error
         except Exception:
-            return pickle.loads(pickle.dumps(Failure.caught("in worker 3")))  # type: ignore[no-any-return]
+            return pickle.loads(pickle.dumps(WorkerError.caught("in worker 3")))  # type: ignore[no-any-return]
 
     with pytest.raises(ImageError, match=r"^dataset\[3\]: x$") as ours:
         caught(ImageError("dataset[3]: x")).reraise()

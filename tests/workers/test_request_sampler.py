@@ -23,15 +23,15 @@ from torch.utils.data import (
 
 from proxyloader.data.sharded_sampler import ShardedSampler
 from proxyloader.workers.arena import Arena
-from proxyloader.workers.loader_state import Progress
-from proxyloader.workers.request_sampler import Request, RequestSampler
+from proxyloader.workers.loader_state import LoaderState
+from proxyloader.workers.request_sampler import BatchRequest, RequestSampler
 
 
 def requests_for(sampler: Any, arena: Arena | None = None, seed: int | None = None, batched: bool = True) -> Any:
     return RequestSampler(sampler, batched, arena, seed)
 
 
-def indices(requests: RequestSampler, progress: Progress, at_most: int | None = None) -> list[Any]:
+def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None = None) -> list[Any]:
     """Walk through what is left, as a loop does, or through the first few batches of it."""
     requests.begin(progress)
     found: list[Any] = []
@@ -48,7 +48,7 @@ def test_a_sampler_lends_a_slot_with_each_request_and_goes_on_without_one() -> N
     arena = Arena(2, 1)
     requests = requests_for([[1, 2], [3], [4]], arena)
     found = list(requests)
-    assert found == [Request(k, 0, i, True, s) for k, (i, s) in enumerate([([1, 2], 0), ([3], 1), ([4], None)])]
+    assert found == [BatchRequest(k, 0, i, True, s) for k, (i, s) in enumerate([([1, 2], 0), ([3], 1), ([4], None)])]
 
 
 def test_unanswered_requests_of_an_epoch_give_their_slots_to_the_next() -> None:
@@ -73,8 +73,8 @@ def test_in_order_only_the_oldest_batch_counts_as_ready(in_order: bool, ready: b
     assert requests.has_ready_batch(in_order)
 
 
-def through_a_checkpoint(progress: Progress, seed: int | None) -> Progress:
-    return Progress.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed, 20))), seed, 20)
+def through_a_checkpoint(progress: LoaderState, seed: int | None) -> LoaderState:
+    return LoaderState.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed, 20))), seed, 20)
 
 
 SAMPLERS = {
@@ -108,9 +108,9 @@ def test_after_a_checkpoint_exactly_the_indices_that_were_left_come(
         return RequestSampler(sampler, kind != "no batches", None, seed)
 
     torch.manual_seed(1)
-    whole = indices(made(), Progress())
+    whole = indices(made(), LoaderState())
     torch.manual_seed(1)
-    progress = Progress()
+    progress = LoaderState()
     begun = indices(made(), progress, stop)
     torch.manual_seed(77)  # another process
     resumed = through_a_checkpoint(progress, seed)
@@ -126,12 +126,12 @@ def test_a_seed_tells_the_order_of_each_epoch_and_leaves_the_users_generator_alo
     found = {}
     for run in range(2):
         requests = requests_for(BatchSampler(RandomSampler(range(50)), 50, False), seed=9)
-        found[run] = [indices(requests, Progress(epoch)) for epoch in range(3)]
+        found[run] = [indices(requests, LoaderState(epoch)) for epoch in range(3)]
         torch.rand(3)
     assert found[0] == found[1] and found[0][0] != found[0][1] != found[0][2]
     torch.manual_seed(0)
     assert torch.equal(torch.get_rng_state(), state)
-    indices(requests, Progress())
+    indices(requests, LoaderState())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -140,7 +140,7 @@ def test_without_a_seed_torchs_generator_is_used_as_a_stock_loader_uses_it() -> 
     stock = list(BatchSampler(RandomSampler(range(20)), 3, False))
     state = torch.get_rng_state()
     torch.manual_seed(4)
-    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), Progress()) == stock
+    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), LoaderState()) == stock
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -163,7 +163,7 @@ def test_with_another_number_of_processes_they_share_what_was_left(
 
     done: list[int] = []
     for rank in range(before):
-        progress = Progress()
+        progress = LoaderState()
         done += itertools.chain(*indices(sampler(before, rank, batch), progress, steps))
     left: list[int] = []
     for rank in range(after):
@@ -222,8 +222,8 @@ def test_a_sampler_or_iterator_with_a_state_goes_on_from_that_of_the_last_batch(
     def made() -> RequestSampler:
         return RequestSampler(BatchSampler(kind(), 4, False) if batched else kind(), batched)
 
-    whole = indices(made(), Progress())
-    requests, progress = made(), Progress()
+    whole = indices(made(), LoaderState())
+    requests, progress = made(), LoaderState()
     requests.begin(progress)
     drawn = list(itertools.islice(requests, 2))  # the second is on its way to a worker
     requests.answered(drawn[0].number)
@@ -255,11 +255,11 @@ class IndexByIndex(OnceAsked):
 
 def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> None:
     whole = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert indices(RequestSampler(OnceAsked(), True), Progress()) == whole
-    assert indices(RequestSampler(BatchSampler(IndexByIndex(), 4, False), True), Progress()) == whole
-    assert indices(RequestSampler(IndexByIndex(), False), Progress()) == list(range(10))
+    assert indices(RequestSampler(OnceAsked(), True), LoaderState()) == whole
+    assert indices(RequestSampler(BatchSampler(IndexByIndex(), 4, False), True), LoaderState()) == whole
+    assert indices(RequestSampler(IndexByIndex(), False), LoaderState()) == list(range(10))
     for made in (OnceAsked, lambda: BatchSampler(IndexByIndex(), 4, False)):
-        progress = Progress()
+        progress = LoaderState()
         indices(RequestSampler(made(), True), progress, 1)
         assert indices(RequestSampler(made(), True), through_a_checkpoint(progress, None)) == whole[1:]
 
@@ -269,12 +269,12 @@ def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> Non
     [
         (None, "takes what state_dict gave, got NoneType"),
         ({"epoch": 3}, r"got dict with the keys \['epoch'\]"),
-        (Progress().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 3"),
-        (Progress().state_dict(4, 20), "saved by a loader with seed=4, and this one has seed=3"),
-        (Progress().state_dict(3, 30), "over a dataset of 30 samples, and this one has 20: .*loader.set_epoch"),
-        (Progress(batches=2).state_dict(3, 20, "shuffled"), "which was shuffled, and this loader's is unshuffled"),
-        (Progress(2, batches=-1).state_dict(3, 20), "'batches' of the state is a whole number, 0 or more; got -1"),
-        (Progress(2).state_dict(3, 20) | {"samples": "4"}, "'samples' of the state is a whole number.*got '4'"),
+        (LoaderState().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 3"),
+        (LoaderState().state_dict(4, 20), "saved by a loader with seed=4, and this one has seed=3"),
+        (LoaderState().state_dict(3, 30), "over a dataset of 30 samples, and this one has 20: .*loader.set_epoch"),
+        (LoaderState(batches=2).state_dict(3, 20, "shuffled"), "which was shuffled, and this loader's is unshuffled"),
+        (LoaderState(2, batches=-1).state_dict(3, 20), "'batches' of the state is a whole number, 0 or more; got -1"),
+        (LoaderState(2).state_dict(3, 20) | {"samples": "4"}, "'samples' of the state is a whole number.*got '4'"),
     ],
     ids=[
         "nothing",
@@ -289,17 +289,17 @@ def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> Non
 )
 def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Progress.from_state_dict(state, 3, 20, "unshuffled")
+        LoaderState.from_state_dict(state, 3, 20, "unshuffled")
 
 
 def test_between_epochs_a_state_goes_on_in_another_order() -> None:
-    state = Progress(3).state_dict(3, 20, "shuffled")
-    assert Progress.from_state_dict(state, 3, 20, "unshuffled") == Progress(3)
+    state = LoaderState(3).state_dict(3, 20, "shuffled")
+    assert LoaderState.from_state_dict(state, 3, 20, "unshuffled") == LoaderState(3)
 
 
 def test_a_state_from_before_the_first_batch_holds_the_order_that_was_drawn() -> None:
     torch.manual_seed(1)
-    requests, progress = requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), Progress()
+    requests, progress = requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), LoaderState()
     requests.begin(progress)
     ahead = [request.indices for request in requests]  # as workers are asked for before the loop has had one
     assert progress.batches == 0
@@ -308,7 +308,7 @@ def test_a_state_from_before_the_first_batch_holds_the_order_that_was_drawn() ->
 
 
 def test_a_state_of_one_process_is_taken_up_by_several() -> None:
-    progress = Progress()
+    progress = LoaderState()
     done = indices(requests_for(BatchSampler(SequentialSampler(range(24)), 4, False)), progress, 2)
     left: list[int] = []
     for rank in range(2):
@@ -320,15 +320,15 @@ def test_a_state_of_one_process_is_taken_up_by_several() -> None:
 
 def test_the_start_of_an_epoch_is_taken_up_without_what_was_noted_of_another_kind_of_sampler() -> None:
     sharded = ShardedSampler(range(20), 2, 1, shuffle=True)
-    progress = Progress(3)
+    progress = LoaderState(3)
     indices(requests_for(BatchSampler(sharded, 4, False)), progress, 0)  # which has drawn its order
-    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.dealt} and progress.random_states
-    assert progress.taken_up_by(sharded) is progress
-    assert progress.taken_up_by(None) == progress.taken_up_by(ShardedSampler(range(20), 3, 1)) == Progress(3)
+    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.shard_spec} and progress.random_states
+    assert progress.resume_for(sharded) is progress
+    assert progress.resume_for(None) == progress.resume_for(ShardedSampler(range(20), 3, 1)) == LoaderState(3)
     fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
-    assert indices(fresh, progress.taken_up_by(None)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert indices(fresh, progress.resume_for(None)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_batches_that_a_sampler_makes_as_it_goes_become_lists() -> None:
-    found = indices(requests_for([(k for k in range(2)), (5, 6)]), Progress())
+    found = indices(requests_for([(k for k in range(2)), (5, 6)]), LoaderState())
     assert found == [[0, 1], (5, 6)]

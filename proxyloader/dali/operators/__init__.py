@@ -1,4 +1,4 @@
-"""A Plan in, DALI operators out: one file for each of ``transforms/``, and how each step is said in DALI."""
+"""DALI operators for the steps of a Plan. One file for each file of ``transforms/``."""
 
 from . import augment as augment
 from . import auto_augment as auto_augment

@@ -1,4 +1,4 @@
-"""Blur, compression, noise, and boxes that are erased."""
+"""Blur, JPEG compression, noise and erased boxes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ...transforms.augment import PARTLY, Add, Blur, BoxBlur, Compress, Erase, EraseByColor, Paste
+from ...transforms.augment import PARTLY, Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
 from ..api import filter_image, fn, math, types
 from .graph import Graph, operator
 
 
 @operator(Blur)
 def blur(graph: Graph, step: Blur) -> None:
-    sigma, node = graph.drawn(1)[0], graph.settle()
+    sigma, node = graph.take_params(1)[0], graph.materialize()
     blurred = fn.gaussian_blur(node, sigma=sigma, window_size=list(step.window), dtype=types.FLOAT)
     graph.node = fn.cast(blurred, dtype=types.UINT8) if graph.scale is None else blurred
 
@@ -21,7 +21,7 @@ def blur(graph: Graph, step: Blur) -> None:
 @operator(BoxBlur)
 def box_blur(graph: Graph, step: BoxBlur) -> None:
     """The sums are whole numbers, exact in float32, and their means in double: a mean often lies between two levels."""
-    drawn, values = graph.drawn(4), fn.cast(graph.settle(), dtype=types.FLOAT)
+    drawn, values = graph.take_params(4), fn.cast(graph.materialize(), dtype=types.FLOAT)
     near, far, one = drawn[0:1], drawn[1:2], graph.constant(np.ones(1, np.float32))
     full, last = (fn.cast(drawn[k], dtype=types.FLOAT64) for k in (2, 3))
     kernel = fn.cat(far, near, one, near, far)
@@ -35,10 +35,10 @@ def box_blur(graph: Graph, step: BoxBlur) -> None:
     graph.node = fn.cast(values, dtype=types.UINT8)
 
 
-@operator(Compress)
-def compress(graph: Graph, step: Compress) -> None:
+@operator(JpegCompression)
+def compress(graph: Graph, step: JpegCompression) -> None:
     """On the CPU in any case, where DALI calls the JPEG library; its operator for GPUs computes in its own way."""
-    quality, node = fn.cast(graph.drawn(1)[0], dtype=types.INT32), graph.settle()
+    quality, node = fn.cast(graph.take_params(1)[0], dtype=types.INT32), graph.materialize()
     if graph.options.device_id is not None:
         node = node.cpu()
     if graph.channels == 1:  # it takes colours; those of a grey image stay grey
@@ -49,22 +49,22 @@ def compress(graph: Graph, step: Compress) -> None:
 
 @operator(Erase)
 def erase(graph: Graph, step: Erase) -> None:
-    graph.node = _erased(graph.settle(), graph.drawn(4), list(step.value))
+    graph.node = _erased(graph.materialize(), graph.take_params(4), list(step.value))
 
 
 @operator(EraseByColor)
 def erase_by_color(graph: Graph, step: EraseByColor) -> None:
-    node, drawn = graph.settle(), graph.drawn(step.columns)
-    graph.node = _erased(node, drawn, drawn[4 : step.columns])
+    node, drawn = graph.materialize(), graph.take_params(step.num_params)
+    graph.node = _erased(node, drawn, drawn[4 : step.num_params])
 
 
 def _erased(node: Any, box: Any, value: Any) -> Any:
     return fn.erase(node, fill_value=value, anchor=box[0:2], shape=box[2:4], axes=[0, 1])
 
 
-@operator(Paste)
-def paste(graph: Graph, step: Paste) -> None:
-    drawn, node = graph.drawn(5), graph.settle()
+@operator(EraseWithNoise)
+def paste(graph: Graph, step: EraseWithNoise) -> None:
+    drawn, node = graph.take_params(5), graph.materialize()
     box = fn.cast(drawn[0:4], dtype=types.INT32)
     channels = graph.constant(np.array([graph.channels], np.int32))
     patch = graph.array(drawn[4], fn.cat(math.max(box[2:4], 1), channels))
@@ -76,7 +76,7 @@ def paste(graph: Graph, step: Paste) -> None:
 
 @operator(Add)
 def add(graph: Graph, step: Add) -> None:
-    where, node = graph.drawn(1)[0], graph.settle()
+    where, node = graph.take_params(1)[0], graph.materialize()
     values = node + graph.array(where, node.shape(dtype=types.INT32))
     if step.clip:
         values = math.clamp(values, 0.0, 255.0 if graph.scale is None else 1.0)

@@ -1,4 +1,4 @@
-"""Branches that are mixed."""
+"""Mixtures of branches, as in AugMix."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .graph import Graph, operator
 
 @operator(Mixture)
 def mixture(graph: Graph, step: Mixture) -> None:
-    weights, node = graph.drawn(1 + len(step.branches)), graph.settle()
+    weights, node = graph.take_params(1 + len(step.branches)), graph.materialize()
     mixed = node * weights[0]
     for k, branch in enumerate(step.branches):
         part = graph.branch(node, graph.row, graph.column)
         part.add(branch)
         graph.column = part.column
-        mixed += part.settle() * weights[k + 1]
+        mixed += part.materialize() * weights[k + 1]
     graph.node = fn.cast(math.floor(mixed), dtype=types.UINT8)
 
 
 @operator(Blend)
 def blend(graph: Graph, step: Blend) -> None:
-    share, node = graph.drawn(1)[0], graph.settle()
+    share, node = graph.take_params(1)[0], graph.materialize()
     part = graph.branch(node, graph.row, graph.column)
     part.add(step.branch)
     graph.column = part.column
-    ours, other = (fn.cast(each, dtype=types.FLOAT) for each in (node, part.settle()))
+    ours, other = (fn.cast(each, dtype=types.FLOAT) for each in (node, part.materialize()))
     graph.node = fn.cast(math.floor(ours + share * (other - ours)), dtype=types.UINT8)

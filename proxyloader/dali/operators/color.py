@@ -82,13 +82,13 @@ def _blend(graph: Graph, other: Any, factor: Any, kind: str) -> None:
 
 @operator(Brightness)
 def brightness(graph: Graph, step: Brightness) -> None:
-    factor = graph.drawn(1)[0]
-    _put(graph, graph.settle() * factor)
+    factor = graph.take_params(1)[0]
+    _put(graph, graph.materialize() * factor)
 
 
 @operator(Contrast)
 def contrast(graph: Graph, step: Contrast) -> None:
-    factor, node = graph.drawn(1)[0], graph.settle()
+    factor, node = graph.take_params(1)[0], graph.materialize()
     grey = _luma(graph, step.kind) if graph.channels == 3 else node
     mean = fn.reductions.mean(grey, dtype=types.FLOAT)
     _blend(graph, math.floor(mean + 0.5) if step.kind == "pil" else mean, factor, step.kind)
@@ -96,14 +96,14 @@ def contrast(graph: Graph, step: Contrast) -> None:
 
 @operator(Saturation)
 def saturation(graph: Graph, step: Saturation) -> None:
-    factor = graph.drawn(1)[0]
-    graph.settle()
+    factor = graph.take_params(1)[0]
+    graph.materialize()
     _blend(graph, _real(_luma(graph, step.kind)), factor, step.kind)
 
 
 @operator(Hue)
 def hue(graph: Graph, step: Hue) -> None:
-    turn, values = graph.drawn(1)[0], _real(graph.settle())
+    turn, values = graph.take_params(1)[0], _real(graph.materialize())
     if step.kind == "pil":
         graph.node = fn.cast(_turned_as_pillow(values, turn), dtype=types.UINT8)
     elif graph.scale is None:
@@ -164,19 +164,19 @@ def _turned(values: Any, turn: Any) -> Any:
 
 @operator(Invert)
 def invert(graph: Graph, step: Invert) -> None:
-    values = graph.settle()
+    values = graph.materialize()
     graph.node = fn.cast(255 - values, dtype=types.UINT8) if graph.scale is None else 1.0 - values
 
 
 @operator(Posterize)
 def posterize(graph: Graph, step: Posterize) -> None:
-    steps = math.pow(2.0, 8.0 - graph.drawn(1)[0])
-    _put(graph, math.floor(graph.settle() / steps) * steps)
+    steps = math.pow(2.0, 8.0 - graph.take_params(1)[0])
+    _put(graph, math.floor(graph.materialize() / steps) * steps)
 
 
 @operator(Solarize)
 def solarize(graph: Graph, step: Solarize) -> None:
-    threshold, values = graph.drawn(1)[0], _real(graph.settle())
+    threshold, values = graph.take_params(1)[0], _real(graph.materialize())
     most = 255.0 if graph.scale is None else 1.0
     inverted = values + _where(values >= threshold) * (most - 2.0 * values)
     graph.node = fn.cast(inverted, dtype=types.UINT8) if graph.scale is None else inverted
@@ -184,13 +184,13 @@ def solarize(graph: Graph, step: Solarize) -> None:
 
 @operator(SolarizeAdd)
 def solarize_add(graph: Graph, step: SolarizeAdd) -> None:
-    added, values = graph.drawn(1)[0], _real(graph.settle())
+    added, values = graph.take_params(1)[0], _real(graph.materialize())
     _put(graph, values + _where(values < 128.0) * added)
 
 
 @operator(Sharpness)
 def sharpness(graph: Graph, step: Sharpness) -> None:
-    factor, values = graph.drawn(1)[0], _real(graph.settle())
+    factor, values = graph.take_params(1)[0], _real(graph.materialize())
     smooth = filter_image(values, graph.constant(SMOOTH), graph.constant(ZERO))
     if graph.scale is None:
         smooth = math.floor(smooth + 0.5)
@@ -209,7 +209,7 @@ def sharpness(graph: Graph, step: Sharpness) -> None:
 
 @operator(Autocontrast)
 def autocontrast(graph: Graph, step: Autocontrast) -> None:
-    node = graph.settle()
+    node = graph.materialize()
     # Pillow works in double precision, which decides what the brightest pixels become: a product that is nearly 255.
     dtype = types.FLOAT64 if step.kind == "pil" else types.FLOAT
     ends = (of(node, axes=[0, 1], keep_dims=True) for of in (fn.reductions.min, fn.reductions.max))
@@ -228,7 +228,7 @@ def equalize(graph: Graph, step: Equalize) -> None:
     a 255th of ``most``, the pixels that are darker than the brightest. OpenCV, given the negative, makes of it
     ``255 * below / most``, rounded. What is left to do is to go from one divisor to the other.
     """
-    node = graph.settle()
+    node = graph.materialize()
     parts = 255 - _real(equalized(fn.cast(255 - node, dtype=types.UINT8)))
     darker = node < fn.reductions.max(node, axes=[0, 1], keep_dims=True)
     most = fn.reductions.sum(fn.cast(darker, dtype=types.INT32), axes=[0, 1], keep_dims=True)
@@ -241,5 +241,5 @@ def equalize(graph: Graph, step: Equalize) -> None:
 
 @operator(ChannelOrder)
 def channel_order(graph: Graph, step: ChannelOrder) -> None:
-    order, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
+    order, node = fn.cast(graph.take_params(3), dtype=types.INT32), graph.materialize()
     graph.node = fn.cat(*(fn.slice(node, start=order[k : k + 1], shape=[1], axes=[2]) for k in range(3)), axis=2)

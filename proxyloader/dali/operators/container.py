@@ -1,4 +1,4 @@
-"""Each image takes its own branch."""
+"""Branches, of which each image takes its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def one_of(graph: Graph, step: OneOf) -> None:
 
     A branch sees only the images that take it, so each is worked on once, whatever the number of branches.
     """
-    node, column = graph.settle(), graph.column
-    graph.drawn(step.columns)
+    node, column = graph.materialize(), graph.column
+    graph.take_params(step.num_params)
     parts: list[Graph] = []
 
     def of(first: int, end: int, node: Any, row: Any, *forks: tuple[Any, int]) -> Any:
@@ -24,7 +24,7 @@ def one_of(graph: Graph, step: OneOf) -> None:
             part = graph.branch(node, row, column + 1, forks)
             part.add(step.branches[first])
             parts.append(part)
-            return part.settle()
+            return part.materialize()
         middle = (first + end) // 2
         low = row[column] < float(middle)
         nodes, rows = split(node, low), split(row, low)

@@ -1,17 +1,17 @@
-"""Crop, flip, whole rows and columns."""
+"""Crop, flip, and selection of rows and columns."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...transforms.geometry import Crop, Flip, Lines, ReflectedCrop
+from ...transforms.geometry import Crop, Flip, IndexSelect, ReflectedCrop
 from ..api import fn, math, types
 from .graph import Graph, operator
 
 
 @operator(Crop)
 def crop(graph: Graph, step: Crop) -> None:
-    box = fn.cast(graph.drawn(4), dtype=types.INT32)
+    box = fn.cast(graph.take_params(4), dtype=types.INT32)
     start, shape = box[0:2], box[2:4]
     region = {"start": start, "shape": shape, "axes": [0, 1]}
     if graph.node is None and graph.mirror is None and step.region.inside and graph.options.device_id is None:
@@ -20,7 +20,7 @@ def crop(graph: Graph, step: Crop) -> None:
         # alone take seven times as long (benchmarks/results/parts.jsonl).
         graph.node = fn.decoders.image_slice(graph.encoded, **region, **graph.decoder("decoders__ImageSlice"))
         return
-    node = graph.settle()
+    node = graph.materialize()
     if not step.region.inside:
         region |= {"out_of_bounds_policy": "pad", "fill_values": list(step.fill)}
     graph.node = fn.slice(node, **region)
@@ -29,7 +29,7 @@ def crop(graph: Graph, step: Crop) -> None:
 @operator(ReflectedCrop)
 def reflected_crop(graph: Graph, step: ReflectedCrop) -> None:
     """Out of the image with a mirror image on each side, first left and right, and then above and below these three."""
-    box, node = fn.cast(graph.drawn(4), dtype=types.INT32), graph.settle()
+    box, node = fn.cast(graph.take_params(4), dtype=types.INT32), graph.materialize()
     beyond = math.max(node.shape(dtype=types.INT32)[0:2] - 1, 1)
     for axis in (1, 0):
         mirrored = fn.flip(node, horizontal=axis, vertical=1 - axis)
@@ -40,7 +40,7 @@ def reflected_crop(graph: Graph, step: ReflectedCrop) -> None:
 
 @operator(Flip)
 def flip(graph: Graph, step: Flip) -> None:
-    wanted = fn.cast(graph.drawn(1)[0], dtype=types.INT32)
+    wanted = fn.cast(graph.take_params(1)[0], dtype=types.INT32)
     if step.axis == "vertical":
         graph.node = fn.flip(graph.decoded(), horizontal=0, vertical=wanted)
     else:
@@ -48,9 +48,9 @@ def flip(graph: Graph, step: Flip) -> None:
         graph.mirror = wanted
 
 
-@operator(Lines)
-def lines(graph: Graph, step: Lines) -> None:
-    drawn, node = fn.cast(graph.drawn(3), dtype=types.INT32), graph.settle()
+@operator(IndexSelect)
+def lines(graph: Graph, step: IndexSelect) -> None:
+    drawn, node = fn.cast(graph.take_params(3), dtype=types.INT32), graph.materialize()
     height, width = drawn[0:1], drawn[1:2]
     numbers = fn.cast(graph.attached(drawn[2], height + width), dtype=types.INT32)
     if step.fill:  # as one more row and column, before the others

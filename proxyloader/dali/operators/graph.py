@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from ...transforms.plan import Branch, Row, Step
+from ...transforms.plan import Branch, ParamRow, Step
 from ...transforms.type_conversion import Normalize
 from ..api import fn, split, types, upright
 
@@ -76,9 +76,20 @@ class Graph:
     """
 
     def __init__(
-        self, options: PipelineOptions, encoded: Any, row: Any, columns: int, forks: tuple[tuple[Any, int], ...] = ()
+        self,
+        options: PipelineOptions,
+        encoded: Any,
+        row: Any,
+        columns: int,
+        branch_path: tuple[tuple[Any, int], ...] = (),
     ) -> None:
-        self.options, self.encoded, self.row, self.columns, self.forks = options, encoded, row, columns, forks
+        self.options, self.encoded, self.row, self.num_params, self.branch_path = (
+            options,
+            encoded,
+            row,
+            columns,
+            branch_path,
+        )
         self.column = 0
         self.node: Any = None
         self.scale: float | None = None
@@ -119,14 +130,14 @@ class Graph:
                 view._add(operation)
             self.column = self.views[0].column
 
-    def branch(self, node: Any, row: Any, column: int, forks: tuple[tuple[Any, int], ...] = ()) -> Graph:
+    def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
         """The same point for those of the images that went this way, from a column of their rows on."""
-        part = Graph(self.options, None, row, self.columns, self.forks + forks)
+        part = Graph(self.options, None, row, self.num_params, self.branch_path + branch_path)
         part.node, part.scale, part.channels, part.column = node, self.scale, self.channels, column
         part._constants = self._constants
         return part
 
-    def drawn(self, count: int) -> Any:
+    def take_params(self, count: int) -> Any:
         """The next ``count`` of the drawn numbers; each step takes its own, in order."""
         self.column += count
         return self.row[self.column - count : self.column] if count else None
@@ -147,7 +158,7 @@ class Graph:
 
     def attached(self, first_block: Any, count: Any) -> Any:
         """The first ``count``, (1,) int32, of the numbers that were attached to the row from a block on, on the CPU."""
-        start = self.columns + fn.cast(first_block, dtype=types.INT32) * Row.BLOCK
+        start = self.num_params + fn.cast(first_block, dtype=types.INT32) * ParamRow.BLOCK
         return fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
 
     def constant(self, array: NDArray[Any]) -> Any:
@@ -160,7 +171,7 @@ class Graph:
         if key not in self._constants:
             self._constants[key] = types.Constant(array)
         node = self._constants[key]
-        for predicate, side in self.forks:
+        for predicate, side in self.branch_path:
             key = key, predicate.name
             if key not in self._constants:
                 self._constants[key] = split(node, predicate)
@@ -189,7 +200,7 @@ class Graph:
         if self.mirror is not None:
             self.node, self.mirror = fn.flip(self.decoded(), horizontal=self.mirror), None
 
-    def settle(self) -> Any:
+    def materialize(self) -> Any:
         """Do what was put off, before an operator that depends on it. Returns the node, whose values are real now."""
         if self.scale is not None and self.scale != 1:
             self.node = self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "HWC")

@@ -1,4 +1,4 @@
-"""Several images of one."""
+"""Several crops of one image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .graph import Graph, operator
 
 @operator(Views)
 def views(graph: Graph, step: Views) -> None:
-    node = graph.settle()
+    node = graph.materialize()
     for branch in step.branches:
         view = graph.branch(node, graph.row, graph.column)
         view.add(branch)

@@ -24,8 +24,8 @@ one pixel wide (two where bicubic), is a few levels off, which is too little to 
 
 @operator(Resize)
 def resize(graph: Graph, step: Resize) -> None:
-    sizes = [graph.drawn(2) for _ in range(step.columns // 2)]
-    graph.settle()
+    sizes = [graph.take_params(2) for _ in range(step.num_params // 2)]
+    graph.materialize()
     # The edges of Lanczos are off far into the image.
     if step.antialias and (step.to.least_edge < EXACT_EDGES_BELOW or step.interpolation == "lanczos"):
         for size in sizes:

@@ -1,4 +1,4 @@
-"""What the numbers mean."""
+"""Conversion to float, and normalisation."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Warp = Callable[..., Any]
 
 @operator(Affine)
 def affine(graph: Graph, step: Affine) -> None:
-    numbers = graph.drawn(8)
+    numbers = graph.take_params(8)
     size, matrix = numbers[0:2], fn.reshape(numbers[2:8], shape=[2, 3])
 
     def warp(node: Any, **how: Any) -> Any:
@@ -36,7 +36,7 @@ def affine(graph: Graph, step: Affine) -> None:
 
 @operator(Perspective)
 def perspective(graph: Graph, step: Perspective) -> None:
-    numbers = graph.drawn(8)
+    numbers = graph.take_params(8)
     one = graph.constant(np.ones(1, np.float32))
     matrix = fn.reshape(fn.cat(numbers, one), shape=[3, 3])
     if graph.options.device_id is not None:
@@ -58,7 +58,7 @@ def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
     the weights depend on. Where float32 rounds a place to the other side of a pixel, both go there, and the weights
     with them.
     """
-    numbers, node = graph.drawn(8), graph.settle()
+    numbers, node = graph.take_params(8), graph.materialize()
     height, width = (node.shape(dtype=types.FLOAT)[axis] for axis in (0, 1))
 
     def nearest(image: Any, matrix: Any, size: Any, **how: Any) -> Any:
@@ -109,7 +109,7 @@ def _cubic(graph: Graph, away: Any) -> Any:
 
 
 def _warp(graph: Graph, warp: Warp, step: Affine | Perspective) -> None:
-    node, fill = graph.settle(), step.fill
+    node, fill = graph.materialize(), step.fill
     interpolation, on_levels = INTERPOLATIONS[step.interpolation], graph.scale is None
     if step.interpolation == "nearest" and len(set(fill)) <= 1:
         value = fill[0] if fill else 0.0

@@ -21,9 +21,9 @@ import torchvision
 
 from ...errors import ProxyLoaderError
 from .cases import case_of, loops_of
-from .config import Setting
+from .config import BenchConfig
 from .dali_cases import RUNS_UNDER_WAY
-from .figures import Epoch, Failure, Ready, Round, Start, Trial
+from .figures import Epoch, Failure, Ready, RoundResult, Start, Trial
 from .gauges import GpuMemory, cpu_s, gauges, host_mb
 
 CLASSES = 1000
@@ -72,7 +72,7 @@ class _Measured:
         self._loops: Any = None
         self._memory: GpuMemory | None = None
 
-    def begin(self, setting: Setting) -> Start:
+    def begin(self, setting: BenchConfig) -> Start:
         """Make the loader, and go through its first loop."""
         memory = self._prepared(setting)
         begin = time.perf_counter()
@@ -86,13 +86,13 @@ class _Measured:
         memory.note()
         return start
 
-    def measure(self, seconds: float) -> Round:
+    def measure(self, seconds: float) -> RoundResult:
         """Whole loops, until the seconds are over."""
         assert self._memory is not None
         gc.collect()
         return _round(self._caught_up(), self._next_loop, seconds, self._use, self._memory)
 
-    def attempt(self, setting: Setting, at_most_s: float) -> Trial:
+    def attempt(self, setting: BenchConfig, at_most_s: float) -> Trial:
         """Two loops with a tuning, of which the second counts."""
         memory = self._prepared(setting)
         loops = loops_of(self._name, setting)
@@ -115,7 +115,7 @@ class _Measured:
         found = _round(self._caught_up(), self._next_loop, 0.0, self._use, memory)
         return Trial(found.images_per_s, found.cpu_ms_per_image)
 
-    def first_epochs(self, setting: Setting, epochs: int, cache: str) -> list[Epoch]:
+    def first_epochs(self, setting: BenchConfig, epochs: int, cache: str) -> list[Epoch]:
         """What a script sees that is started for the first time.
 
         Args:
@@ -142,7 +142,7 @@ class _Measured:
             begin = time.perf_counter()
         return found
 
-    def _prepared(self, setting: Setting) -> GpuMemory:
+    def _prepared(self, setting: BenchConfig) -> GpuMemory:
         """CUDA, and the model."""
         if self._memory is None:
             if setting.by_default and not case_of(self._name).is_own:
@@ -178,7 +178,7 @@ def _round(
     seconds: float,
     use: Callable[[Any], None],
     memory: GpuMemory,
-) -> Round:
+) -> RoundResult:
     """Measure what is left of a loop that was begun, if there is one, and whole ones until the seconds are over."""
     waits: list[float] = []
     pauses: list[float] = []
@@ -202,7 +202,7 @@ def _round(
         wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
     memory.note()
     p50, p99, longest = (1e3 * float(np.quantile(waits, share)) for share in (0.5, 0.99, 1))
-    return Round(
+    return RoundResult(
         images_per_s=images / wall,
         cpu_ms_per_image=1e3 * cpu / images,
         wait_ms=(p50, p99, longest),
@@ -217,7 +217,7 @@ def _nothing(batch: Any) -> None:
     """The batches are only taken."""
 
 
-def _training(setting: Setting) -> Callable[[Any], None]:
+def _training(setting: BenchConfig) -> Callable[[Any], None]:
     """A step of training, as with mixed precision. It does not wait for the GPU, since its optimizer is fused."""
     model = torchvision.models.get_model(setting.model, num_classes=CLASSES)
     model = model.to(setting.device, memory_format=setting.memory_format).train()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import dali_cases, own_cases, torch_cases
-from .config import Setting, Tuning
+from .config import BenchConfig, Tuning
 from .torch_cases import Loops
 
 OURS = "proxyloader"
@@ -69,7 +69,7 @@ BY_DEFAULT = ", by default"
 """Behind the name of a case whose users say nothing but what they have to."""
 
 
-def cases_for(setting: Setting) -> list[str]:
+def cases_for(setting: BenchConfig) -> list[str]:
     """Those that have a meaning there, tuned; behind them by default those that have a default for what is tuned."""
     trains = setting.model != "none"
     names = [
@@ -82,7 +82,7 @@ def cases_for(setting: Setting) -> list[str]:
     return names + [name + BY_DEFAULT for name in names if case_of(name).takes and not case_of(name).is_ceiling]
 
 
-def peers_for(setting: Setting) -> list[str]:
+def peers_for(setting: BenchConfig) -> list[str]:
     """Those that a user may start with."""
     names = [name for name in cases_for(setting) if not name.endswith(BY_DEFAULT)]
     return [name for name in names if not case_of(name).is_ceiling]
@@ -98,7 +98,7 @@ def case_of(name: str) -> Case:
     return CASES[base_of(name)]
 
 
-def loops_of(name: str, setting: Setting) -> Loops:
+def loops_of(name: str, setting: BenchConfig) -> Loops:
     return case_of(name).loops(setting, *name.removesuffix(BY_DEFAULT).split(WITH)[1:])
 
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from torchvision import models
 from torchvision.datasets import ImageFolder
 
-from ..._validation import at_least, check_num_threads
+from ..._validation import check_int, check_num_threads
 from ..synthetic.dataset import make_dataset, usable_cores
 from . import report, tables
 from .cases import BY_DEFAULT, CASES, OURS, Ranges, base_of, case_of, cases_for, peers_for
-from .config import AUGMENTATIONS, Setting
+from .config import AUGMENTATIONS, BenchConfig
 from .runner import INTERRUPTED, Outcome, Tell, run, run_first_epochs
 from .sweep import Sweep, sweep
 from .system_info import in_words, machine, warnings_for
@@ -119,7 +119,7 @@ Measured = tuple[dict[str, Outcome], dict[str, Sweep]]
 
 
 def measure_rounds(
-    args: argparse.Namespace, setting: Setting, ranges: Ranges, names: list[str], tell: Tell
+    args: argparse.Namespace, setting: BenchConfig, ranges: Ranges, names: list[str], tell: Tell
 ) -> Measured:
     """The tuned cases in rounds, and then those by default: all at once would not have room on a GPU's engines."""
     tuned = [name for name in names if not name.endswith(BY_DEFAULT)]
@@ -139,7 +139,7 @@ def measure_rounds(
 
 
 def measure_first_epochs(
-    args: argparse.Namespace, setting: Setting, ranges: Ranges, names: list[str], tell: Tell
+    args: argparse.Namespace, setting: BenchConfig, ranges: Ranges, names: list[str], tell: Tell
 ) -> Measured:
     """The first epochs of each case, with nothing said that has a default."""
     setting = replace(setting, passes=1, by_default=True, persistent_workers=False)
@@ -160,9 +160,9 @@ def check(args: argparse.Namespace) -> None:
     """
     for name, value in {"images": 1, "passes": 1, "batch_size": 1, "rounds": 1}.items():
         if getattr(args, name) is not None:
-            at_least("--" + name.replace("_", "-"), getattr(args, name), value)
+            check_int("--" + name.replace("_", "-"), getattr(args, name), value)
     for workers in args.workers or ():
-        at_least("--workers", workers, 0)
+        check_int("--workers", workers, 0)
     for threads in args.threads or ():
         check_num_threads(threads, name="--threads")
     if not 0 <= args.seconds < math.inf:
@@ -201,7 +201,7 @@ def device_of(args: argparse.Namespace) -> str:
     return args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def setting_of(args: argparse.Namespace) -> Setting:
+def setting_of(args: argparse.Namespace) -> BenchConfig:
     """What is compared, with what was left open filled in for this machine."""
     device = device_of(args)
     if device == "cuda" and not torch.cuda.is_available():
@@ -212,7 +212,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
     if images < args.batch_size:
         found = f"{root} has {images} images" if args.data else f"--images is {images}"
         raise ValueError(f"{found}, and --batch-size {args.batch_size}: not one batch. Give a smaller --batch-size")
-    return Setting(
+    return BenchConfig(
         root=str(root),
         images=images,
         passes=1 if args.first_epochs else args.passes or (6 if on_gpu else 1),

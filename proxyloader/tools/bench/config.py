@@ -1,4 +1,4 @@
-"""What is compared."""
+"""BenchConfig: what is compared."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchConfig:
     """The same for all cases of a run, but for the tuning.
 
     Attributes:
@@ -88,7 +88,7 @@ class Setting:
     augmentations: tuple[str, ...] = ()
     model: str = "none"
 
-    def tuned(self, **changed: Any) -> Setting:
+    def tuned(self, **changed: Any) -> BenchConfig:
         """With another tuning, of those of its values that are given."""
         return replace(self, tuning=replace(self.tuning, **changed))
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 from ..synthetic.dataset import usable_cores
-from .config import CROP_PX, MEAN, STD, Setting
+from .config import CROP_PX, MEAN, STD, BenchConfig
 from .torch_cases import Loops, images_of, worker_arguments
 
 RUNS_UNDER_WAY = 3
@@ -30,7 +30,7 @@ LARGEST_OF_IMAGENET: dict[str, Any] = {
 """What NVIDIA's example has a GPU's decoder allocate at once, for the widest, highest and largest image of ImageNet."""
 
 
-def graph(setting: Setting) -> Any:
+def graph(setting: BenchConfig) -> Any:
     from ...dali.api import pipeline_def
 
     ahead = {} if setting.by_default else {"exec_dynamic": True, "prefetch_queue_depth": RUNS_UNDER_WAY}
@@ -42,7 +42,7 @@ def graph(setting: Setting) -> Any:
     )
 
 
-def decoder(setting: Setting) -> dict[str, Any]:
+def decoder(setting: BenchConfig) -> dict[str, Any]:
     """The arguments of a decoder."""
     from ...dali.api import types
 
@@ -52,7 +52,7 @@ def decoder(setting: Setting) -> dict[str, Any]:
     return how
 
 
-def augmented(setting: Setting, encoded: Any) -> Any:
+def augmented(setting: BenchConfig, encoded: Any) -> Any:
     """The work of the transform as one writes it in DALI."""
     from ...dali.api import fn, types
 
@@ -61,7 +61,7 @@ def augmented(setting: Setting, encoded: Any) -> Any:
     return normalized(setting, images)
 
 
-def normalized(setting: Setting, images: Any) -> Any:
+def normalized(setting: BenchConfig, images: Any) -> Any:
     """Flipped, and in the format of the batches."""
     from ...dali.api import fn, types
 
@@ -75,12 +75,12 @@ def normalized(setting: Setting, images: Any) -> Any:
     )
 
 
-def in_format(setting: Setting, images: torch.Tensor) -> torch.Tensor:
+def in_format(setting: BenchConfig, images: torch.Tensor) -> torch.Tensor:
     images = images.permute(0, 3, 1, 2) if setting.channels_last else images
     return images.to(setting.torch_dtype)
 
 
-def upstream(setting: Setting, loader: Callable[[str], Any], reads_files: bool) -> Loops:
+def upstream(setting: BenchConfig, loader: Callable[[str], Any], reads_files: bool) -> Loops:
     """DALI's proxy as it is shipped."""
     from nvidia.dali.plugin.pytorch.experimental import proxy
 
@@ -128,17 +128,17 @@ def path_as_array(path: str) -> Any:
     return np.frombuffer(path.encode(), np.uint8)
 
 
-def upstream_with_bytes(setting: Setting) -> Loops:
+def upstream_with_bytes(setting: BenchConfig) -> Loops:
     """DALI's proxy as it is shipped, fed with encoded bytes."""
     return upstream(setting, file_as_array, False)
 
 
-def upstream_with_paths(setting: Setting) -> Loops:
+def upstream_with_paths(setting: BenchConfig) -> Loops:
     """DALI's proxy as it is shipped, fed with paths, which DALI reads."""
     return upstream(setting, path_as_array, True)
 
 
-def reader(setting: Setting, images_of: Callable[[Setting, Any], Any], **options: Any) -> Loops:
+def reader(setting: BenchConfig, images_of: Callable[[BenchConfig, Any], Any], **options: Any) -> Loops:
     """DALI's file reader and DALIClassificationIterator.
 
     Args:
@@ -163,17 +163,17 @@ def reader(setting: Setting, images_of: Callable[[Setting, Any], Any], **options
         yield ((in_format(setting, batch["data"]), batch["label"].flatten().long()) for (batch,) in passes)
 
 
-def iterator(setting: Setting) -> Loops:
+def iterator(setting: BenchConfig) -> Loops:
     """DALI's file reader and iterator; the whole image is decoded, then cropped."""
     return reader(setting, augmented)
 
 
-def nvidia_example(setting: Setting) -> Loops:
+def nvidia_example(setting: BenchConfig) -> Loops:
     """DALI's file reader and iterator with the graph of NVIDIA's ImageNet example: a crop is decoded, then resized."""
     return reader(setting, augmented_as_in_the_example, pad_last_batch=True)
 
 
-def augmented_as_in_the_example(setting: Setting, encoded: Any) -> Any:
+def augmented_as_in_the_example(setting: BenchConfig, encoded: Any) -> Any:
     """Its crops are of 0.1 to 1 of the image, and of 4:5 to 5:4; what else it asks for is in LARGEST_OF_IMAGENET."""
     from ...dali.api import fn, types
 
@@ -189,17 +189,17 @@ def augmented_as_in_the_example(setting: Setting, encoded: Any) -> Any:
     return normalized(setting, images)
 
 
-def decoder_alone(setting: Setting) -> Loops:
+def decoder_alone(setting: BenchConfig) -> Loops:
     """DALI's file reader and decoder, and nothing else."""
     return decoders(setting, 1)
 
 
-def two_decoders(setting: Setting) -> Loops:
+def two_decoders(setting: BenchConfig) -> Loops:
     """The same, in two pipelines at once."""
     return decoders(setting, 2)
 
 
-def decoders(setting: Setting, pipelines: int) -> Loops:
+def decoders(setting: BenchConfig, pipelines: int) -> Loops:
     from ...dali.api import fn
 
     @graph(setting)  # type: ignore[untyped-decorator,unused-ignore]

@@ -1,4 +1,4 @@
-"""What a case answers when it is asked for something. Crosses from its process to the one that asks."""
+"""The answers of a case. They cross from its process to the one that asks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundResult:
     """What was measured in whole loops of some seconds.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What a case takes of the machine: time of the CPU, memory, and how busy the GPU is. Runs in a child process."""
+"""CPU time, memory and GPU load that a case takes. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from .config import Setting
+from .config import BenchConfig
 
 SAMPLED_EVERY_S = 0.05
 
@@ -41,7 +41,7 @@ class GpuMemory:
         mb: None without a GPU.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: BenchConfig) -> None:
         self.mb: float | None = None
         if setting.on_gpu:
             torch.ones(1, device="cuda")  # with the context, which is not counted

@@ -6,20 +6,20 @@ import itertools
 from typing import Any
 
 from ...loader.dataloader import DataLoader
-from .config import CROP_PX, Setting, transform_with
+from .config import CROP_PX, BenchConfig, transform_with
 from .dali_cases import RUNS_UNDER_WAY, in_format
 from .torch_cases import Loops, images_of, worker_arguments
 
 CACHED_BATCHES = 8
 
 
-def tuned_arguments(setting: Setting) -> dict[str, Any]:
+def tuned_arguments(setting: BenchConfig) -> dict[str, Any]:
     """Those that are not left at their defaults."""
     names = {"num_threads": setting.tuning.threads, "hw_decoder_load": setting.tuning.hw_decoder_load}
     return {name: value for name, value in names.items() if value is not None}
 
 
-def swap(setting: Setting, augmentation: str = "") -> Loops:
+def swap(setting: BenchConfig, augmentation: str = "") -> Loops:
     """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
     loader: DataLoader[Any] = DataLoader(
         images_of(setting, transform_with(augmentation)),
@@ -35,7 +35,7 @@ def swap(setting: Setting, augmentation: str = "") -> Loops:
         yield ((images, labels.to(setting.device, non_blocking=True)) for images, labels in loader)
 
 
-def reader_loader(setting: Setting) -> Loops:
+def reader_loader(setting: BenchConfig) -> Loops:
     """proxyloader.FileReaderLoader with pipelines.training: DALI reads and draws."""
     from ... import FileReaderLoader, pipelines
 
@@ -57,7 +57,7 @@ def reader_loader(setting: Setting) -> Loops:
         yield ((in_format(setting, images), labels) for images, labels in passes)
 
 
-def replay(setting: Setting) -> Loops:
+def replay(setting: BenchConfig) -> Loops:
     """Batches that were loaded once, again and again: what training would gain from a loader that costs nothing."""
     cached = list(itertools.islice(next(swap(setting)), CACHED_BATCHES))
     while True:

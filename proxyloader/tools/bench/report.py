@@ -1,4 +1,4 @@
-"""What came out, as a record, and the comparison with an earlier record."""
+"""The record of a comparison, and its comparison with an earlier record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import BY_DEFAULT, OURS, Ranges
-from .config import Setting
+from .config import BenchConfig
 from .figures import Epoch
 from .runner import Outcome
 from .sweep import Sweep
@@ -27,7 +27,7 @@ Record = dict[str, Any]
 
 
 def record_of(
-    setting: Setting,
+    setting: BenchConfig,
     ranges: Ranges,
     outcomes: Mapping[str, Outcome],
     sweeps: Mapping[str, Sweep],

@@ -1,4 +1,4 @@
-"""All cases in turn, again and again. Each waits in its own process while the others run."""
+"""Run all cases in turn, again and again. Each waits in its own process while the others run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .config import Setting
-from .figures import Epoch, Failure, Round, Start
+from .config import BenchConfig
+from .figures import Epoch, Failure, RoundResult, Start
 from .process import CaseProcess, processes_of
 
 INTERRUPTED = "interrupted"
@@ -29,9 +29,9 @@ class Outcome:
         is_missing: something is not installed.
     """
 
-    setting: Setting
+    setting: BenchConfig
     start: Start | None = None
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundResult] = field(default_factory=list)
     epochs: list[list[Epoch]] = field(default_factory=list)
     failure: str = ""
     is_missing: bool = False
@@ -40,7 +40,7 @@ class Outcome:
         self.failure, self.is_missing = failure.reason, failure.is_missing
 
 
-def run(settings: Mapping[str, Setting], rounds: int, seconds: float, tell: Tell) -> dict[str, Outcome]:
+def run(settings: Mapping[str, BenchConfig], rounds: int, seconds: float, tell: Tell) -> dict[str, Outcome]:
     """Measure cases.
 
     Args:
@@ -67,7 +67,7 @@ def run(settings: Mapping[str, Setting], rounds: int, seconds: float, tell: Tell
                     if outcomes[name].failure:
                         continue
                     answer = _asked(outcomes[name], process, "measure", seconds)
-                    if isinstance(answer, Round):
+                    if isinstance(answer, RoundResult):
                         outcomes[name].rounds.append(answer)
                         tell(f"round {number + 1} of {name}: {answer.images_per_s:,.0f} images/s")
                     else:
@@ -78,7 +78,7 @@ def run(settings: Mapping[str, Setting], rounds: int, seconds: float, tell: Tell
 
 
 def run_first_epochs(
-    settings: Mapping[str, Setting], rounds: int, epochs: int, cache: Callable[[], str], tell: Tell
+    settings: Mapping[str, BenchConfig], rounds: int, epochs: int, cache: Callable[[], str], tell: Tell
 ) -> dict[str, Outcome]:
     """Measure the first epochs of each case, each time in a new process.
 

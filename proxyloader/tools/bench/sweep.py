@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from .cases import Ranges, case_of
-from .config import Setting, Tuning
+from .config import BenchConfig, Tuning
 from .figures import Failure, Trial
 from .process import CaseProcess, processes_of
 from .runner import Tell
@@ -43,7 +43,7 @@ class Sweep:
         return [{**asdict(tuning), **_rounded(asdict(found))} for tuning, found in self.trials]
 
 
-def sweep(setting: Setting, names: Sequence[str], ranges: Ranges, tell: Tell) -> dict[str, Sweep]:
+def sweep(setting: BenchConfig, names: Sequence[str], ranges: Ranges, tell: Tell) -> dict[str, Sweep]:
     """The best tuning of each case, by its name.
 
     Args:
@@ -62,7 +62,7 @@ def sweep(setting: Setting, names: Sequence[str], ranges: Ranges, tell: Tell) ->
 
 
 class _Stages:
-    def __init__(self, name: str, setting: Setting, ranges: Ranges) -> None:
+    def __init__(self, name: str, setting: BenchConfig, ranges: Ranges) -> None:
         case = case_of(name)
         there = {*case.needs, *case.takes} - (set() if setting.on_gpu else {"hw_decoder_load"})
         self._values: Mapping[str, Sequence[Any]] = {
@@ -82,7 +82,7 @@ class _Stages:
 
 
 def _sweep_one(
-    setting: Setting,
+    setting: BenchConfig,
     name: str,
     stages: _Stages,
     found: Sweep,

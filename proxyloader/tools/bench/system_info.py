@@ -1,4 +1,4 @@
-"""What the machine is, and which of its fast paths are off."""
+"""The machine, and which of its fast paths are off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ... import __version__
 from ..synthetic.dataset import usable_cores
-from .config import Setting
+from .config import BenchConfig
 
 CORES_BESIDE_A_GPU = 8
 """With fewer, reading and drawing take longer than decoding."""
@@ -45,7 +45,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def warnings_for(setting: Setting) -> list[str]:
+def warnings_for(setting: BenchConfig) -> list[str]:
     """Why this machine is slower than it could be, a sentence each."""
     found = []
     if setting.on_gpu:

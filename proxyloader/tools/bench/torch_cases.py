@@ -15,7 +15,7 @@ from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from .config import CROP_PX, MEAN, STD, Setting, transform_with
+from .config import CROP_PX, MEAN, STD, BenchConfig, transform_with
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (N, 3, H, W) and labels (N,), on the device."""
@@ -24,19 +24,19 @@ Loops = Iterator[Iterator[Any]]
 """Loops over batches, one after the other, without end; each goes ``passes`` times over the images."""
 
 
-def images_of(setting: Setting, transform: Any = None, loader: Any = default_loader) -> Any:
+def images_of(setting: BenchConfig, transform: Any = None, loader: Any = default_loader) -> Any:
     """The dataset, ``passes`` times."""
     once = ImageFolder(setting.root, transform, loader=loader)
     return once if setting.passes == 1 else ConcatDataset(setting.passes * [once])
 
 
-def worker_arguments(setting: Setting) -> dict[str, Any]:
+def worker_arguments(setting: BenchConfig) -> dict[str, Any]:
     """Of a loader that has workers."""
     persistent = setting.persistent_workers and setting.workers > 0
     return {"num_workers": setting.workers, **({"persistent_workers": True} if persistent else {})}
 
 
-def stock(setting: Setting, augmentation: str = "") -> Loops:
+def stock(setting: BenchConfig, augmentation: str = "") -> Loops:
     """torch's DataLoader, with torchvision's transforms in its workers."""
     loader: Any = StockLoader(
         images_of(setting, transform_with(augmentation)),
@@ -49,14 +49,14 @@ def stock(setting: Setting, augmentation: str = "") -> Loops:
         yield (on_device(setting, batch) for batch in loader)
 
 
-def on_device(setting: Setting, batch: Any) -> Batch:
+def on_device(setting: BenchConfig, batch: Any) -> Batch:
     """As a training loop does it by hand."""
     images, labels = batch
     images = images.to(setting.device, setting.torch_dtype, non_blocking=True, memory_format=setting.memory_format)
     return images, labels.to(setting.device, non_blocking=True)
 
 
-def torchvision_on_a_gpu(setting: Setting) -> Loops:
+def torchvision_on_a_gpu(setting: BenchConfig) -> Loops:
     """Workers read bytes; torchvision decodes them on the GPU and transforms them there, image by image."""
     transform = v2.Compose([v2.RandomResizedCrop(CROP_PX, antialias=True), v2.RandomHorizontalFlip()])
     finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
@@ -86,7 +86,7 @@ def as_lists(samples: list[Any]) -> Any:
     return list(files), list(labels)
 
 
-def synthetic(setting: Setting) -> Loops:
+def synthetic(setting: BenchConfig) -> Loops:
     """One batch of random numbers, again and again."""
     images = torch.randn(setting.batch_size, 3, CROP_PX, CROP_PX)
     batch = on_device(setting, (images, torch.randint(1000, (setting.batch_size,))))

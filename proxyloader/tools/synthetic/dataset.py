@@ -1,4 +1,4 @@
-"""A data set to try things with: an ImageFolder tree of JPEGs that look and weigh like photographs, or odd ones.
+"""A synthetic data set: an ImageFolder tree of JPEGs that look and weigh like photographs, or have odd formats.
 
 Needs numpy and Pillow, and neither torch nor DALI.
 """

@@ -1,4 +1,4 @@
-"""The unusual ways to encode a picture that torchvision reads all the same: what a loader must not stumble over."""
+"""Unusual encodings that torchvision reads all the same."""
 
 from __future__ import annotations
 

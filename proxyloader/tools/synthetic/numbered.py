@@ -1,4 +1,4 @@
-"""Pictures that spell their number: whoever sees one knows which picture of the data set it must be."""
+"""Images that show their number, so that a test sees which image of the data set it got."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCKS = 4
 SIDE_PX = 64
 
 
-def spelled_picture(number: int, side_px: int = SIDE_PX) -> Image.Image:
+def numbered_image(number: int, side_px: int = SIDE_PX) -> Image.Image:
     """An RGB picture of ``side_px`` x ``side_px``, whose blocks, row by row, are the bits of ``number``."""
     if not 0 <= number < 1 << BLOCKS**2:
         raise ValueError(f"{BLOCKS} x {BLOCKS} blocks spell numbers from 0 to {(1 << BLOCKS**2) - 1}, not {number}")
@@ -34,11 +34,11 @@ def spell_dataset(root: str | os.PathLike[str], images: int, classes: int = 4, s
     for number in range(images):
         folder = root / f"class_{number * classes // images:03d}"
         folder.mkdir(parents=True, exist_ok=True)
-        spelled_picture(number, side_px).save(folder / f"{number:05d}.jpg", quality=90)
+        numbered_image(number, side_px).save(folder / f"{number:05d}.jpg", quality=90)
     return root
 
 
-def numbers_in(images: torch.Tensor, white: float) -> list[int]:
+def read_numbers(images: torch.Tensor, white: float) -> list[int]:
     """Read the pictures of a batch.
 
     Args:

@@ -1,4 +1,4 @@
-"""Paints pictures that compress, look to a network and weigh like photographs. Needs numpy and Pillow, nothing else."""
+"""Synthetic photographs, which compress and weigh like real ones. Needs numpy and Pillow, nothing else."""
 
 from __future__ import annotations
 
