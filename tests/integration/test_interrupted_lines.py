@@ -60,7 +60,7 @@ ALARMS = """
 
     def check(batch):
         images, indices = batch
-        if numbers_in(images, white=1.0) != indices.tolist():
+        if read_numbers(images, white=1.0) != indices.tolist():
             sys.exit("wrong pictures")
         return indices.tolist()
 
