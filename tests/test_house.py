@@ -20,6 +20,7 @@ import proxyloader
 from .imports import MODULES, PACKAGE, folder_of, imports
 
 ROOT = Path(__file__).parents[1]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 BELOW = {
     "transforms": {""},
@@ -68,7 +69,7 @@ def test_what_is_imported_late_is_on_no_floor_below() -> None:
 
 
 def test_the_map_draws_every_module_in_its_folder_and_no_other() -> None:
-    drawing = (PACKAGE / "README.md").read_text().split("```")[1]
+    drawing = ARCHITECTURE.read_text().split("```")[1]
     drawn, folders = [], [PACKAGE]
     for indent, name in re.findall(r"^( +)([\w/]+(?:\.py|/))(?: |$)", drawing, re.MULTILINE):
         del folders[len(indent) // 2 :]
@@ -77,6 +78,22 @@ def test_the_map_draws_every_module_in_its_folder_and_no_other() -> None:
             drawn.append(folders.pop().relative_to(PACKAGE))
     on_disk = [path for path in MODULES if path.name != "__init__.py" or path.parent == Path()]
     assert sorted(drawn) == sorted(on_disk)
+
+
+def test_every_file_that_the_architecture_page_names_is_there() -> None:
+    prose = ARCHITECTURE.read_text().split("```")[2]
+    named = re.findall(r"`([\w/]+\.(?:py|jsonl))`", prose)
+    assert named
+    assert [name for name in named if not (PACKAGE / name).exists() and not (ROOT / name).exists()] == []
+
+
+def test_the_architecture_page_lists_every_note_in_the_code_with_its_file() -> None:
+    listed = re.findall(r"^- NOTE \[ (.+) \] in `(.+)`:", ARCHITECTURE.read_text(), re.MULTILINE)
+    sources = {str(module): (PACKAGE / module).read_text() for module in MODULES}
+    written = [
+        (note, file) for file in sources for note in re.findall(r"^NOTE \[ (.+) \]$", sources[file], re.MULTILINE)
+    ]
+    assert sorted(listed) == sorted(written)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
