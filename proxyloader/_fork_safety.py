@@ -55,9 +55,6 @@ _forking = threading.RLock()
 _starting = threading.RLock()
 """Held where a ``ForkProcess`` starts."""
 
-_nested = 0
-"""Forks under way within that of a thread, as a signal handler may make them there."""
-
 _held: list[Server] = []
 """Those that hold still for the fork under way."""
 
@@ -112,10 +109,7 @@ def in_turn(context: Any) -> Any:
 
 
 def _before() -> None:
-    global _collects_garbage, _nested
-    if _forking._is_owned():  # type: ignore[attr-defined]
-        _nested += 1
-        return
+    global _collects_garbage
     _take_turn()
     _collects_garbage = gc.isenabled()
     gc.disable()
@@ -163,10 +157,6 @@ def _interrupt_later() -> None:
 
 
 def _after_in_parent() -> None:
-    global _nested
-    if _nested:
-        _nested -= 1
-        return
     try:
         while _held:
             try:
@@ -183,7 +173,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    global _forking, _starting, _nested
+    global _forking, _starting
     if _servers:
         gc.freeze()
         at_exit(gc.unfreeze)  # or modules in C that look for what is left would find all of it, and print that
@@ -194,7 +184,7 @@ def _after_in_child() -> None:
     _held.clear()
     if _collects_garbage:
         gc.enable()
-    _forking, _starting, _nested = threading.RLock(), threading.RLock(), 0
+    _forking, _starting = threading.RLock(), threading.RLock()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -155,35 +155,6 @@ def test_an_interrupt_while_another_thread_forks_comes_after_ours() -> None:
     assert done.stdout == "came\n" and "Exception ignored" not in done.stderr
 
 
-def test_a_signal_handler_may_fork_in_the_middle_of_a_fork() -> None:
-    script = """
-        import os, signal, time
-        from proxyloader import _fork_safety
-        class Slow:
-            held = 0
-            def pause(self):
-                time.sleep(0.4)
-                self.held += 1
-                return True
-            def resume(self):
-                self.held -= 1
-            def forget_in_child(self): ...
-        def fork(*_):
-            if (child := os.fork()) == 0:
-                os._exit(0)
-            os.waitpid(child, 0)
-            print("forked", slow.held)
-        slow = Slow()
-        _fork_safety.watch(slow)
-        signal.signal(signal.SIGALRM, fork)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        fork()
-        fork()
-    """
-    done = run_alone(script)
-    assert done.stdout == 3 * "forked 0\n" and "Exception ignored" not in done.stderr
-
-
 class Faulty(Slow):
     """Has runs that cannot be waited for."""
 
