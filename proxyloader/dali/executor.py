@@ -330,6 +330,15 @@ def run(pipeline: Any) -> None:
     pipeline._run_once()
 
 
+RUN_FAILED = "Critical error in pipeline"
+"""DALI's words."""
+
+
+def is_of_a_run(error: Exception) -> bool:
+    """It tells that a run failed. A signal handler, such as torch's for lost workers, may raise another in any line."""
+    return RUN_FAILED in str(error) or (bool(error.args) and is_out_of_memory(error))
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """DALI raises RuntimeError for nearly everything; the text tells."""
     return isinstance(error, MemoryError) or bool(

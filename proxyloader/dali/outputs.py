@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 
-from .api import backend, feed_ndarray, to_torch_type
+from .api import feed_ndarray, to_torch_type
 
 LEGACY_STREAM = 1
 """What DLPack calls CUDA's default stream, where torch and CUDA say 0."""
-
-HOMES = tuple(str(Path(str(file)).parent) + os.sep for file in (backend.__file__, torch.__file__, __file__))
-"""Where the code is that takes a run's outputs."""
 
 
 def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:
@@ -66,14 +61,3 @@ def _view(tensor: Any, stream: torch.cuda.Stream | None) -> torch.Tensor:
     # A capsule: of anything else torch compares the device with its own, and a Ctrl-C is lost where it is DALI's.
     how = {} if stream is None else {"stream": stream.cuda_stream or LEGACY_STREAM}
     return torch.utils.dlpack.from_dlpack(tensor.__dlpack__(**how))
-
-
-def is_of_a_run(error: BaseException) -> bool:
-    """It came from taking a run's outputs; not from a signal handler of the user's, which may raise in any line, and
-    not from Python itself."""
-    if isinstance(error, RecursionError) or (isinstance(error, MemoryError) and not error.args):
-        return False
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is None or traceback.tb_frame.f_code.co_filename.startswith(HOMES)

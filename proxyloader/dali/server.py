@@ -41,9 +41,6 @@ log = logging.getLogger(__name__)
 WAITED_S = 0.001
 """Who waited longer for a run saw it end."""
 
-LOST_WORKER = "DataLoader worker"
-"""So begins what torch's signal handler raises, in whatever line the main thread is."""
-
 SURELY = 0.8
 """Of the shortest time that a run took: in so much it will not end."""
 
@@ -241,7 +238,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         except torch.OutOfMemoryError as error:
             pipeline_run.error = error.with_traceback(None)  # which would hold this frame, and the run in it
         except (RuntimeError, MemoryError) as error:
-            if str(error).startswith(LOST_WORKER) or not _outputs.is_of_a_run(error):
+            if not executor.is_of_a_run(error):
                 raise  # DALI may have the run still, and so all are begun anew
             pipeline_run.error = error.with_traceback(None)
             if executor.is_out_of_memory(error):

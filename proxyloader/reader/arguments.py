@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..dali import api
+from ..dali.executor import RUN_FAILED
 from ..errors import PipelineError
 from ..transforms.nested import TransformStandIn
 from ..transforms.plan import Plan
@@ -190,7 +191,7 @@ def what_failed(error: Exception, blamed: str) -> str:
         error: DALI's.
         blamed: what ``reader_files.find_bad_file`` says.
     """
-    if "Critical error in pipeline" not in str(error):  # in which DALI's text quotes paths and code
+    if RUN_FAILED not in str(error):  # in which DALI's text quotes paths and code
         return (
             "the samples of a batch differ in shape, so they make no tensor; resize or crop them in the pipeline "
             f"(pipelines.rotation has size=... for that): {error}"
