@@ -59,11 +59,6 @@ def write_tar(path: Path, samples: Samples) -> None:
                 tar.addfile(member, io.BytesIO(data))
 
 
-def write_caffe(folder: Path, samples: Samples) -> None:
-    """An LMDB of caffe's Datum messages, with encoded images."""
-    write_lmdb(folder, [field(4, Path(image).read_bytes()) + field(5, label) + field(7, 1) for image, label in samples])
-
-
 def write_caffe2(folder: Path, samples: Samples) -> None:
     """An LMDB of caffe2's TensorProtos messages: an encoded image and a label each."""
     text, int32 = 4, 2

@@ -43,7 +43,7 @@ class FileReaderLoader:
 
     Args:
         root: what is read; for the file reader a folder ``root/class/image.jpg``, for tfrecord and webdataset a file or
-            several, for caffe, caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``). What
+            several, for caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``). What
             lies in it is listed when the loader is made, and again after a loop that was left early: leave it as it is.
             DALI reads each file as a whole, however large; ``DataLoader`` reads no more than an image needs.
         pipeline: ``pipelines.training``, ``pipelines.validation``, or a function of your own made by
@@ -53,7 +53,7 @@ class FileReaderLoader:
         shuffle: DALI's ``random_shuffle``: samples are picked at random among the next ``initial_fill`` (1024) of a
             list that was shuffled once. The order of an epoch follows from those that were read before it, and from
             where loops were left.
-        reader: "file", "tfrecord", "webdataset", "caffe", "caffe2" or "numpy".
+        reader: "file", "tfrecord", "webdataset", "caffe2" or "numpy".
         reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``. Of webdataset ``ext`` names the
             parts of a sample (["jpg;jpeg;png", "cls"]), of which cls is a label in digits and others come as bytes; of
             tfrecord ``features`` names image and label (("image/encoded", "image/class/label")), or the image alone.

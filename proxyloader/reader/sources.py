@@ -48,8 +48,8 @@ class Reader:
     """One of DALI's readers, described.
 
     Attributes:
-        root: what is read: a folder of class folders (file), files (tfrecord, webdataset), an LMDB folder (caffe,
-            caffe2), or a folder of arrays (numpy).
+        root: what is read: a folder of class folders (file), files (tfrecord, webdataset), an LMDB folder (caffe2),
+            or a folder of arrays (numpy).
         kind: its name in ``nvidia.dali.fn.readers``, one of READERS.
         random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard: as DALI's readers take them.
         options: more of their arguments, such as ``initial_fill`` or ``read_ahead``.
@@ -235,10 +235,6 @@ def _first(count: Any, values: Any) -> Any:
     return fn.slice(values, start=[0], shape=count, axes=[0])
 
 
-def _caffe(reader: Reader, how: dict[str, Any]) -> Any:
-    return fn.readers.caffe(path=reader.paths, **how)
-
-
 def _caffe2(reader: Reader, how: dict[str, Any]) -> Any:
     return fn.readers.caffe2(path=reader.paths, **how)
 
@@ -254,7 +250,6 @@ READERS: dict[str, Callable[[Reader, dict[str, Any]], Any]] = {
     "file": _files,
     "tfrecord": _tfrecord,
     "webdataset": _webdataset,
-    "caffe": _caffe,
     "caffe2": _caffe2,
     "numpy": _numpy,
 }

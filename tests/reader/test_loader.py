@@ -45,7 +45,7 @@ from proxyloader.reader.sources import Reader
 
 from ..faults import run_alone
 from ..limits import WAIT_S
-from ..record_writers import write_caffe, write_caffe2, write_tar, write_tfrecord
+from ..record_writers import write_caffe2, write_tar, write_tfrecord
 
 SMALL = dict(resize=40, size=32, num_threads=2)
 
@@ -393,7 +393,6 @@ def test_a_file_that_is_no_image_is_an_error_and_the_next_loop_goes_on(
     [
         ("tfrecord", "part.tfrecord", write_tfrecord),
         ("webdataset", "part.tar", write_tar),
-        ("caffe", "part", write_caffe),
         ("caffe2", "part", write_caffe2),
     ],
     ids=lambda value: value if isinstance(value, str) and "." not in value else "",
@@ -656,7 +655,7 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
         (
             dict(reader="png"),
             ValueError,
-            "reader is one of file, tfrecord, webdataset, caffe, caffe2, numpy, got 'png'",
+            "reader is one of file, tfrecord, webdataset, caffe2, numpy, got 'png'",
         ),
         (dict(last_batch_policy="keep"), ValueError, "one of 'fill', 'partial', 'drop', or a member .* got 'keep'"),
         (dict(style="jax"), ValueError, "style is one of torch, dali, got 'jax'"),
@@ -689,9 +688,9 @@ def test_dalis_own_names_of_the_policies_are_taken(numbered: Path, policy: Any) 
             "file_list='none.txt', and there",
         ),
         (
-            dict(reader="caffe"),
+            dict(reader="caffe2"),
             PipelineError,
-            "fn.readers.caffe cannot read what it is given; is the root of that kind",
+            "fn.readers.caffe2 cannot read what it is given; is the root of that kind",
         ),
         (dict(reader="webdataset"), IsADirectoryError, "is a folder; the webdataset reader reads files"),
     ],
