@@ -67,7 +67,7 @@ from tqdm import tqdm
 import proxyloader
 from proxyloader.loader.iterator import LONG_STEP_S
 from proxyloader.tools.bench.system_info import machine
-from proxyloader.tools.synthetic.numbered import numbered_image, read_numbers
+from tests.numbered import numbered_image, read_numbers
 
 HANG_S = 60
 ERROR_WITHIN_S = 2.0

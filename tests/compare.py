@@ -24,10 +24,12 @@ from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
-from proxyloader.tools.synthetic.dataset import ODD_FORMATS, photograph
+from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.plan import OneOf, Plan, Step
 from proxyloader.transforms.type_conversion import Normalize, ToFloat
+
+from .odd_formats import ODD_FORMATS
 
 Images = Mapping[str, bytes]
 

@@ -25,9 +25,9 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import BLOCKS, SIDE_PX
 
 from .limits import LONG_S, WAIT_S
+from .numbered import BLOCKS, SIDE_PX
 
 T = TypeVar("T")
 

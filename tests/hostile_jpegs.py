@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from proxyloader.tools.synthetic.formats import ODD_FORMATS
-
 from .jpeg_writer import END, START, Scan, scan_header, segment, write_jpeg
+from .odd_formats import ODD_FORMATS
 
 Change = Callable[[bytes], bytes]
 

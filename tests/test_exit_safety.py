@@ -10,10 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proxyloader.tools.synthetic.numbered import spell_dataset
-
 from .faults import HEADER, assert_gone, children_of, training
 from .limits import ERROR_S, WAIT_S
+from .numbered import spell_dataset
 
 IMAGES = 48
 

@@ -63,11 +63,6 @@ def _make_dataset(verbs: Any) -> None:
     parser.add_argument("--classes", metavar="N", type=int, default=10, help="how many (default: %(default)s)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of all that is random (default: %(default)s)")
     parser.add_argument(
-        "--odd-formats",
-        action="store_true",
-        help="add a file of each kind that loaders stumble over: CMYK, 16 bits, GIF, EXIF orientation, ...",
-    )
-    parser.add_argument(
         "--processes", metavar="N", type=int, help="that write them (default: one for each core, or fewer)"
     )
 
@@ -83,7 +78,6 @@ def _run_make_dataset(args: argparse.Namespace) -> int:
         size=args.size,
         classes=args.classes,
         seed=args.seed,
-        odd_formats=args.odd_formats,
         processes=args.processes,
     )
     sizes = [path.stat().st_size for path in root.glob("class_*/*")]

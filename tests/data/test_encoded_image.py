@@ -17,8 +17,9 @@ from torchvision.datasets.folder import default_loader
 
 from proxyloader import EncodedImage, ImageError, InputError
 from proxyloader.data import encoded_image
-from proxyloader.tools.synthetic.formats import ODD_FORMATS
 from proxyloader.tools.synthetic.photograph import photograph
+
+from ..odd_formats import ODD_FORMATS
 
 PHOTO = photograph(0, size=(90, 61))
 STAY_ENCODED = {

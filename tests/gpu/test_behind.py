@@ -12,9 +12,9 @@ from nvidia.dali import OperatorConcurrency, StreamPolicy, fn, pipeline_def, typ
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..faults import Spelled
+from ..numbered import read_numbers, spell_dataset
 
 IMAGES, BATCH = 512, 32
 

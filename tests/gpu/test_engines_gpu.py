@@ -17,10 +17,10 @@ from proxyloader import DataLoader, FileReaderLoader, ProxyServer, pipelines
 from proxyloader.dali import executor as _executor
 from proxyloader.dali import jpeg_engines
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.synthetic.numbered import SIDE_PX, read_numbers, spell_dataset
 
 from ..faults import WITH_THE_PROJECT, Spelled
 from ..integration.roads import read_bytes
+from ..numbered import SIDE_PX, read_numbers, spell_dataset
 
 EXHAUST = """
 import logging, sys

@@ -13,10 +13,10 @@ import torch
 from torchvision import transforms
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import numbered_image, read_numbers, spell_dataset
 
 from ..faults import Spelled
 from ..limits import WAIT_S
+from ..numbered import numbered_image, read_numbers, spell_dataset
 
 IMAGES, BATCH = 512, 32
 LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()])

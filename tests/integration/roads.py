@@ -26,8 +26,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
+from ..numbered import read_numbers, spell_dataset
 from ..outcomes import without_frames
 
 if TYPE_CHECKING:

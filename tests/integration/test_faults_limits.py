@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.tools.synthetic.numbered import numbered_image
 
 from ..limits import WAIT_S
+from ..numbered import numbered_image
 from ..outcomes import outcomes
 from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
 from .roads import (

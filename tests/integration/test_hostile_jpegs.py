@@ -16,11 +16,11 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError
-from proxyloader.tools.synthetic.formats import ODD_FORMATS
-from proxyloader.tools.synthetic.numbered import numbered_image, read_numbers
 from proxyloader.tools.synthetic.photograph import photograph
 
 from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
+from ..numbered import numbered_image, read_numbers
+from ..odd_formats import ODD_FORMATS
 from ..outcomes import outcomes
 
 FILES = {file.name: file for file in (Path(__file__).parents[1] / "files").iterdir() if file.suffix != ".md"}

@@ -22,10 +22,10 @@ from proxyloader import DataLoader, FileReaderLoader, pipelines
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
 from proxyloader.loader.submitter import RunSubmitter
-from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..faults import Spelled
 from ..limits import STOP_S, WAIT_S
+from ..numbered import read_numbers, spell_dataset
 
 IMAGES, BATCH = 64, 4
 
@@ -49,7 +49,7 @@ class Preempted(RuntimeError):
 ALARMS = """
     import itertools, signal, sys, time
     from proxyloader import DataLoader
-    from proxyloader.tools.synthetic.numbered import read_numbers
+    from tests.numbered import read_numbers
     from tests.faults import Spelled
 
     def preempt(*_):

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import read_numbers
 
 from ..faults import Spelled
+from ..numbered import read_numbers
 from .roads import BATCH, PICTURES, TRANSFORM
 
 

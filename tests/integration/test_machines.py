@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from proxyloader import DataLoader, ImageError
-from proxyloader.tools.synthetic.numbered import spell_dataset
 
 from ..faults import (
     BATCH,
@@ -37,6 +36,7 @@ from ..faults import (
     training,
 )
 from ..limits import STOP_S, WAIT_S
+from ..numbered import spell_dataset
 
 ALL = list(range(48))
 WHOLE = "assert all_numbers(loader) == list(range(48))"

@@ -18,10 +18,10 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
 from proxyloader.loader.iterator import LONG_STEP_S
-from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
 from ..faults import Spelled, await_true, in_fork
 from ..limits import WAIT_S
+from ..numbered import read_numbers, spell_dataset
 
 TO_TENSOR = transforms.ToTensor()
 BATCH = 8

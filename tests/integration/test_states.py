@@ -17,7 +17,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
+
+from ..numbered import read_numbers, spell_dataset
 
 WORKERS = pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "2 persistent"]

@@ -20,7 +20,6 @@ from nvidia.dali import fn, pipeline_def, types
 from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
-from proxyloader.tools.synthetic.numbered import read_numbers
 
 from ..faults import (
     BATCH,
@@ -39,6 +38,7 @@ from ..faults import (
     training,
 )
 from ..limits import ERROR_S, STOP_S, WAIT_S
+from ..numbered import read_numbers
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
 

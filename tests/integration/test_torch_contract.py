@@ -31,8 +31,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
+from ..numbered import read_numbers, spell_dataset
 from ..side_by_side import Failed, assert_as_torch, epochs, tried, walked
 
 SAMPLES = 13

@@ -23,9 +23,9 @@ from torchvision import transforms, tv_tensors
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.tools.synthetic.numbered import spell_dataset
 
 from ..limits import LONG_S
+from ..numbered import spell_dataset
 from ..side_by_side import Failed, assert_as_torch, epochs, one_epoch, walked
 
 SAMPLES = 7

@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset, Subset, get_worker_info
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.tools.synthetic.numbered import spell_dataset
 
+from ..numbered import spell_dataset
 from ..side_by_side import Failed, assert_as_torch, epochs, one_epoch, walked
 from .test_torch_contract_samples import SAMPLES, TRANSFORM, Numbers, Pictures, a_pair, as_list
 

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.tools.synthetic.numbered import spell_dataset
 
+from ..numbered import spell_dataset
 from ..side_by_side import assert_as_torch, assert_same, epochs, one_epoch, tried, walked
 from .test_torch_contract import SAMPLES, TRANSFORM, Make, Numbers, seeded
 

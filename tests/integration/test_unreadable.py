@@ -19,8 +19,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from proxyloader import DataLoader, EncodedImage, ImageError, InputError, PipelineError, ProxyLoaderError, ProxyServer
-from proxyloader.tools.synthetic.numbered import read_numbers, spell_dataset
 
+from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes
 from .test_bad_input import a_device_without_end, broken_tables, empty, missing, text
 

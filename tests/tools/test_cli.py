@@ -95,8 +95,8 @@ class TestHelp:
 
     def test_help_and_usage_errors_wait_for_no_torch(self) -> None:
         code = (
-            "import sys, proxyloader.cli\n"
-            "try: proxyloader.cli.main(sys.argv[1:])\n"
+            "import sys, proxyloader.tools.cli\n"
+            "try: proxyloader.tools.cli.main(sys.argv[1:])\n"
             "except SystemExit: print(sorted({'torch', 'numpy', 'rich', 'nvidia.dali'} & set(sys.modules)))"
         )
         for argv in (["demo", "--help"], ["demo", "--images", "many"]):
@@ -185,13 +185,13 @@ class TestMakeDataset:
 
     def test_it_makes_what_is_asked_for(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         root = tmp_path / "a [red] set"  # rich takes some brackets for markup
-        assert main(["make-dataset", str(root), *self.SMALL, "--seed", "4", "--odd-formats"]) == 0
+        assert main(["make-dataset", str(root), *self.SMALL, "--seed", "4"]) == 0
         out, err = capsys.readouterr()
-        assert out.startswith(f"{root}: 34 images, 0.")
+        assert out.startswith(f"{root}: 6 images, 0.")
         assert out.endswith(" MB\n")
         assert err == ""
         manifest = (root / MANIFEST).read_text()
-        for said in ('"images": 6', '"classes": 3', '"seed": 4', '"odd_formats": true'):
+        for said in ('"images": 6', '"classes": 3', '"seed": 4'):
             assert said in manifest
 
     def test_again_it_keeps_what_is_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import pil_loader
 
 import proxyloader.tools.synthetic.dataset as module
 from proxyloader.tools.synthetic.dataset import MANIFEST, UNFINISHED, make_dataset
-from proxyloader.tools.synthetic.formats import ODD_FORMATS
 from proxyloader.tools.synthetic.photograph import photograph
 
 from ..limits import WAIT_S
@@ -53,7 +51,7 @@ class TestWhatIsWritten:
         assert {int(Path(path).stem[-6:]) % 4 == label for path, label in folder.samples} == {True}
 
     def test_a_class_without_a_photograph_has_no_folder(self, tmp_path: Path) -> None:
-        root = make_small(tmp_path, images=2, classes=5, odd_formats=True)
+        root = make_small(tmp_path, images=2, classes=5)
         assert ImageFolder(str(root)).classes == ["class_000", "class_001"]
 
     def test_photographs_weigh_about_110_kb_at_the_default_size(self, tmp_path: Path) -> None:
@@ -85,14 +83,6 @@ class TestWhatIsWritten:
         for folder in sorted(root.glob("class_*")):
             assert len({size_of(path) for path in folder.iterdir()}) > 3
 
-    def test_odd_formats_are_spread_over_the_classes_and_load_as_rgb(self, tmp_path: Path) -> None:
-        root = make_small(tmp_path, odd_formats=True)
-        samples = [(Path(path), label) for path, label in ImageFolder(str(root)).samples]
-        odd = [(path, label) for path, label in samples if path.name.startswith("odd_")]
-        assert {path.name for path, _ in odd} == set(ODD_FORMATS)
-        assert max(Counter(label for _, label in odd).values()) <= len(ODD_FORMATS) // 3 + 1
-        assert {pil_loader(str(path)).mode for path, _ in odd} == {"RGB"}
-
     def test_nothing_is_shown_where_stderr_is_no_terminal(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -102,14 +92,14 @@ class TestWhatIsWritten:
 
 class TestSameBytes:
     def test_any_number_of_processes_writes_the_same_bytes(self, tmp_path: Path) -> None:
-        one = make_small(tmp_path / "one", odd_formats=True)
-        two = make_small(tmp_path / "two", odd_formats=True, processes=2)
+        one = make_small(tmp_path / "one")
+        two = make_small(tmp_path / "two", processes=2)
         assert contents(one) == contents(two)
-        assert len(contents(one)) == 12 + len(ODD_FORMATS) + 1
+        assert len(contents(one)) == 12 + 1
 
     def test_a_larger_set_begins_with_the_same_files(self, tmp_path: Path) -> None:
-        small = contents(make_small(tmp_path / "small", odd_formats=True))
-        large = contents(make_small(tmp_path / "large", odd_formats=True, images=20))
+        small = contents(make_small(tmp_path / "small"))
+        large = contents(make_small(tmp_path / "large", images=20))
         assert {name for name in small if large.get(name) != small[name]} == {MANIFEST}
 
 
@@ -124,7 +114,7 @@ class TestMakesItOnce:
     def test_the_manifest_says_how_it_was_made(self, tmp_path: Path) -> None:
         manifest = json.loads((make_small(tmp_path, seed=4) / MANIFEST).read_text())
         assert manifest["made_by"] == "proxyloader.make_dataset"
-        expected = {"images": 12, "size": [48, 36], "classes": 3, "seed": 4, "odd_formats": False}
+        expected = {"images": 12, "size": [48, 36], "classes": 3, "seed": 4}
         assert {key: manifest[key] for key in expected} == expected
 
     def test_an_interrupted_one_is_completed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""A synthetic data set: an ImageFolder tree of JPEGs that look and weigh like photographs, or have odd formats.
+"""A synthetic data set: an ImageFolder tree of JPEGs that look and weigh like photographs.
 
 Needs numpy and Pillow, and neither torch nor DALI.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -18,35 +19,23 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-from .formats import ODD_FORMATS as ODD_FORMATS
-from .formats import jpeg
-from .photograph import photograph as photograph
+from .photograph import photograph
 
 MANIFEST = "dataset.json"
 UNFINISHED = "dataset.json.part"
-FORMAT = 1  # raised when the same arguments begin to give other files
+FORMAT = 2  # raised when the same arguments begin to give other files
 SMALLEST_SIDE_PX = 8
+JPEG_QUALITY = 93
 
 _SHAPES = 1  # a stream of random numbers beside those of photograph
-_FIRST_ODD_NUMBER = 10**9  # the odd files' pictures are the same for any number of images
 _FILES_PER_PROCESS = 128  # fewer are written before another process has started
 
 log = logging.getLogger(__name__)
-
-
-class _Picture(NamedTuple):
-    name: str
-    number: int
-    label: int
-
-    @property
-    def path(self) -> str:
-        return f"class_{self.label:03d}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,6 @@ class _Recipe:
     size: tuple[int, int]
     classes: int
     seed: int
-    odd_formats: bool
 
     def __post_init__(self) -> None:
         if self.images < 1:
@@ -72,18 +60,15 @@ class _Recipe:
     def manifest(self) -> dict[str, Any]:
         return {"made_by": "proxyloader.make_dataset", "format": FORMAT, **asdict(self), "size": list(self.size)}
 
-    def pictures(self) -> list[_Picture]:
-        """Labels are dealt round robin. A class without a photograph has no folder: ImageFolder refuses empty ones."""
-        pictures = [_Picture(f"img_{k:06d}.jpg", k, k % self.classes) for k in range(self.images)]
-        if self.odd_formats:
-            labels = min(self.classes, self.images)
-            pictures += [_Picture(name, _FIRST_ODD_NUMBER + k, k % labels) for k, name in enumerate(ODD_FORMATS)]
-        return pictures
+    def path(self, number: int) -> str:
+        """Labels are dealt round robin."""
+        return f"class_{number % self.classes:03d}/img_{number:06d}.jpg"
 
-    def content(self, picture: _Picture) -> bytes:
-        number, label = picture.number, picture.label
-        image = photograph(number, size=self._size(number), label=label, classes=self.classes, seed=self.seed)
-        return ODD_FORMATS.get(picture.name, jpeg)(image)
+    def content(self, number: int) -> bytes:
+        file = io.BytesIO()
+        image = photograph(number, size=self._size(number), classes=self.classes, seed=self.seed)
+        image.save(file, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:0")
+        return file.getvalue()
 
     def _size(self, number: int) -> tuple[int, int]:
         """Six in ten are of the size asked for; the others lie, stand or are square, and are near it."""
@@ -117,7 +102,6 @@ def make_dataset(
     size: tuple[int, int] = (500, 375),
     classes: int = 10,
     seed: int = 0,
-    odd_formats: bool = False,
     processes: int | None = None,
     progress: bool = True,
 ) -> Path:
@@ -134,7 +118,6 @@ def make_dataset(
         size: (width, height) in pixels of most of them. Some stand, some are square, some a little larger or smaller.
         classes: number of classes; only the first ``images`` of them get a folder.
         seed: 0 or more.
-        odd_formats: add the files of ``ODD_FORMATS``, spread over the classes.
         processes: None is one for each usable core, or fewer for a small data set; 1 works in the calling process.
         progress: show a bar, if stderr is a terminal.
 
@@ -145,7 +128,7 @@ def make_dataset(
         ValueError: an argument is out of its range.
         FileExistsError: ``root`` holds something else, or a data set made with other arguments.
     """
-    recipe = _Recipe(images, size, classes, seed, odd_formats)
+    recipe = _Recipe(images, size, classes, seed)
     if processes is not None and processes < 1:
         raise ValueError(f"processes={processes}: there must be at least 1, or None to choose by the number of cores")
     root = Path(root)
@@ -195,23 +178,23 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress: bool) -> None:
-    pictures = recipe.pictures()
-    for label in {picture.label for picture in pictures}:
-        (root / f"class_{label:03d}").mkdir(exist_ok=True)
-    processes = processes or min(usable_cores(), math.ceil(len(pictures) / _FILES_PER_PROCESS))
+    numbers = range(recipe.images)
+    for number in numbers[: recipe.classes]:  # a class without a photograph has no folder: ImageFolder refuses these
+        (root / recipe.path(number)).parent.mkdir(exist_ok=True)
+    processes = processes or min(usable_cores(), math.ceil(recipe.images / _FILES_PER_PROCESS))
     write = partial(_write_picture, root, recipe)
     # disable=None: quiet where stderr is no terminal
-    with ProgressBar(total=len(pictures), desc=root.name, unit="image", disable=None if progress else True) as bar:
+    with ProgressBar(total=recipe.images, desc=root.name, unit="image", disable=None if progress else True) as bar:
         if processes == 1:
-            for picture in pictures:
-                write(picture)
+            for number in numbers:
+                write(number)
                 bar.update()
             return
         # Not fork: the calling process may run threads (CUDA, DALI, a DataLoader's), which a fork breaks.
         with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             try:
                 with ctrl_c_held_back():  # for good in the processes, which this one ends
-                    written = pool.map(write, pictures, chunksize=8)
+                    written = pool.map(write, numbers, chunksize=8)
                 for _ in written:
                     bar.update()
             except BrokenProcessPool as error:
@@ -238,10 +221,10 @@ def ctrl_c_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _write_picture(root: Path, recipe: _Recipe, picture: _Picture) -> None:
-    path = root / picture.path
+def _write_picture(root: Path, recipe: _Recipe, number: int) -> None:
+    path = root / recipe.path(number)
     if not path.exists():
-        _write(path, recipe.content(picture))
+        _write(path, recipe.content(number))
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -9,7 +9,7 @@ import torch
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader.tools.synthetic.numbered import numbered_image, read_numbers, spell_dataset
+from .numbered import numbered_image, read_numbers, spell_dataset
 
 
 @pytest.mark.parametrize("size", [8, 32, 64, 100])

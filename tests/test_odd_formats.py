@@ -10,8 +10,9 @@ import pytest
 from PIL import ExifTags, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from proxyloader.tools.synthetic.formats import ODD_FORMATS
 from proxyloader.tools.synthetic.photograph import photograph
+
+from .odd_formats import ODD_FORMATS
 
 HOW_PILLOW_SEES = {
     "odd_cmyk.jpg": ("JPEG", "CMYK"),
