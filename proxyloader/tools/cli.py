@@ -264,9 +264,6 @@ def _bench(verbs: Any) -> None:
     parser.add_argument("--first-epochs", action="store_true", help="measure these, and nothing else")
     parser.add_argument("--list", action="store_true", help="name the cases, and end")
     parser.add_argument(
-        "--table", metavar="JSONL", type=Path, nargs="+", help="print the README's table from these records, and end"
-    )
-    parser.add_argument(
         "--out", metavar="JSONL", type=Path, default=Path("bench.jsonl"), help="the results (default: %(default)s)"
     )
     parser.add_argument("--check", metavar="JSONL", type=Path, help="compare with the last record of this file")
@@ -274,14 +271,12 @@ def _bench(verbs: Any) -> None:
 
 def _run_bench(args: argparse.Namespace) -> int:
     try:
-        from .bench.command import bench, list_cases, print_readme_table
+        from .bench.command import bench, list_cases
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is not installed. pip install 'proxyloader[bench]' brings it, or, in a clone, "
             "pip install -e '.[bench]'"
         ) from error
-    if args.table:
-        return print_readme_table(args.table)
     return list_cases() if args.list else bench(args)
 
 

@@ -22,11 +22,11 @@ from proxyloader.tools.bench import process
 from proxyloader.tools.bench.case_process import _Measured
 from proxyloader.tools.bench.cases import BY_DEFAULT, CASES, Ranges, case_of, cases_for, loops_of, peers_for
 from proxyloader.tools.bench.config import BenchConfig, Tuning
-from proxyloader.tools.bench.figures import Epoch, Failure, RoundResult, Start, Trial
+from proxyloader.tools.bench.figures import Failure, RoundResult, Start, Trial
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
 from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
 from proxyloader.tools.bench.sweep import Sweep, sweep
-from proxyloader.tools.bench.tables import as_markdown, for_readme, records_for_readme, rows_of
+from proxyloader.tools.bench.tables import as_markdown, rows_of
 from proxyloader.tools.cli import main
 
 from ..limits import STOP_S, WAIT_S
@@ -262,26 +262,6 @@ def test_other_loaders_start_with_the_queues_that_cuda_gives_them_and_all_with_a
     epochs = _Measured(name, SimpleNamespace(value=0)).first_epochs(by_default, 1, "/empty")
     assert len(epochs) == 1 and os.environ["XDG_CACHE_HOME"] == "/empty"
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == {"torch": None, "proxyloader": "32"}[name]
-
-
-def test_the_table_of_the_readme_has_first_and_later_epochs_side_by_side(photos: Path, tmp_path: Path) -> None:
-    names = ["torch", "iterator", "proxyloader", "iterator, by default", "proxyloader, by default"]
-    speeds = {name: outcome(100.0 * (k + 1)) for k, name in enumerate(names)}
-    swept = {"proxyloader": Sweep(Tuning(8, 4), [(Tuning(8, 4), Trial(300.0, 1.0))])}
-    rounds = recorded(photos, speeds, swept)
-    first = outcome()
-    first.epochs = [[Epoch(2.0, 10.0, 20.0), Epoch(1.0, 20.0, 30.0), Epoch(0.5, 30.0, 40.0)]]
-    epochs = recorded(photos, {"torch": first}) | {"benchmark": "first_epochs", "epochs": 3}
-    path = tmp_path / "a.jsonl"
-    others = recorded(photos, speeds, model="resnet18"), recorded(photos, speeds, augmentations=("AugMix",))
-    path.write_text("".join(json.dumps(record) + "\n" for record in (rounds, epochs, *others)))
-    assert records_for_readme([path]) == (json.loads(json.dumps(rounds)), json.loads(json.dumps(epochs)))
-    lines = for_readme(rounds, epochs).splitlines()
-    assert "| 100 (100 - 100) | 3.00 times | 1.00 |  |  | 10, 20, 30 | 2.0, 1.0, 0.5 |" in lines[2]
-    assert "| 200 (200 - 200) | 1.50 times | 1.00 | 400 | 1.25 times |" in lines[3] and len(lines) == 5
-    path.write_text(json.dumps(rounds) + "\n")
-    with pytest.raises(ValueError, match="there is no record of first_epochs in"):
-        records_for_readme([path])
 
 
 def test_what_is_not_there_is_said_in_one_line(

@@ -40,12 +40,6 @@ def list_cases() -> int:
     return 0
 
 
-def print_readme_table(paths: list[Path]) -> int:
-    """Print the README's table from files of results."""
-    print(tables.for_readme(*tables.records_for_readme(paths)), end="")
-    return 0
-
-
 def bench(args: argparse.Namespace) -> int:
     """Measure, print and write; returns 1 where ours or all cases failed, or ours is worse than in the
     record to compare with.

@@ -1,14 +1,13 @@
-"""Records as tables, for a terminal, for a page and for the README; and as a picture."""
+"""Records as tables, for a terminal and for a page; and as a picture."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from .cases import BY_DEFAULT, CASES, OURS, case_of
+from .cases import OURS, case_of
 from .config import Tuning
 from .report import Record, ours_beside
 from .runner import INTERRUPTED
@@ -121,61 +120,8 @@ def as_tables(record: Record) -> list[Table]:
 
 def as_markdown(record: Record) -> str:
     """For a page."""
-    return _markdown([headings(record), *rows_of(record)])
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    lines = [headings(record), ["---"] * len(headings(record)), *rows_of(record)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def for_readme(rounds: Record, first_epochs: Record) -> str:
-    """The README's table: each peer as tuned, by default, and as a user starts."""
-    names = ["", "tuned", "images/s (lowest - highest)", "proxyloader is", "CPU ms per image"]
-    names += ["by default, images/s", "proxyloader by default is"]
-    names += ["as a user starts: images/s in epochs 1, 2, 3", "first batch, s"]
-    rows = []
-    for name, case in CASES.items():
-        tuned = rounds["cases"].get(name, {})
-        if "images_per_s" not in tuned:
-            continue
-        by_default = rounds["cases"].get(name + BY_DEFAULT, {}).get("images_per_s")
-        compared = _times(rounds, name + BY_DEFAULT) if by_default else ""
-        epochs = first_epochs["cases"].get(name, {}).get("epochs", [])
-        what = (case.loops.__doc__ or "").splitlines()[0].rstrip(".")
-        rows.append(
-            [
-                f"**{what}**" if name == OURS else what,
-                Tuning(**tuned["tuning"]).in_words(),
-                " ".join(_figures(rounds, name)[:2]).replace(" ", " (", 1) + ")",
-                _times(rounds, name),
-                f"{tuned['cpu_ms_per_image']:.2f}",
-                f"{by_default:,.0f}" if by_default else "",
-                compared,
-                ", ".join(f"{epoch['images_per_s']:,.0f}" for epoch in epochs),
-                ", ".join(f"{epoch['first_batch_s']:.1f}" for epoch in epochs),
-            ]
-        )
-    return _markdown([names, *rows])
-
-
-def records_for_readme(paths: list[Path]) -> tuple[Record, Record]:
-    """The last one in which all tuned cases without a model or augmentations were swept, and the last first epochs.
-
-    Raises:
-        ValueError: there is none.
-    """
-    found = {}
-    for path in paths:
-        for line in path.read_text().splitlines():
-            record: Record = json.loads(line)
-            is_plain = record.get("model") == "none" and not record.get("augmentations")
-            if is_plain and any("trials" in case or "epochs" in case for case in record["cases"].values()):
-                found[record["benchmark"]] = record
-    missing = [name for name in ("bench", "first_epochs") if name not in found]
-    if missing:
-        raise ValueError(f"there is no record of {' and '.join(missing)} in {', '.join(map(str, paths))}")
-    return found["bench"], found["first_epochs"]
 
 
 def plot(record: Record, path: Path) -> None:
