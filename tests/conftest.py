@@ -25,11 +25,17 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.registry import plan_for
 
+from . import tiers
 from .limits import STOP_S, WAIT_S
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("nightly", print_blob=True, deadline=None)
 settings.load_profile("same")  # unless it is asked for others: --hypothesis-profile=nightly
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest takes out what -m does not ask for
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.choose(config, items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

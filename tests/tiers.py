@@ -1,0 +1,74 @@
+"""Which tests the default run leaves to ``pytest -m exhaustive``.
+
+Many tests are run for each device, each way to start workers, each kind of loader and each kind of data. The default
+run takes a part of these products:
+
+- With workers that are not forked: in each file the first test for each other way to start them.
+- Of three parameters or more: as few tests as have each pair of values.
+
+Tests that need a GPU are collected where there is one, or where ``PROXYLOADER_REQUIRE_GPU=1`` says that there must be.
+A test that is named on the command line is run, whatever it belongs to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+NOT_FORKED = {"spawn", "forkserver"}
+
+Pair = tuple[tuple[str, int], ...]
+
+
+def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is exhaustive, and take out of ``items`` what is not asked for."""
+    for item in exhaustive(items):
+        item.add_marker("exhaustive")
+    named = any("::" in argument for argument in config.args)
+    out = set()
+    if not named and "exhaustive" not in config.option.markexpr:
+        out |= {item for item in items if item.get_closest_marker("exhaustive")}
+    if not torch.cuda.is_available() and os.environ.get("PROXYLOADER_REQUIRE_GPU") != "1":
+        out |= {item for item in items if item.get_closest_marker("gpu")}
+    config.hook.pytest_deselected(items=[item for item in items if item in out])
+    items[:] = [item for item in items if item not in out]
+
+
+def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Those of the products that the default run leaves out."""
+    later, seen, products = set(), set(), defaultdict(list)
+    for item in items:
+        started = {"gpu" if item.get_closest_marker("gpu") else "", *NOT_FORKED & set(map(str, _values(item).values()))}
+        if not NOT_FORKED & started:
+            products[item.path, item.originalname, *started].append(item)  # type: ignore[attr-defined]
+        elif (item.path, *sorted(started)) in seen:
+            later.add(item)
+        seen.add((item.path, *sorted(started)))
+    for product in products.values():
+        later |= set(product) - set(_with_each_pair(product))
+    return later
+
+
+def _values(item: pytest.Item) -> dict[str, object]:
+    callspec = getattr(item, "callspec", None)
+    return {} if callspec is None else callspec.params
+
+
+def _with_each_pair(product: list[pytest.Item]) -> list[pytest.Item]:
+    """Some of the tests of one function, so that each pair of two parameters' values is in one of them."""
+    indices = [getattr(getattr(item, "callspec", None), "indices", {}) for item in product]
+    varied = [name for name in indices[0] if len({each.get(name) for each in indices}) > 1]
+    if len(varied) < 3:
+        return product
+    pairs = [set(itertools.combinations([(name, each.get(name, 0)) for name in varied], 2)) for each in indices]
+    missing, chosen = set().union(*pairs), []
+    while missing:
+        best = max(range(len(product)), key=lambda k: len(pairs[k] & missing))
+        missing -= pairs[best]
+        chosen.append(product[best])
+    return chosen
