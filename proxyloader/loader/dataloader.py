@@ -10,29 +10,24 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import IterableDataset, Sampler
 
-from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
-from .._validation import check_int, check_num_threads
-from ..dali.device import check_device, cuda_ordinal
-from ..dali.output_format import OutputFormat
-from ..data.bad_samples import ON_ERROR, OnError, UnreadableSamples
+from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.distributed import Auto
 from ..data.jpeg_integrity import IntegrityTable
 from ..data.live_dataset import LiveDataset
-from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler, find_sharded
-from ..transforms.plan import Plan
-from ..workers.dataset_state import between_epochs, dataset_state
+from ..data.sharded_sampler import LastBatchPolicy, build_sampler
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
-from ..workers.request_sampler import draw_seed, note_the_order_to_come, of_samples, own_generator, sampler_state
-from ..workers.worker import PackedDataset
+from .assembly import BatchAssembler
+from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
-from .strategy import UNSUPPORTED, Translated, Unsupported, translated
+from .options import LoaderOptions
+from .plan_servers import PlanServers
+from .strategy import Translated, Unsupported, translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
-    from ..dali.server import ProxyServer
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +39,7 @@ _one_begins = threading.RLock()
 os.register_at_fork(after_in_child=_one_begins._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-class DataLoader(TorchDataLoader[T]):
+class DataLoader(CheckpointedLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
 
     Takes every argument of torch's, positionally and by keyword, with torch's meaning and defaults. Workers read files
@@ -180,29 +175,11 @@ class DataLoader(TorchDataLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        check_int("prefetch", prefetch, 1)
-        for name, value, least in (("seed", seed, 0), ("max_pixels", max_pixels, 1)):
-            if value is not None:
-                check_int(name, value, least)
-        if on_error not in ON_ERROR:
-            raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {on_error!r}")
         if on_error == "replace" and isinstance(dataset, IterableDataset):
             raise ValueError(
                 "on_error='replace' needs a dataset with indices. With an IterableDataset 'skip' leaves out what "
                 "cannot be decoded; what your __iter__ cannot open, leave out there"
             )
-        if num_threads != "auto":
-            check_num_threads(num_threads, ", or 'auto'")
-        if not isinstance(check_scans, bool):
-            raise ValueError(f"check_scans is True or False; got {check_scans!r}")
-        if hw_decoder_load != "auto" and not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
-            raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {hw_decoder_load!r}")
-        if unsupported not in UNSUPPORTED:
-            raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {unsupported!r}")
-        check_device(device)
-        OutputFormat(dtype, memory_format)
-        if server is not None and not hasattr(server, "submit"):
-            raise TypeError(f"server is a proxyloader.ProxyServer, got {type(server).__name__}")
         # Libraries build a loader anew from its public attributes, with a sampler of theirs. So each is an argument.
         # What has become the sampler, as shards have, is no attribute, as with torch's ``shuffle``.
         self.device = device
@@ -217,12 +194,11 @@ class DataLoader(TorchDataLoader[T]):
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
+        LoaderOptions.of(self)  # which checks them
         self._errors = UnreadableSamples()
-        self._next_epoch = LoaderState()
-        self._loader_state: LoaderState | None = None  # of the epoch that was begun last
+        self._next_epoch, self._loader_state = LoaderState(), None
         self._scans: IntegrityTable | None = None
-        self._servers: dict[str, Any] = {}
-        self._found_plans: dict[str, Plan] = {}  # of transforms that no attribute of the dataset holds
+        self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
         self._translate()  # a transform that is not translated is refused now, not in the first epoch
 
@@ -240,7 +216,7 @@ class DataLoader(TorchDataLoader[T]):
         with _one_begins:
             if self._process != os.getpid():
                 # A forked copy: workers, pipelines and the memory between them belong to the parent.
-                self._pool, self._servers, self._process = None, {}, os.getpid()
+                self._pool, self._servers, self._process = None, PlanServers(run_size(self)), os.getpid()
             loader_state = self._upcoming
             pool, at_first = self._pool_for_epoch(loader_state), loader_state.copied()
             self._next_epoch = loader_state.following()  # which another thread may begin meanwhile
@@ -265,152 +241,37 @@ class DataLoader(TorchDataLoader[T]):
                 pool.broken = True
                 pool = self._pool_for_epoch(loader_state)
                 batches = self._start(pool, loader_state)
-            servers = self._servers_for(pool.plans)
-            return LoaderIterator(
-                batches,
-                pool,
-                servers,
-                loader_state=loader_state,
-                errors=self._errors,
-                on_error=self.on_error,
-                collate_fn=self.collate_fn,
-                prefetch=self.prefetch,
-                pin=self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available(),
-                format=self._format,
-                serve=self._serve_found,
-            )
+            options = self._options
+            servers = self._servers.of(pool.plans, options)
+            pin = self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available()
+            assembler = BatchAssembler(pool, servers, self._errors, self.collate_fn, pin, options)
+            serve = functools.partial(self._servers.serve, options=options)
+            return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve)
         except BaseException:
             pool.let_go(batches)
             raise
+
+    def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
+        pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
+        return pool.start(loader_state, self.seed, self.generator, self._generator_of_seeds)
 
     @property
     def errors(self) -> UnreadableSamples:
         """The samples that could not be read, of all epochs."""
         return self._errors
 
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, as for a ``DistributedSampler``. Without it the loader counts them."""
-        check_int("epoch", epoch, 0)
-        if self._upcoming.epoch != epoch:
-            self._begin(LoaderState(epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands: epoch, batches that it was given, and what their order came from.
-
-        It may be called at any time, at each step too, and can be pickled (``torch.save``). The contract is that of
-        ``torchdata.stateful_dataloader.StatefulDataLoader``.
-
-        Raises:
-            ValueError: with ``in_order=False``, in the middle of an epoch: what is left is not known.
-        """
-        begun = self._loader_state
-        if begun is not None and begun.batches and not begun.finished and not self.in_order and self.num_workers > 1:
-            raise ValueError(
-                "with in_order=False the loader cannot say which batches of this epoch are left; "
-                "call state_dict between epochs, or use in_order=True"
-            )
-        here = self._between_epochs() if begun is None or begun.finished else self._in_epoch(begun)
-        depends_on_workers = isinstance(self.dataset, IterableDataset) or bool(here.worker_states)
-        workers = self.num_workers if depends_on_workers else None
-        return here.state_dict(self.seed, self._dataset_length, self._order, workers)
-
-    def _in_epoch(self, begun: LoaderState) -> LoaderState:
-        here = begun.copied()
-        if not here.batches and not isinstance(self.dataset, IterableDataset):
-            note_the_order_to_come(here, of_samples(self._own_sampler), self.seed, "next")
-        if not self.num_workers and self._pool is not None:
-            here.worker_states = {0: state} if (state := self._pool.source.state()) else {}
-        elif self._pool is not None:  # the batches bring it
-            unknown = [worker for worker in range(self.num_workers) if worker not in here.worker_states]
-            here.worker_states |= self._pool.states_at_start(unknown)
-        return here
-
-    def _between_epochs(self) -> LoaderState:
-        here, before = self._upcoming.copied(), self._loader_state
-        if here.resumes:  # a state that was loaded, and not yet begun
-            return here
-        sampler = of_samples(self._own_sampler)
-        note_the_order_to_come(here, sampler, self.seed, "iter")
-        if self._generator_of_seeds is not None:
-            here.generator_states["workers"] = self._generator_of_seeds.get_state()
-        goes_on = self.persistent_workers and self._pool is not None and self._pool.has_workers
-        here.new_workers = not goes_on and (own_generator(sampler) is not None or self.generator is None)
-        if before is not None:
-            # One that is told its epoch begins that anew, wherever it was in another.
-            if not hasattr(sampler, "set_epoch"):
-                here.sampler_state = sampler_state(sampler)
-            if not self.num_workers:
-                here.worker_states = {0: state} if (state := dataset_state(self.dataset)) else {}
-            elif self.persistent_workers:
-                here.worker_states = self._states_at_end(before)
-        return here
-
-    def _states_at_end(self, before: LoaderState) -> dict[int, dict[str, Any]]:
-        states = dict(before.worker_states)
-        if self._pool is not None and self._pool.board is not None:
-            states |= self._pool.board.read_ends()
-        return {worker: between_epochs(state) for worker, state in states.items()}
-
     @property
-    def _generator_of_seeds(self) -> torch.Generator | None:
-        """The user's, from which torch draws the workers' seeds, where the sampler draws from another one."""
-        return None if self.generator is own_generator(of_samples(self._own_sampler)) else self.generator
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
-
-        The order and the samples are those that were left in any case. Their random numbers are, too, where both
-        loaders have the same ``seed``; the number of workers may then be another, and with a ``DistributedSampler``
-        the number of processes (with ``num_shards`` between epochs alone). A custom batch sampler is asked for the
-        batches before and they are thrown away; so are those of an IterableDataset, which needs as many workers as
-        before.
-
-        Raises:
-            ValueError: it is no such state, or that of a loader with another seed or another number of samples; or it
-                is of mid-epoch, and of other shards, or in another order (``shuffle``), or of an IterableDataset with
-                another number of workers.
-        """
-        here = self.seed, self._dataset_length, self._order, self.num_workers
-        saved = LoaderState.from_state_dict(state_dict, *here)
-        self._begin(saved.resume_for(self._sharded))
-        self._loader_state = None
-
-    @property
-    def _own_sampler(self) -> Any:
-        return self.sampler if self.batch_sampler is None else self.batch_sampler
-
-    @property
-    def _order(self) -> str:
-        """Of torch's own samplers, "shuffled" or "unshuffled"; "" where the order is another one's matter."""
-        names = {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}
-        return names.get(type(of_samples(self._own_sampler)), "")
-
-    @property
-    def _sharded(self) -> ShardedSampler | None:
-        return find_sharded(self._own_sampler)
-
-    def _begin(self, loader_state: LoaderState) -> None:
-        self._next_epoch = loader_state
-        if self._sharded is not None:
-            self._sharded.set_epoch(loader_state.epoch)
-
-    @property
-    def _upcoming(self) -> LoaderState:
-        """The next epoch: the one that a sharded sampler was set to, for scripts that do so by ``loader.sampler``."""
-        if self._sharded is not None and self._sharded.epoch != self._next_epoch.epoch:
-            self._next_epoch = LoaderState(self._sharded.epoch)
-        return self._next_epoch
-
-    @property
-    def _dataset_length(self) -> int | None:
-        try:
-            return None if isinstance(self.dataset, IterableDataset) else len(self.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            return None
+    def _options(self) -> LoaderOptions:
+        return LoaderOptions.of(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # As before the first epoch: a copy has workers, and a count of epochs, of its own.
-        own: dict[str, Any] = {"_pool": None, "_servers": {}, "_loader_state": None, "_scans": None}
+        own: dict[str, Any] = {
+            "_pool": None,
+            "_servers": PlanServers(run_size(self)),
+            "_loader_state": None,
+            "_scans": None,
+        }
         return (
             self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
         )
@@ -419,16 +280,9 @@ class DataLoader(TorchDataLoader[T]):
     def _translate(self) -> Callable[[], Translated]:
         """Gives the dataset that workers get, and its plans; without plans DALI has nothing to do."""
         # Without this loader, which an iterator may outlive.
-        how = self.max_pixels, self.unsupported, self._on_gpu, self._format, self.server
+        options = self._options
+        how = options.max_pixels, options.unsupported, options.on_gpu, options.format, options.server
         return functools.partial(translated, self.dataset, *how)
-
-    @property
-    def _format(self) -> OutputFormat:
-        return OutputFormat(self.dtype, self.memory_format)
-
-    @property
-    def _on_gpu(self) -> bool:
-        return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
@@ -441,79 +295,11 @@ class DataLoader(TorchDataLoader[T]):
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate()[0])
         if live is not None:
             dataset = live()
-        plans |= self._found_plans
+        plans |= self._servers.found
         arena = pool.left_arena() if pool is not None else None
-        if self._scans is None and plans and self._looks_at_scans:
+        options = self._options
+        if self._scans is None and plans and options.checks_scans:
             self._scans = IntegrityTable(len(dataset) if hasattr(dataset, "__len__") else 0)
-        scans = self._scans if self._looks_at_scans else None
+        scans = self._scans if options.checks_scans else None
         self._pool = WorkerPool.build(self, dataset, plans, arena, scans, loader_state, live)
         return self._pool
-
-    @property
-    def _looks_at_scans(self) -> bool:
-        return self.check_scans and self._on_gpu
-
-    def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
-        """Let torch start an epoch; with a seed, what it draws for its workers follows that."""
-        pool.user = None  # an iterator that has these workers has them no more
-        if pool.requests is not None:
-            pool.requests.begin(loader_state)
-        pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
-        if pool.board is not None and (pool.requests is None or not pool.has_workers):
-            pool.board.forget()  # what workers that stay will write anew, as streams begin anew there
-        batches = self._begun(pool, loader_state)
-        if isinstance(pool.source, PackedDataset) and not self.num_workers:
-            pool.source.begin(0)  # when torch has drawn its seed, for a dataset may set the generators
-        return batches
-
-    def _begun(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
-        generator, states = self._generator_of_seeds, loader_state.generator_states
-        if generator is not None and loader_state.resumes and "workers" in states:
-            generator.set_state(states["workers"])
-        elif generator is not None:
-            states["workers"] = generator.get_state()
-        if self.seed is None:
-            order = loader_state.random_states if loader_state.resumes else {}
-            if self.generator is None and "iter" in order and "next" not in order:  # of a state between epochs
-                pool.workers.generator = torch.Generator()
-                pool.workers.generator.set_state(order["iter"])
-                if loader_state.new_workers:
-                    draw_seed()  # which torch does not do now
-            return iter(pool.workers)
-        if self.generator is None:  # not the default one, from which other threads draw
-            pool.workers.generator = generator_of(self.seed, loader_state.epoch, "workers")
-        if pool.requests is not None or self.num_workers:
-            return iter(pool.workers)
-        with preserve_rng():  # for the dataset's __iter__
-            seed_generators(self.seed, loader_state.epoch, "workers")
-            batches = iter(pool.workers)
-        return SeededIterator(batches, self.seed, loader_state.epoch, "stream")
-
-    def _servers_for(self, plans: dict[str, Plan]) -> dict[str, Any]:
-        if not plans:
-            if self.device is not None:
-                cuda_ordinal(self.device)  # which says so where it does not exist
-            return {} if self.server is None else {self.server.key: self.server}
-        self._servers = {key: self._servers.get(key) or self._server_of(plan) for key, plan in plans.items()}
-        return self._servers if self.server is None else self._servers | {self.server.key: self.server}
-
-    def _server_of(self, plan: Plan) -> ProxyServer:
-        from ..dali.build import PipelineOptions
-        from ..dali.plan_server import PlanServer
-
-        options = PipelineOptions(
-            run_size(self),
-            cuda_ordinal(self.device),
-            None if self.num_threads == "auto" else self.num_threads,
-            self.prefetch + 1,
-            None if self.hw_decoder_load == "auto" else self.hw_decoder_load,
-        )
-        return PlanServer(plan, options, self._format)
-
-    def _serve_found(self, plan: Plan) -> ProxyServer:
-        """The server of a plan that came with a batch, and is known from the next epoch on."""
-        self._format.check(plan)
-        self._found_plans[plan.key] = plan
-        server: ProxyServer = self._servers.get(plan.key) or self._server_of(plan)
-        self._servers[plan.key] = server
-        return server

@@ -88,44 +88,7 @@ class LoaderState:
                 mid-epoch, and in another order, or of a dataset whose state depends on the number of workers, and
                 that is another one.
         """
-        if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order"} <= state.keys():
-            raise ValueError(
-                f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
-                + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
-            )
-        if state["version"] != STATE_VERSION:
-            raise ValueError(f"the state is of version {state['version']}, and this loader reads {STATE_VERSION}")
-        missing = {*SAVED, "num_workers"} - state.keys()
-        if missing:
-            raise ValueError(f"load_state_dict takes what state_dict gave; this one lacks {', '.join(sorted(missing))}")
-        if state["seed"] != seed:
-            raise ValueError(
-                f"the state was saved by a loader with seed={state['seed']}, and this one has seed={seed}: "
-                "it would draw other numbers than those that were left. Give it the same seed"
-            )
-        if state["dataset_length"] != dataset_length:
-            raise ValueError(
-                f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
-                f"{dataset_length}: it is another one, or was changed. Give the loader the same dataset, or begin the "
-                "epoch anew: loader.set_epoch(state['epoch'])"
-            )
-        if state["batches"] and state["order"] and order and state["order"] != order:
-            raise ValueError(
-                f"the state was saved in mid-epoch, which was {state['order']}, and this loader's is {order}; "
-                "some samples would come twice, and some never. Give the loader the same shuffle, or begin the epoch "
-                "anew: loader.set_epoch(state['epoch'])"
-            )
-        was = state["num_workers"]
-        if (state["batches"] or state["worker_states"]) and None not in (was, num_workers) and was != num_workers:
-            raise ValueError(
-                f"the state was saved with num_workers={was}, and this loader has {num_workers}, which go through an "
-                "IterableDataset, or a dataset with a state of its own, in another way: some samples would come twice, "
-                "and some never. Give the loader as many workers, or begin the epoch anew: "
-                "loader.set_epoch(state['epoch'])"
-            )
-        for name in ("epoch", "batches", "samples"):
-            if not isinstance(state[name], int) or state[name] < 0:
-                raise ValueError(f"{name!r} of the state is a whole number, 0 or more; got {state[name]!r}")
+        _check_saved(state, seed, dataset_length, order, num_workers)
         # Copies, for the loop notes in them what it draws from, and the state is the user's.
         own = {name: copy.copy(state[name]) for name in SAVED}
         for name in GENERATORS:
@@ -144,6 +107,51 @@ class LoaderState:
         if self.batches:
             check_dealt(was, now)
         return self if was == now else LoaderState(self.epoch)
+
+
+def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order: str, num_workers: int | None) -> None:
+    """
+    Raises:
+        ValueError: as of ``LoaderState.from_state_dict``.
+    """
+    if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order"} <= state.keys():
+        raise ValueError(
+            f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
+            + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
+        )
+    if state["version"] != STATE_VERSION:
+        raise ValueError(f"the state is of version {state['version']}, and this loader reads {STATE_VERSION}")
+    missing = {*SAVED, "num_workers"} - state.keys()
+    if missing:
+        raise ValueError(f"load_state_dict takes what state_dict gave; this one lacks {', '.join(sorted(missing))}")
+    if state["seed"] != seed:
+        raise ValueError(
+            f"the state was saved by a loader with seed={state['seed']}, and this one has seed={seed}: "
+            "it would draw other numbers than those that were left. Give it the same seed"
+        )
+    if state["dataset_length"] != dataset_length:
+        raise ValueError(
+            f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
+            f"{dataset_length}: it is another one, or was changed. Give the loader the same dataset, or begin the "
+            "epoch anew: loader.set_epoch(state['epoch'])"
+        )
+    if state["batches"] and state["order"] and order and state["order"] != order:
+        raise ValueError(
+            f"the state was saved in mid-epoch, which was {state['order']}, and this loader's is {order}; "
+            "some samples would come twice, and some never. Give the loader the same shuffle, or begin the epoch "
+            "anew: loader.set_epoch(state['epoch'])"
+        )
+    was = state["num_workers"]
+    if (state["batches"] or state["worker_states"]) and None not in (was, num_workers) and was != num_workers:
+        raise ValueError(
+            f"the state was saved with num_workers={was}, and this loader has {num_workers}, which go through an "
+            "IterableDataset, or a dataset with a state of its own, in another way: some samples would come twice, "
+            "and some never. Give the loader as many workers, or begin the epoch anew: "
+            "loader.set_epoch(state['epoch'])"
+        )
+    for name in ("epoch", "batches", "samples"):
+        if not isinstance(state[name], int) or state[name] < 0:
+            raise ValueError(f"{name!r} of the state is a whole number, 0 or more; got {state[name]!r}")
 
 
 GENERATORS = ("random_states", "generator_states")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe
 from torch.utils.data._utils import signal_handling
@@ -20,6 +21,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import _fork_safety
 from .._exit_safety import END_S, at_exit
+from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
 from ..data.jpeg_integrity import IntegrityTable, ScanStatus
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
@@ -29,7 +31,7 @@ from .fetch import Fetcher
 from .loader_state import LoaderState
 from .messages import BatchMessage, PackedBatch
 from .packing import Packer
-from .request_sampler import RequestSampler
+from .request_sampler import RequestSampler, draw_seed
 from .worker import PackedDataset, PackStream, set_up_worker
 
 log = logging.getLogger(__name__)
@@ -98,64 +100,98 @@ class WorkerPool:
             loader_state: of the epoch that comes first, with the states that its dataset begins with.
             live: gives the dataset for each batch, where there are no workers.
         """
+        states = loader_state.worker_states if loader_state.resumes else {}
+        board = StateBoard.of(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
-        streams = isinstance(dataset, IterableDataset)
-        batched = loader.batch_size is not None if streams else loader.batch_sampler is not None
-        size = run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size
+        batched, streams = _is_batched(loader), isinstance(dataset, IterableDataset)
         if loader.num_workers and has_images and arena is None and not streams:
-            # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one
-            # handed out, and two that the GPU may still be reading.
-            slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
-            arena = _arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
+            arena = _arena_for(loader)
         # No scans come with a request all of whose samples are sound; and a stream's come with none.
         otherwise = ScanStatus.UNCHECKED
-        if loader._looks_at_scans:
+        if loader._options.checks_scans:
             otherwise = ScanStatus.UNKNOWN if streams or scans is None else ScanStatus.SOUND
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise, live)
         packer = Packer(
             loader.collate_fn,
             arena,
-            size,
+            run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size,
             batched,
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
             plans=frozenset(plans),
         )
-        arguments: dict[str, Any] = dict(
-            num_workers=loader.num_workers,
-            timeout=loader.timeout,
-            worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn),
-            multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context)
-            if loader.num_workers
-            else None,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-            persistent_workers=loader.persistent_workers,
-            in_order=loader.in_order,
-            pin_memory=loader.pin_memory
-            and not has_images
-            and loader._format.is_default,  # else it is copied once more
-        )
         requests = None
-        states = loader_state.worker_states if loader_state.resumes else {}
-        board = StateBoard.of(dataset, loader.num_workers)
         source: Any
         if streams:
             source = StatefulStream(dataset, states, board)
             # torch prepares data pipes itself, and knows them by their class.
             first = dataset if isinstance(dataset, IterDataPipe) else source
             collate = PackStream(fetcher, packer, source, batched)
-            arguments |= dict(dataset=first, collate_fn=collate, batch_size=loader.batch_size)
+            arguments = dict(dataset=first, collate_fn=collate, batch_size=loader.batch_size)
             if loader.batch_size is not None:
                 arguments["drop_last"] = loader.drop_last
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
             requests = RequestSampler(sampler, batched, arena, loader.seed, scans)
             source = PackedDataset(fetcher, packer, arena, states, board)
-            arguments |= dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
-        workers = _Workers(**arguments)
+            arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
+        workers = _Workers(**arguments, **_torch_arguments(loader, has_images))
         workers.first_worker = loader_state.next_worker
         return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order)
+
+    def start(
+        self,
+        loader_state: LoaderState,
+        seed: int | None,
+        generator: torch.Generator | None,
+        generator_of_seeds: torch.Generator | None,
+    ) -> Any:
+        """Let torch start an epoch; with a seed, what it draws for its workers follows that.
+
+        Args:
+            loader_state: of the epoch.
+            seed, generator: of the loader.
+            generator_of_seeds: the one that torch draws the workers' seeds from, where it is the user's own.
+
+        Returns:
+            torch's iterator.
+        """
+        self.user = None  # an iterator that has these workers has them no more
+        if self.requests is not None:
+            self.requests.begin(loader_state)
+        if self.board is not None and (self.requests is None or not self.has_workers):
+            self.board.forget()  # what workers that stay will write anew, as streams begin anew there
+        states = loader_state.generator_states
+        if generator_of_seeds is not None and loader_state.resumes and "workers" in states:
+            generator_of_seeds.set_state(states["workers"])
+        elif generator_of_seeds is not None:
+            states["workers"] = generator_of_seeds.get_state()
+        if seed is None:
+            batches = self._started_unseeded(loader_state, generator)
+        else:
+            batches = self._started_seeded(loader_state, seed, generator)
+        if isinstance(self.source, PackedDataset) and not self.workers.num_workers:
+            self.source.begin(0)  # when torch has drawn its seed, for a dataset may set the generators
+        return batches
+
+    def _started_unseeded(self, loader_state: LoaderState, generator: torch.Generator | None) -> Any:
+        order = loader_state.random_states if loader_state.resumes else {}
+        if generator is None and "iter" in order and "next" not in order:  # of a state between epochs
+            self.workers.generator = torch.Generator()
+            self.workers.generator.set_state(order["iter"])
+            if loader_state.new_workers:
+                draw_seed()  # which torch does not do now
+        return iter(self.workers)
+
+    def _started_seeded(self, loader_state: LoaderState, seed: int, generator: torch.Generator | None) -> Any:
+        if generator is None:  # not the default one, from which other threads draw
+            self.workers.generator = generator_of(seed, loader_state.epoch, "workers")
+        if self.requests is not None or self.workers.num_workers:
+            return iter(self.workers)
+        with preserve_rng():  # for the dataset's __iter__
+            seed_generators(seed, loader_state.epoch, "workers")
+            batches = iter(self.workers)
+        return SeededIterator(batches, seed, loader_state.epoch, "stream")
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Of the datasets of these workers, none of whose batches has come yet."""
@@ -189,9 +225,34 @@ class WorkerPool:
         return self.arena
 
 
-def _arena(slots: int, slot_bytes: int) -> Arena | None:
+def _is_batched(loader: TorchDataLoader[Any]) -> bool:
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.batch_size is not None
+    return loader.batch_sampler is not None
+
+
+def _torch_arguments(loader: Any, has_images: bool) -> dict[str, Any]:
+    """What torch's loader takes as the user has given it."""
+    return dict(
+        num_workers=loader.num_workers,
+        timeout=loader.timeout,
+        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn),
+        multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+        persistent_workers=loader.persistent_workers,
+        in_order=loader.in_order,
+        # What gets another format is copied once more, and pinned then.
+        pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
+    )
+
+
+def _arena_for(loader: Any) -> Arena | None:
+    # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one handed out,
+    # and two that the GPU may still be reading.
+    slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
     try:
-        return Arena(slots, slot_bytes)
+        return Arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
     except OSError as error:  # a limit on the size of files, or on their number
         log.warning("no memory for batches can be had (%s); they travel by torch's, which is slower", str(error))
         return None

@@ -170,7 +170,7 @@ class TestOnBatches:
         servers = []
         for _ in range(2):
             assert len(list(loader)) == 2
-            servers.append(list(loader._servers.values()))
+            servers.append(list(loader._servers.kept.values()))
         assert servers[0] == servers[1] and len(servers[0]) == 1
 
     def test_what_it_raises_comes_at_its_batch(self, folder: ImageFolder) -> None:

@@ -1,0 +1,178 @@
+"""BatchAssembler: a packed batch and the outputs of its runs, put together as the batch that the loop sees."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from ..dali.output_format import stacked
+from ..data.bad_samples import UnreadableSample, UnreadableSamples
+from ..errors import ImageError, PipelineError
+from ..workers.messages import PackedBatch, PackedRun
+from ..workers.packing import ContentUnpickler
+from ..workers.pool import WorkerPool
+from .options import LoaderOptions
+from .recovery import BatchRecovery, RecoveredBatch
+from .submitter import InFlightBatch
+
+if TYPE_CHECKING:  # importing the server imports DALI
+    from ..dali.run import PipelineRun
+    from ..dali.server import Outputs, ProxyServer
+
+log = logging.getLogger(__name__)
+
+RESIZE = (
+    "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
+    "several sizes"
+)
+RESIZE_IN_GRAPH = (
+    "Give them one size in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a ready one, "
+    "or give the loader a collate_fn that takes tensors of several shapes"
+)
+"""What to do about images of several sizes, of a transform and of a hand-written pipeline."""
+
+NOTHING = object()
+"""In the place of a batch, none of whose samples could be read."""
+
+
+class BatchAssembler:
+    """
+    Args:
+        pool: where batches come from.
+        servers: by the key that runs name them with.
+        errors: of the loader; what cannot be read is noted there.
+        collate_fn: for batches that come as lists of samples.
+        pin: put CPU tensors into page-locked memory.
+        options: of the loader. Images of plans are in their format already.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        servers: dict[str, ProxyServer],
+        errors: UnreadableSamples,
+        collate_fn: Callable[[Any], Any],
+        pin: bool,
+        options: LoaderOptions,
+    ) -> None:
+        self._pool, self._servers, self._errors, self._collate_fn = pool, servers, errors, collate_fn
+        self._pin, self._on_error, self._format = pin, options.on_error, options.format
+        self._recovery = BatchRecovery(servers, pool, self._on_error, self._format)
+
+    def assemble(self, in_flight: InFlightBatch) -> Any:
+        """The batch, or ``NOTHING``.
+
+        Raises:
+            Exception: the worker's, the dataset's, or an ImageError, of this batch.
+        """
+        if in_flight.batch is not None:
+            # Of a batch that has failed nothing is left out or replaced.
+            self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else "raise")
+        if in_flight.error is not None:
+            error, in_flight.error = in_flight.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        batch = in_flight.batch
+        assert batch is not None
+        if batch.is_empty:
+            return NOTHING
+        if not batch.runs:
+            content = self._format.of_batch(batch.content)
+            return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
+        found = [self._collected(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
+        outputs = [each for each in found if not isinstance(each, PipelineError)]
+        if len(outputs) < len(found):
+            saved = self._recovery.save(batch, found)
+            if saved.lost:
+                return self._without_lost(batch, saved)
+            outputs = saved.outputs
+        by_hand = any(run.server not in self._pool.plans for run in batch.runs)
+        resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if by_hand else RESIZE)
+        content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept).load()
+        return content if batch.collated else self._collated(batch, content)
+
+    def warn_of_idle_server(self, batch: PackedBatch | None) -> None:
+        """Log it where a server was given and nothing of the loader's first batch goes through it."""
+        if batch is None or batch.is_empty:
+            return
+        if self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}:
+            log.warning(
+                "the loader was given a server=, and nothing in its first batch goes through that: let the dataset's "
+                "transform be server.proxy, or call it"
+            )
+
+    def check_not_all_skipped(self) -> None:
+        """
+        Raises:
+            ImageError: every sample of an epoch that gave no batch was left out.
+        """
+        if not self._errors or self._on_error != "skip":
+            return
+        first = self._errors[0]
+        path = f" ({first.path})" if first.path else ""
+        raise ImageError(
+            f"not one sample of this epoch could be read; {len(self._errors)} were left out, the first of them "
+            f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?",
+            index=first.index,
+            path=first.path,
+            reason=first.reason,
+        )
+
+    def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
+        try:
+            return self._format.of_outputs(self._servers[run.server].collect(pipeline_run))
+        except PipelineError as error:
+            return error.with_traceback(None)  # which would hold this frame
+
+    def _without_lost(self, batch: PackedBatch, saved: RecoveredBatch) -> Any:
+        """The batch with what ``on_error`` puts in the place of samples whose images are lost."""
+        if self._on_error == "raise":
+            errors = self._recovery.errors(batch, saved)
+            self._errors.add([UnreadableSample.of(error.index, error) for error in errors], self._on_error)
+            first = errors[0]
+            raise ImageError("; ".join(map(str, errors)), index=first.index, path=first.path, reason=first.reason)
+        try:
+            samples, unreadable = self._recovery.samples(batch, saved)
+        except ImageError as error:  # nothing replaces one of them
+            self._errors.add([UnreadableSample.of(error.index, error)], "raise")
+            raise
+        self._errors.add(unreadable, self._on_error)
+        if not samples:
+            return NOTHING
+        return self._collated(batch, samples if batch.batched else samples[0])
+
+    def _collated(self, batch: PackedBatch, samples: Any) -> Any:
+        """The user's collate_fn over decoded samples, under its own seed where there is one."""
+        fetcher = self._pool.fetcher
+        with fetcher.generators():
+            if batch.request is not None:
+                fetcher.seed_batch(batch.request)
+            return self._format.of_batch(self._collate_fn(samples))
+
+
+def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
+    """The tensor that a reference stands for: a run's whole output, one row of it, or rows gathered from several."""
+    if isinstance(place, int):
+        found = outputs[place][output]
+        return found if isinstance(found, torch.Tensor) else _stacked(found, advice)
+    if isinstance(place, tuple):
+        run, row = place
+        return outputs[run][output][row]
+    return _stacked([outputs[run][output][row] for run, row in place], advice)
+
+
+def _stacked(images: Sequence[torch.Tensor], advice: str) -> torch.Tensor:
+    shapes = sorted({tuple(image.shape) for image in images})
+    if len(shapes) > 1:
+        raise RuntimeError(
+            f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
+            f"{' and others' if len(shapes) > 2 else ''}. {advice}"
+        )
+    return stacked(images)

@@ -1,0 +1,77 @@
+"""LoaderOptions: the arguments of DataLoader that torch's does not have, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+
+from .._validation import check_int, check_num_threads
+from ..dali.device import check_device
+from ..dali.output_format import OutputFormat
+from ..data.bad_samples import ON_ERROR, OnError
+from .strategy import UNSUPPORTED, Unsupported
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """What they mean is said at ``DataLoader``.
+
+    Raises:
+        ValueError, TypeError: one is wrong.
+    """
+
+    device: str | int | torch.device | None
+    dtype: torch.dtype | None
+    memory_format: torch.memory_format
+    server: Any
+    seed: int | None
+    on_error: OnError
+    max_pixels: int | None
+    check_scans: bool
+    unsupported: Unsupported
+    prefetch: int
+    num_threads: int | Literal["auto"]
+    hw_decoder_load: float | Literal["auto"]
+
+    def __post_init__(self) -> None:
+        check_int("prefetch", self.prefetch, 1)
+        for name, value, least in (("seed", self.seed, 0), ("max_pixels", self.max_pixels, 1)):
+            if value is not None:
+                check_int(name, value, least)
+        if self.on_error not in ON_ERROR:
+            raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {self.on_error!r}")
+        if self.num_threads != "auto":
+            check_num_threads(self.num_threads, ", or 'auto'")
+        if not isinstance(self.check_scans, bool):
+            raise ValueError(f"check_scans is True or False; got {self.check_scans!r}")
+        share = self.hw_decoder_load
+        if share != "auto" and not (isinstance(share, (int, float)) and 0 <= share <= 1):
+            raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {share!r}")
+        if self.unsupported not in UNSUPPORTED:
+            raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {self.unsupported!r}")
+        check_device(self.device)
+        OutputFormat(self.dtype, self.memory_format)
+        if self.server is not None and not hasattr(self.server, "submit"):
+            raise TypeError(f"server is a proxyloader.ProxyServer, got {type(self.server).__name__}")
+
+    @classmethod
+    def of(cls, loader: Any) -> LoaderOptions:
+        """Those that a loader has now: each is an attribute, which the user may have set anew."""
+        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+
+    @property
+    def format(self) -> OutputFormat:
+        """Of the images."""
+        return OutputFormat(self.dtype, self.memory_format)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Images arrive on a GPU."""
+        return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
+
+    @property
+    def checks_scans(self) -> bool:
+        """Workers check the scans of JPEGs."""
+        return self.check_scans and self.on_gpu
