@@ -45,7 +45,8 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         started = {"gpu" if item.get_closest_marker("gpu") else "", *NOT_FORKED & set(map(str, _values(item).values()))}
         if not NOT_FORKED & started:
-            products[item.path, item.originalname, *started].append(item)  # type: ignore[attr-defined]
+            product = item.path, item.originalname, "gpu" in started  # type: ignore[attr-defined]
+            products[product].append(item)
         elif (item.path, *sorted(started)) in seen:
             later.add(item)
         seen.add((item.path, *sorted(started)))
