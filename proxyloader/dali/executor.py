@@ -73,9 +73,6 @@ def _is_decoder(operator: Any) -> bool:
     return schema_name.startswith(("decoders__", "ImageDecoder", "experimental__decoders__"))
 
 
-NO_LOAD = b"hw_decoder_load\x12\x05float\x1d" + bytes(4)
-"""So a serialized graph says that a decoder gives nothing to the engines."""
-
 PADDINGS = ("device_memory_padding", "host_memory_padding")
 """How much memory a decoder is to take ahead."""
 
@@ -90,11 +87,7 @@ def is_built(pipeline: Any) -> bool:
 
 def uses_engines(pipeline: Any) -> bool:
     """It is built, or has its graph, and a decoder in it gives JPEGs to a GPU's engines."""
-    if _has_graph(pipeline):
-        return bool(_on_engines(pipeline))
-    graph = pipeline._pipe.SerializeToProtobuf()
-    decoders = graph.count(b"decoders__Image") + graph.count(b"ImageDecoder")
-    return b"mixed" in graph and decoders > graph.count(NO_LOAD)
+    return bool(_on_engines(pipeline)) if _has_graph(pipeline) else pipeline.device_id is not None
 
 
 def paddings_on_engines(pipeline: Any) -> set[Padding]:
