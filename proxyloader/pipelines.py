@@ -1,5 +1,5 @@
 """Ready DALI pipelines for image classification: the public name of ``reader/pipelines.py``."""
 
-from .reader.pipelines import MEAN, STD, rotation, training, validation
+from .reader.pipelines import MEAN, STD, from_workers, rotation, training, validation
 
-__all__ = ["MEAN", "STD", "rotation", "training", "validation"]
+__all__ = ["MEAN", "STD", "from_workers", "rotation", "training", "validation"]

@@ -1,0 +1,52 @@
+"""How Sphinx builds the pages: ``sphinx-build -W docs build/docs``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+import proxyloader
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import transform_table
+
+project = "proxyloader"
+author = "the proxyloader authors"
+copyright = author
+version = release = proxyloader.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence", "substitution"]
+myst_heading_anchors = 3
+myst_substitutions = {
+    "translated_transforms": transform_table.table_of_translated(),
+    "reasons_for_differences": transform_table.table_of_reasons(),
+    "refused_transforms": transform_table.table_of_refused(),
+}
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say what each argument takes
+doctest_test_doctest_blocks = ""  # what runs is marked so: {doctest}, {testcode}
+
+# What runs on the pages finds 64 photographs in data/train, in a folder of its own.
+_folder = tempfile.TemporaryDirectory(prefix="proxyloader-docs-")
+doctest_global_setup = f"""
+import os
+from proxyloader.make_dataset import make_dataset
+os.chdir({_folder.name!r})
+make_dataset("data/train", images=64)
+"""
+
+html_theme = "furo"
+html_title = f"proxyloader {version}"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
+html_show_copyright = False
+
+
+def setup(app: Sphinx) -> None:
+    app.add_lexer("message", TextLexer)  # tests/test_docs.py looks for these messages in the package

@@ -1,0 +1,135 @@
+"""The tables of docs/transforms.md, made from the package's rules when the pages are built."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import timm.data.transforms
+import torch
+from timm.data import auto_augment
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import proxyloader
+from proxyloader.tools.explain import Row
+from proxyloader.transforms.registry import CONTAINERS, RULES
+from proxyloader.transforms.unsupported import REFUSED, REFUSED_OF_TIMM
+
+FLIP = v2.RandomHorizontalFlip()
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "CenterCrop": {"size": 224},
+    "CenterCropOrPad": {"size": 224},
+    "ColorJitter": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+    "ConvertImageDtype": {"dtype": torch.float32},
+    "FiveCrop": {"size": 224},
+    "GaussianBlur": {"kernel_size": 5},
+    "ImageClassification": {"crop_size": 224},
+    "JPEG": {"quality": (50, 100)},
+    "Normalize": {"mean": [0.5] * 3, "std": [0.5] * 3},
+    "Pad": {"padding": 4},
+    "RandomAdjustSharpness": {"sharpness_factor": 2},
+    "RandomAffine": {"degrees": 10},
+    "RandomApply": {"transforms": [FLIP]},
+    "RandomChoice": {"transforms": [FLIP]},
+    "RandomCrop": {"size": 224},
+    "RandomCropOrPad": {"size": 224},
+    "RandomOrder": {"transforms": [FLIP]},
+    "RandomPad": {"input_size": 224},
+    "RandomPosterize": {"bits": 4},
+    "RandomResize": {"min_size": 224, "max_size": 256},
+    "RandomResizedCrop": {"size": 224},
+    "RandomResizedCropAndInterpolation": {"size": 224},
+    "RandomRotation": {"degrees": 10},
+    "RandomShortestSize": {"min_size": 224},
+    "RandomSolarize": {"threshold": 128},
+    "Resize": {"size": 256},
+    "ResizeKeepRatio": {"size": 224},
+    "ScaleJitter": {"target_size": (224, 224)},
+    "TenCrop": {"size": 224},
+    "ToDtype": {"dtype": torch.float32, "scale": True},
+    "TrimBorder": {"border_size": 4},
+}
+"""Of the classes that cannot be made without arguments."""
+
+OF_TIMM: dict[str, dict[str, Any]] = {
+    "AugMixAugment": {"ops": auto_augment.augmix_ops()},
+    "AugmentOp": {"name": "Rotate"},
+    "AutoAugment": {"policy": auto_augment.auto_augment_policy("v0")},
+    "RandAugment": {"ops": auto_augment.rand_augment_ops()},
+    "RandomErasing": {"device": "cpu"},
+}
+"""Of timm's classes that need others."""
+
+
+def translated_classes() -> list[list[type]]:
+    """The classes there are rules for; those of torchvision together that have one name."""
+    proxyloader.explain(timm.data.transforms.ToTensor())  # timm's rules are registered when one of its classes is met
+    classes = sorted({*CONTAINERS, *RULES}, key=lambda cls: (_is_timms(cls), cls.__name__, _source(cls)))
+    return [list(group) for _, group in itertools.groupby(classes, key=lambda cls: (_is_timms(cls), cls.__name__))]
+
+
+def table_of_translated() -> str:
+    rows = [("Transform", "Version", "Drawn for each image", "Difference of pixels")]
+    for classes in translated_classes():
+        found = _row_of(classes[-1])
+        versions = ", ".join(_source(cls) for cls in classes)
+        rows.append((f"`{classes[0].__name__}`", versions, found.drawn or "nothing", _without_reasons(found.closeness)))
+    return _table(rows)
+
+
+def table_of_reasons() -> str:
+    operations: dict[str, set[str]] = {}
+    for part in (part for classes in translated_classes() for part in _row_of(classes[-1]).closeness.split("; ")):
+        if found := re.fullmatch(r"(?P<names>[^:]+): [^(]*\((?P<reason>.+)\)", part):
+            operations.setdefault(found["reason"], set()).update(found["names"].split(", "))
+    rows = sorted((", ".join(sorted(names)), reason) for reason, names in operations.items())
+    return _table([("Operation", "Reason"), *rows])
+
+
+def _without_reasons(closeness: str) -> str:
+    return "<br>".join(part.partition(" (")[0] for part in closeness.split("; "))
+
+
+def table_of_refused() -> str:
+    rows = [("Transform", "Version", "Reason and next step")]
+    rows += [(f"`{name}`", "torchvision", reason) for name, reason in sorted(REFUSED.items())]
+    rows += [(f"`{name}`", "timm", reason) for name, reason in sorted(REFUSED_OF_TIMM.items())]
+    return _table(rows)
+
+
+@functools.cache
+def _row_of(cls: type) -> Row:
+    arguments = OF_TIMM.get(cls.__name__, {}) if _is_timms(cls) else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # v2.ToTensor is deprecated
+        transform = cls(**(arguments or ARGUMENTS.get(cls.__name__, {})))
+    to_tensor: list[list[Any]] = [[], [v1.ToTensor()], [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]]
+    rows = [proxyloader.explain(v2.Compose([*before, transform])).rows[len(before)] for before in to_tensor]
+    taken = [row for row in rows if not row.refusal]
+    if not taken:
+        raise ValueError(f"{transform} of the table ARGUMENTS is refused: {[row.refusal for row in rows]}")
+    return taken[0]
+
+
+def _is_timms(cls: type) -> bool:
+    return cls.__module__.startswith("timm.")
+
+
+def _source(cls: type) -> str:
+    if _is_timms(cls):
+        return "timm"
+    return "v2" if cls.__module__.startswith("torchvision.transforms.v2") else "v1"
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
+    head, *body = rows
+    lines = [head, ("---",) * len(head), *body]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in line) + " |" for line in lines
+    )

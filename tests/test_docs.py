@@ -1,0 +1,121 @@
+"""The README and the pages of docs/ are true: messages, links, examples, and the table of transforms."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .imports import PACKAGE
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+README = ROOT / "README.md"
+
+
+def blocks(page: Path, kinds: str) -> list[str]:
+    """What stands between fences of these kinds, a regular expression."""
+    return [code for _, code in re.findall(rf"^```({kinds})\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)]
+
+
+def messages_of_the_package() -> list[str]:
+    """Its strings, with … for what is put into them."""
+    found = []
+    for module in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub("%[sdr]", "…", node.value))
+    return found
+
+
+def test_every_message_on_the_page_of_errors_is_one_of_the_package() -> None:
+    quoted = [message.strip() for message in blocks(ROOT / "docs" / "errors.md", "message")]
+    written = messages_of_the_package()
+    assert len(quoted) >= 15
+    assert [message for message in quoted if not any(message in each for each in written)] == []
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_python_on_the_pages_is_python(page: Path) -> None:
+    for code in blocks(page, r"python|\{testcode\}"):
+        compile(code, page.name, "exec")
+
+
+def module_of_the_table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("transform_table", ROOT / "docs" / "transform_table.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_transforms_has_a_row_for_each_class_that_has_a_rule() -> None:
+    table = module_of_the_table()
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", table.table_of_translated(), re.MULTILINE)
+    named = {
+        (cls.__name__, cls.__module__.startswith("timm.")) for group in table.translated_classes() for cls in group
+    }
+    assert {(name, versions == "timm") for name, versions in rows} == named
+    assert ("RandomResizedCrop", False) in named and ("RandomResizedCropAndInterpolation", True) in named
+    assert "`MixUp`" in table.table_of_refused() and "`Affine" not in table.table_of_reasons()
+
+
+WHOLE_PROGRAM = """
+import proxyloader
+import torch.utils.data
+
+stock = torch.utils.data.DataLoader
+torch.utils.data.DataLoader = proxyloader.DataLoader
+
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+if __name__ == "__main__":
+    import sys
+
+    transform = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+    dataset = ImageFolder(sys.argv[1], transform)
+    assert DataLoader is proxyloader.DataLoader and issubclass(DataLoader, stock)
+    for options in ({}, {"num_workers": 1, "multiprocessing_context": "spawn"}):
+        batches = []
+        for loader_class in (DataLoader, stock):
+            torch.manual_seed(0)
+            batches.append([labels.tolist() for _, labels in loader_class(dataset, 8, shuffle=True, **options)])
+        assert batches[0] == batches[1] and len(batches[0]) == -(-len(dataset) // 8)
+        print("equal")
+"""
+
+
+def test_the_loader_can_be_put_in_torchs_place_for_the_whole_program(photos: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    swap = "torch.utils.data.DataLoader = proxyloader.DataLoader"
+    assert swap in page and swap in WHOLE_PROGRAM
+    (tmp_path / "program.py").write_text(WHOLE_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "program.py", str(photos)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["equal"] * 2
+
+
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+def test_every_link_of_the_readme_leads_to_a_file() -> None:
+    for page in (README, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md"):
+        assert [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()] == [], page
