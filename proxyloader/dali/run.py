@@ -39,7 +39,7 @@ class PipelineRun:
         """Nobody will collect it."""
         self.cancelled, self.inputs = True, None
 
-    def was_read(self) -> bool:
+    def inputs_released(self) -> bool:
         """DALI has finished with the memory of the run's inputs."""
         return self.ended and (self.finished is None or bool(self.finished.query()))  # type: ignore[no-untyped-call]
 

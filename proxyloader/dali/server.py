@@ -146,7 +146,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
         Args:
             inputs: for each input of the pipeline, in its order, an array (N, ...) or a list of N arrays. Their memory
-                must stay as it is until ``PipelineRun.was_read()``.
+                must stay as it is until ``PipelineRun.inputs_released()``.
 
         Raises:
             InputError: an input has another dtype or number of dimensions than before, or than the pipeline declares,

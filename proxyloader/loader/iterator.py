@@ -77,7 +77,7 @@ class LoaderIterator:
         prefetch: int,
         serve: Callable[[Plan], ProxyServer],
     ) -> None:
-        self._fed: deque[InFlightBatch] = deque()
+        self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage | PackedBatch] | None = batches
         self._pool, self._servers, self._loader_state = pool, servers, loader_state
         self._submitter, self._assembler, self._serve = RunSubmitter(pool, servers), assembler, serve
@@ -111,8 +111,8 @@ class LoaderIterator:
     def close(self) -> None:
         """Forget the batches under way and let the workers go. An iterator that is dropped does it by itself."""
         if self._process == os.getpid():  # what a forked child has are copies, and locks that nobody may ever open
-            while self._fed:
-                in_flight = self._fed.popleft()
+            while self._in_flight:
+                in_flight = self._in_flight.popleft()
                 self._submitter.forget(in_flight)
                 self._give_back_slot(in_flight)
             self._submitter.close()
@@ -129,7 +129,7 @@ class LoaderIterator:
                 )
             try:
                 batch = self._next()
-                for in_flight in self._fed:
+                for in_flight in self._in_flight:
                     self._submitter.start_soon(in_flight)
                 self._handed_out_s = time.monotonic()
             except (KeyboardInterrupt, SystemExit):  # in whatever line it was, of torch's queues, too
@@ -141,13 +141,13 @@ class LoaderIterator:
         step_s, batch = time.monotonic() - self._handed_out_s, NOTHING
         while batch is NOTHING:
             while self._should_feed():
-                self._prefetch_one(is_urgent=len(self._fed) < ENOUGH or step_s < LONG_STEP_S)
+                self._prefetch_one(is_urgent=len(self._in_flight) < ENOUGH or step_s < LONG_STEP_S)
                 self._wait_while_dali_is_busy()
-            if not self._fed:
+            if not self._in_flight:
                 if not self._cut_short:
                     self._end()
                 raise StopIteration
-            in_flight = self._fed.popleft()
+            in_flight = self._in_flight.popleft()
             try:
                 self._submitter.start(in_flight)
                 self._note_progress(in_flight)
@@ -182,10 +182,10 @@ class LoaderIterator:
                 "a newer iterator of this DataLoader has taken its persistent workers; finish one before the next "
                 "begins, or use persistent_workers=False"
             )
-        return not self._fed or (self._has_room() and self._has_ready_batch())
+        return not self._in_flight or (self._has_room() and self._has_ready_batch())
 
     def _has_room(self) -> bool:
-        return len(self._fed) <= self._ahead and self._fed[-1].error is None
+        return len(self._in_flight) <= self._ahead and self._in_flight[-1].error is None
 
     def _has_ready_batch(self) -> bool:
         requests = self._pool.requests
@@ -195,7 +195,7 @@ class LoaderIterator:
         """Let the next batches join the first one of an epoch: waiting for DALI, nobody would look for them."""
         if self._batches is None or not self._has_room():
             return
-        until_s = max((pipeline_run.busy_until_s for pipeline_run in self._fed[0].pipeline_runs), default=0.0)
+        until_s = max((pipeline_run.busy_until_s for pipeline_run in self._in_flight[0].pipeline_runs), default=0.0)
         pause_s = (until_s - time.monotonic()) / POLLS
         while time.monotonic() < until_s - pause_s and not self._has_ready_batch():
             time.sleep(pause_s)
@@ -235,9 +235,9 @@ class LoaderIterator:
             except Exception as error:
                 in_flight.error = error
             if is_urgent:
-                for each in (*self._fed, in_flight):
+                for each in (*self._in_flight, in_flight):
                     self._submitter.start(each)
-        self._fed.append(in_flight)
+        self._in_flight.append(in_flight)
 
     def _request_of(self, message: BatchMessage | PackedBatch) -> BatchRequest | None:
         requests = self._pool.requests

@@ -45,9 +45,9 @@ class InFlightBatch:
     starting: Future[None] | None = None
     is_forgotten: bool = False
 
-    def was_read(self) -> bool:
+    def inputs_released(self) -> bool:
         is_being_started = self.starting is not None and not self.starting.done()
-        return not is_being_started and all(pipeline_run.was_read() for pipeline_run in self.pipeline_runs)
+        return not is_being_started and all(pipeline_run.inputs_released() for pipeline_run in self.pipeline_runs)
 
     def wait_until_read(self) -> None:
         if self.starting is not None:

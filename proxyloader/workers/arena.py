@@ -32,7 +32,7 @@ Memory = NDArray[np.uint8]
 class Reader(Protocol):
     """Whoever reads a slot: the runs of its batch."""
 
-    def was_read(self) -> bool:
+    def inputs_released(self) -> bool:
         """The slot may be written to."""
 
     def wait_until_read(self) -> None:
@@ -90,7 +90,7 @@ class Arena:
 
     def give_back(self, slot: int | None, reader: Reader | None = None) -> None:
         """Make a slot free again, as soon as ``reader`` has finished with it. Main process."""
-        if slot is not None and (reader is None or reader.was_read()):
+        if slot is not None and (reader is None or reader.inputs_released()):
             self._free.append(slot)
         elif slot is not None and reader is not None:
             self._read_by.append((slot, reader))

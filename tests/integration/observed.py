@@ -58,7 +58,7 @@ def wait_until_read(log: Path, pictures: int) -> None:
 def runs_under_way(road: Road, loader: Any) -> int:
     """How many batches DALI works on or holds ready, when those that are left to a thread are open."""
     if isinstance(loader, proxyloader.DataLoader):
-        wait([fed.starting for fed in loader._pool.user()._fed if fed.starting is not None])
+        wait([fed.starting for fed in loader._pool.user()._in_flight if fed.starting is not None])
     servers = [road.server] if road.server is not None else list(loader._servers.kept.values())
     return sum(len(server._runs) for server in servers)
 

@@ -19,7 +19,7 @@ class Reads:
     def __init__(self) -> None:
         self.finished = False
 
-    def was_read(self) -> bool:
+    def inputs_released(self) -> bool:
         return self.finished
 
     def wait_until_read(self) -> None:
