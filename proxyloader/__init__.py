@@ -3,7 +3,8 @@
     from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader
 
 Importing this package loads neither torch nor DALI and touches no CUDA; using a name loads what it needs. It sets one
-variable of the environment, CUDA_DEVICE_MAX_CONNECTIONS, unless you have: see NOTE [ Queues ] in dali/device.py.
+variable of the environment, CUDA_DEVICE_MAX_CONNECTIONS, unless you have, or have set PROXYLOADER_KEEP_ENVIRONMENT=1.
+NOTE [ Queues ] in dali/device.py says why.
 """
 
 import importlib
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+if os.environ.get("PROXYLOADER_KEEP_ENVIRONMENT") != "1":
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
     "DataLoader": "loader.dataloader",

@@ -148,6 +148,13 @@ def test_importing_asks_for_queues_unless_the_user_has(asked_for: str | None) ->
     assert told.stdout.strip() == (asked_for or "32")
 
 
+def test_importing_sets_nothing_where_that_is_forbidden() -> None:
+    code = "import os; before = dict(os.environ); import proxyloader; assert os.environ == before"
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    environment["PROXYLOADER_KEEP_ENVIRONMENT"] = "1"
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, check=True)
+
+
 def test_the_public_names_are_these_and_each_is_there() -> None:
     assert sorted(proxyloader.__all__) == [
         "DataLoader",

@@ -39,7 +39,7 @@ class LastBatchPolicy(enum.Enum):
     DROP = "drop"
 
     @classmethod
-    def of(cls, policy: Any) -> LastBatchPolicy:
+    def of(cls, policy: str | enum.Enum) -> LastBatchPolicy:
         """
         Args:
             policy: one of these, of DALI's ``LastBatchPolicy``, or "fill", "partial" or "drop".
@@ -85,7 +85,7 @@ class ShardedSampler(Sampler[int]):
         *,
         shuffle: bool = False,
         seed: int = 0,
-        last_batch_policy: Any = LastBatchPolicy.PARTIAL,
+        last_batch_policy: str | enum.Enum = LastBatchPolicy.PARTIAL,
         batch_size: int | None = None,
     ) -> None:
         self.world = World.of(num_shards, shard_id)
@@ -190,7 +190,7 @@ def build_sampler(
     dataset: Any,
     num_shards: int | Auto | None,
     shard_id: int | Auto | None,
-    last_batch_policy: Any,
+    last_batch_policy: str | enum.Enum | None,
     *,
     batch_size: int | None,
     shuffle: bool | None,

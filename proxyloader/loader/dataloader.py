@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -27,7 +29,7 @@ from .plan_servers import PlanServers
 from .strategy import Translated, Unsupported, translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
-    pass
+    from ..dali.server import ProxyServer
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +119,7 @@ class DataLoader(CheckpointedLoader[T]):
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
+        multiprocessing_context: str | BaseContext | None = None,
         generator: torch.Generator | None = None,
         *,
         prefetch_factor: int | None = None,
@@ -127,7 +129,7 @@ class DataLoader(CheckpointedLoader[T]):
         device: str | int | torch.device | None = None,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
-        server: Any = None,
+        server: ProxyServer | None = None,
         seed: int | None = None,
         on_error: OnError = "raise",
         max_pixels: int | None = None,
@@ -135,7 +137,7 @@ class DataLoader(CheckpointedLoader[T]):
         unsupported: Unsupported = "raise",
         num_shards: int | Auto | None = None,
         shard_id: int | Auto | None = None,
-        last_batch_policy: Any = None,
+        last_batch_policy: str | enum.Enum | None = None,
         prefetch: int = 2,
         num_threads: int | Literal["auto"] = "auto",
         hw_decoder_load: float | Literal["auto"] = "auto",

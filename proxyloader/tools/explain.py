@@ -110,7 +110,7 @@ class Explanation:
         return f"{several} refused, so DataLoader raises UnsupportedTransformError. The rest as if left out."
 
 
-def explain(transform: Any) -> Explanation:
+def explain(transform: Callable[..., Any]) -> Explanation:
     """Say what becomes of each part of a torchvision transform; ``print`` it for a table.
 
     Args:
