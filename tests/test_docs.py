@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from .imports import PACKAGE
 
@@ -99,18 +102,72 @@ if __name__ == "__main__":
 def test_the_loader_can_be_put_in_torchs_place_for_the_whole_program(photos: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     swap = "torch.utils.data.DataLoader = proxyloader.DataLoader"
-    assert swap in page and swap in WHOLE_PROGRAM
-    (tmp_path / "program.py").write_text(WHOLE_PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "program.py", str(photos)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    assert swap in page and swap in README.read_text() and swap in WHOLE_PROGRAM
+    assert _run(WHOLE_PROGRAM, tmp_path, str(photos)).split() == ["equal"] * 2
+
+
+BEFORE_RECIPES = """
+import functools, numpy, proxyloader, torch
+from torchvision import datasets, transforms
+from proxyloader import DataLoader, ProxyServer, pipelines
+
+transform = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+dataset = datasets.ImageFolder("data/train", transform)
+checkpoint = None
+"""
+
+
+def test_every_recipe_in_the_readme_runs(photos: Path, tmp_path: Path) -> None:
+    recipes = [code for code in blocks(README, "python") if not code.startswith("from ")]
+    assert len(recipes) == 5 and all(len(code.splitlines()) <= 6 for code in recipes)
+    smaller = {"num_workers=8": "num_workers=1", "num_workers=2": "num_workers=1", "range(90)": "range(2)"}
+    if not torch.cuda.is_available():
+        smaller["device_id=0"] = "device_id=None"
+    script = BEFORE_RECIPES + "\n".join(recipes)
+    for long, short in smaller.items():
+        assert long in script
+        script = script.replace(long, short)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train").symlink_to(photos)
+    done = _run(script, tmp_path)
+    equal, difference, bad_files = done.splitlines()
+    assert equal == "True" and bad_files == "0 []"
+    assert float(difference.removeprefix("tensor(").removesuffix(")")) < 1 / 255
+
+
+def _run(script: str, folder: Path, *arguments: str) -> str:
+    (folder / "program.py").write_text(script)
+    command = [sys.executable, "program.py", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["equal"] * 2
+    return done.stdout
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
+def numbers(found: object) -> Iterator[int]:
+    """All in a record, rounded."""
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, list):
+        for each in found:
+            yield from numbers(each)
+    elif isinstance(found, (int, float)):
+        yield round(found)
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "performance.md"], ids=lambda page: page.name)
+def test_every_speed_in_a_table_has_its_record(page: Path) -> None:
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    speeds = {int(number.replace(",", "")) for row in rows for number in re.findall(r"\b\d{1,2},\d{3}\b", row)}
+    records = (ROOT / "benchmarks" / "results").glob("*.jsonl")
+    recorded = {
+        each for file in records for line in file.read_text().splitlines() for each in numbers(json.loads(line))
+    }
+    assert speeds and speeds <= recorded
 
 
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
