@@ -94,9 +94,7 @@ class WorkerTransform(TransformStandIn):
         return self.transform(image)
 
 
-def compile_transforms(
-    transform: Callable[..., Any], *, unsupported: Literal["raise", "batch"] = "raise"
-) -> Any:
+def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["raise", "batch"] = "raise") -> Any:
     """Translate a torchvision transform, to be called in a dataset of your own.
 
     ``DataLoader`` does this by itself for every dataset that keeps its transform in ``dataset.transform``.

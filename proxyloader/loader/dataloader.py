@@ -143,7 +143,7 @@ class DataLoader(CheckpointedLoader[T]):
         hw_decoder_load: float | Literal["auto"] = "auto",
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
-            raise TypeError("the server goes by its name, behind the dataset: DataLoader(dataset, ..., server=server)")
+            raise TypeError("pass the server by keyword: DataLoader(dataset, ..., server=server)")
         sharded = build_sampler(
             dataset,
             num_shards,

@@ -225,7 +225,7 @@ def _checked(
     except UnsupportedTransformError as error:
         return Part(position, transform, state, inside=inside, refusal=str(error))
     except (TypeError, ValueError) as error:  # settings that torchvision's constructors let pass
-        reason = f"its settings make no sense ({type(error).__name__}: {error})"
+        reason = f"invalid arguments ({type(error).__name__}: {error})"
         return Part(position, transform, state, inside=inside, refusal=reason)
     return Part(position, transform, state, steps, inside)
 

@@ -269,7 +269,7 @@ class TestPosition:
         (v1.RandomCrop(30, padding=(3, 9, 1)), r"padding=\(3, 9, 1\); one number, two or four"),
         (autoaugment.TrivialAugmentWide(1), "num_magnitude_bins must be 2 or more"),
         (v2.RandAugment(num_magnitude_bins=1), "num_magnitude_bins must be 2 or more"),
-        (v1.CenterCrop("a"), "its settings make no sense"),
+        (v1.CenterCrop("a"), "invalid arguments"),
     ],
     ids=repr,
 )
