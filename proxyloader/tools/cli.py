@@ -97,6 +97,12 @@ def _demo(verbs: Any) -> None:
         "cores. Exit status 1: the batches differ by more than is promised.",
         "proxyloader demo\n  proxyloader demo --data /data/imagenet/train --images 8192 --workers 8",
     )
+    _add_workload(parser)
+    _add_tuning(parser)
+    _add_measurement(parser)
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", type=Path, help="an ImageFolder of your own (default: photographs made once, and kept)"
     )
@@ -172,28 +178,33 @@ def _run_explain(args: argparse.Namespace) -> int:
     return 1 if explanation.refused else 0
 
 
+BENCH_HELP = (
+    "Each case loads the same JPEG files, crops at random, resizes to 224, flips and\n"
+    "normalises, in a process of its own. First each is tuned: numbers of workers and of\n"
+    "DALI's threads and the engines' share are tried in two short loops each, and the\n"
+    "fastest is kept. Then they run in turn, in rounds, so that a change of the machine's\n"
+    "mood meets all of them; their first loops are left out. Those by default, with as\n"
+    "many workers and threads as the most that are tried, follow in rounds of their own.\n"
+    "It prints medians of the rounds, and adds a line to a file of results, with a table\n"
+    "and a picture beside it. It needs psutil and matplotlib: pip install\n"
+    "'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
+    "--first-epochs measures what a user sees who starts a script: three epochs of each\n"
+    "case, in a new process, with nothing kept from earlier ones but the files in the page\n"
+    "cache, no persistent workers, and nothing said that has a default.\n\n"
+    "--check compares proxyloader's share of each other case with the same share in the\n"
+    "last record of a file, of the same settings. Less than 0.9 of it is worse.\n\n"
+    "Exit status 1: proxyloader or all cases failed, or it is worse. 130: Ctrl-C; what was\n"
+    "measured until then is reported."
+)
+
+
 def _bench(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "bench",
         _run_bench,
         "measure the loader beside all else that could load the same images",
-        "Each case loads the same JPEG files, crops at random, resizes to 224, flips and\n"
-        "normalises, in a process of its own. First each is tuned: numbers of workers and of\n"
-        "DALI's threads and the engines' share are tried in two short loops each, and the\n"
-        "fastest is kept. Then they run in turn, in rounds, so that a change of the machine's\n"
-        "mood meets all of them; their first loops are left out. Those by default, with as\n"
-        "many workers and threads as the most that are tried, follow in rounds of their own.\n"
-        "It prints medians of the rounds, and adds a line to a file of results, with a table\n"
-        "and a picture beside it. It needs psutil and matplotlib: pip install\n"
-        "'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
-        "--first-epochs measures what a user sees who starts a script: three epochs of each\n"
-        "case, in a new process, with nothing kept from earlier ones but the files in the page\n"
-        "cache, no persistent workers, and nothing said that has a default.\n\n"
-        "--check compares proxyloader's share of each other case with the same share in the\n"
-        "last record of a file, of the same settings. Less than 0.9 of it is worse.\n\n"
-        "Exit status 1: proxyloader or all cases failed, or it is worse. 130: Ctrl-C; what was\n"
-        "measured until then is reported.",
+        BENCH_HELP,
         "proxyloader bench\n"
         "  proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator\n"
         "  proxyloader bench --model resnet50 --dtype float16 --channels-last\n"
@@ -211,6 +222,27 @@ def _bench(verbs: Any) -> None:
         "--passes", metavar="N", type=int, help="over the images in each loop (default: 6 with a GPU, 1 without)"
     )
     parser.add_argument("--batch-size", metavar="N", type=int, default=256, help="(default: %(default)s)")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="(default: %(default)s)"
+    )
+    parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
+    parser.add_argument(
+        "--augment",
+        nargs="+",
+        metavar="NAME",
+        default=[],
+        help="such as RandAugment: adds torch's loader and ours with each of these behind the flip",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        default="none",
+        help="of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference",
+    )
+
+
+def _add_tuning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers",
         metavar="N",
@@ -233,24 +265,9 @@ def _bench(verbs: Any) -> None:
         default=[0.65, 1.0],
         help="of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)",
     )
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
-    parser.add_argument(
-        "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="(default: %(default)s)"
-    )
-    parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
-    parser.add_argument(
-        "--augment",
-        nargs="+",
-        metavar="NAME",
-        default=[],
-        help="such as RandAugment: adds torch's loader and ours with each of these behind the flip",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        default="none",
-        help="of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference",
-    )
+
+
+def _add_measurement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument(
         "--seconds", metavar="S", type=float, default=3.0, help="at least, for a case in a round (default: %(default)s)"

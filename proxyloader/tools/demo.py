@@ -148,10 +148,7 @@ def demo(
         ValueError: an argument is out of its range.
         FileNotFoundError: ``data`` is no ImageFolder, or the folder of ``out`` is missing.
     """
-    counts = (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0), ("steps", steps, 0))
-    for name, value, least in counts:
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value}: must be {least} or more")
+    _check_counts(images=(images, 1), batch_size=(batch_size, 1), workers=(workers, 0), steps=(steps, 0))
     chosen = _device(device)
     cache = cache_folder()
     sheet = out or cache / "demo.png"
@@ -175,6 +172,16 @@ def demo(
         _print_training(console, _train(setup, steps))
     _print(console, "Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
     return measured.comparison.is_as_promised
+
+
+def _check_counts(**counts: tuple[int | None, int]) -> None:
+    """
+    Raises:
+        ValueError: a number is below the least that it may be.
+    """
+    for name, (value, least) in counts.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}: must be {least} or more")
 
 
 def cache_folder() -> Path:

@@ -106,10 +106,7 @@ class WorkerPool:
         batched, streams = _is_batched(loader), isinstance(dataset, IterableDataset)
         if loader.num_workers and has_images and arena is None and not streams:
             arena = _arena_for(loader)
-        # No scans come with a request all of whose samples are sound; and a stream's come with none.
-        otherwise = ScanStatus.UNCHECKED
-        if loader._options.checks_scans:
-            otherwise = ScanStatus.UNKNOWN if streams or scans is None else ScanStatus.SOUND
+        otherwise = _status_unless_told(loader, scans)
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise, live)
         packer = Packer(
             loader.collate_fn,
@@ -223,6 +220,13 @@ class WorkerPool:
             return None
         self.requests.forget_unanswered()  # its workers have ended
         return self.arena
+
+
+def _status_unless_told(loader: Any, scans: IntegrityTable | None) -> ScanStatus:
+    """Of a sample whose status does not come with its request: none do in a stream's, nor where all are sound."""
+    if not loader._options.checks_scans:
+        return ScanStatus.UNCHECKED
+    return ScanStatus.UNKNOWN if isinstance(loader.dataset, IterableDataset) or scans is None else ScanStatus.SOUND
 
 
 def _is_batched(loader: TorchDataLoader[Any]) -> bool:

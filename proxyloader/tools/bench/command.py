@@ -10,6 +10,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -53,16 +54,7 @@ def bench(args: argparse.Namespace) -> int:
         if name not in AUGMENTATIONS:
             raise ValueError(f"there is no augmentation {name} here; there is {', '.join(AUGMENTATIONS)}")
     setting, ranges = setting_of(args), ranges_of(args)
-    names = peers_for(setting) if args.first_epochs else cases_for(setting)
-    unknown = [name for name in args.only or () if name not in names]
-    if unknown:
-        others = [name for name in unknown if name in CASES]
-        why = "" if not others else " (needs a GPU)" if CASES[others[0]].needs_gpu else " (depends on --model)"
-        raise ValueError(
-            f"there is no case {', '.join(map(repr, unknown))} here{why}; there is {', '.join(map(repr, names))}"
-        )
-    if args.only:
-        names = [name for name in names if name in args.only or base_of(name) in args.only]
+    names = _chosen(peers_for(setting) if args.first_epochs else cases_for(setting), args.only)
     more = {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"} if args.first_epochs else {}
     if earlier is not None:
         report.check_settings(earlier, report.record_of(setting, ranges, {}, {}, "", **more))
@@ -87,16 +79,7 @@ def bench(args: argparse.Namespace) -> int:
         raise
     command = shlex.join(["proxyloader", *sys.argv[1:]])
     record = report.record_of(setting, ranges, outcomes, sweeps, command, **more)
-    report.append(record, args.out)
-    args.out.with_suffix(".md").write_text(tables.as_markdown(record))
-    console.print(*tables.as_tables(record), sep="\n")
-    for name, reason in record["left_out"].items():
-        console.print(f"{name} was left out: {reason}")
-    if not args.first_epochs:
-        try:
-            tables.plot(record, args.out.with_suffix(".png"))
-        except ImportError:
-            console.print("There is no picture, as matplotlib is not installed.")
+    _write(record, args, console)
     worse = report.worse_than(earlier, record) if earlier else []
     for sentence in worse:
         console.print(f"[bold red]{sentence}")
@@ -107,6 +90,35 @@ def bench(args: argparse.Namespace) -> int:
     failed = [name for name, case in record["cases"].items() if "failure" in case]
     all_failed = len(failed) == len(record["cases"])
     return 1 if worse or all_failed or OURS in failed else 0
+
+
+def _chosen(names: list[str], only: list[str] | None) -> list[str]:
+    """
+    Raises:
+        ValueError: one of ``only`` is no case of this machine and these options.
+    """
+    unknown = [name for name in only or () if name not in names]
+    if unknown:
+        others = [name for name in unknown if name in CASES]
+        why = "" if not others else " (needs a GPU)" if CASES[others[0]].needs_gpu else " (depends on --model)"
+        raise ValueError(
+            f"there is no case {', '.join(map(repr, unknown))} here{why}; there is {', '.join(map(repr, names))}"
+        )
+    return [name for name in names if not only or name in only or base_of(name) in only]
+
+
+def _write(record: dict[str, Any], args: argparse.Namespace, console: Console) -> None:
+    """The record to its file, as tables to a page and the terminal, and as a picture."""
+    report.append(record, args.out)
+    args.out.with_suffix(".md").write_text(tables.as_markdown(record))
+    console.print(*tables.as_tables(record), sep="\n")
+    for name, reason in record["left_out"].items():
+        console.print(f"{name} was left out: {reason}")
+    if not args.first_epochs:
+        try:
+            tables.plot(record, args.out.with_suffix(".png"))
+        except ImportError:
+            console.print("There is no picture, as matplotlib is not installed.")
 
 
 Measured = tuple[dict[str, Outcome], dict[str, Sweep]]
