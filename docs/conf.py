@@ -35,7 +35,8 @@ doctest_test_doctest_blocks = ""  # what runs is marked so: {doctest}, {testcode
 # What runs on the pages finds 64 photographs in data/train, in a folder of its own.
 _folder = tempfile.TemporaryDirectory(prefix="proxyloader-docs-")
 doctest_global_setup = f"""
-import os
+import multiprocessing, os
+multiprocessing.set_start_method("fork", force=True)  # what stands on a page cannot be imported by a worker
 from proxyloader.make_dataset import make_dataset
 os.chdir({_folder.name!r})
 make_dataset("data/train", images=64)
