@@ -97,12 +97,6 @@ def _demo(verbs: Any) -> None:
         "cores. Exit status 1: the batches differ by more than is promised.",
         "proxyloader demo\n  proxyloader demo --data /data/imagenet/train --images 8192 --workers 8",
     )
-    _add_workload(parser)
-    _add_tuning(parser)
-    _add_measurement(parser)
-
-
-def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", type=Path, help="an ImageFolder of your own (default: photographs made once, and kept)"
     )
@@ -212,6 +206,12 @@ def _bench(verbs: Any) -> None:
         "  proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl\n"
         "  proxyloader bench --check results/bench.jsonl",
     )
+    _add_workload(parser)
+    _add_tuning(parser)
+    _add_measurement(parser)
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", type=Path, help="an ImageFolder of your own (default: photographs made once, and kept)"
     )
