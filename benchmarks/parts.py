@@ -38,7 +38,7 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.server import ProxyServer
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.jpeg_integrity import Scan, is_whole
+from proxyloader.data.jpeg_integrity import ScanStatus, is_whole
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
 from proxyloader.tools.bench.system_info import machine
@@ -84,7 +84,8 @@ def road(root: str) -> dict[str, float]:
     arena = Arena(2, len(dataset) << 20)
     packer = Packer(default_collate, arena, len(dataset))
     packed, known = (
-        PackedDataset(Fetcher(dataset, otherwise=scans), packer, arena) for scans in (Scan.UNCHECKED, Scan.SOUND)
+        PackedDataset(Fetcher(dataset, otherwise=scans), packer, arena)
+        for scans in (ScanStatus.UNCHECKED, ScanStatus.SOUND)
     )
     request = BatchRequest(0, 0, list(range(len(dataset))), batched=True, slot=0)
     batch = packed.__getitems__(request)

@@ -14,7 +14,6 @@ import torch
 from ..faults import WITH_THE_PROJECT
 
 SCRIPT = Path(__file__).with_name("one_rank.py")
-SHARDED = Path(__file__).with_name("one_shard.py")
 
 
 def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: str, tmp_path: Path) -> None:
@@ -50,7 +49,8 @@ def test_shards_are_found_and_keep_in_step_and_a_checkpoint_of_one_does_for_all(
         "torch.distributed.run",
         "--standalone",
         "--nproc_per_node=2",
-        str(SHARDED),
+        "--module",
+        "tests.integration.one_shard",
         str(photos),
     ]
     with open(tmp_path / "out", "w+") as out:

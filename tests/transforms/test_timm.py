@@ -480,7 +480,7 @@ def test_a_timm_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     from proxyloader.transforms import registry
 
     def import_module(name: str, package: str) -> None:
-        raise ImportError(f"cannot import {name}")
+        raise ImportError("cannot import name 'ResizeKeepRatio'", name="timm.data.transforms")
 
     monkeypatch.setattr(registry.importlib, "import_module", import_module)
     registry._learn_timm.cache_clear()
