@@ -9,19 +9,71 @@
 
 One leaf for each decision a caller can take; the builtin beside each is the one that torchvision, torch or DALI
 raise in the same place, so an ``except OSError`` around a training loop goes on working.
+
+Messages may change from one version to the next. Codes and fields do not, and they travel from a worker's process to
+the training process as the message does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, ClassVar, TypeVar
+
+E = TypeVar("E", bound="ProxyLoaderError")
 
 
 class ProxyLoaderError(Exception):
-    """Base of all errors below."""
+    """Base of all errors below.
+
+    Attributes:
+        CODES: the codes of the class, and what each stands for. The first is the usual one.
+        code: one of them. It stays the same where the message is reworded.
+    """
+
+    CODES: ClassVar[dict[str, str]] = {
+        "no-next-sample": '`on_error="replace"`, and the indices are no whole numbers or the dataset has no length',
+    }
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code or next(iter(self.CODES))
+
+    def at(self: E, where: str, **fields: Any) -> E:
+        """The same error with ``where`` before its message, and with other values for some of its fields."""
+        located = copy.copy(self)
+        located.args = (f"{where}: {self}",)
+        for name, value in fields.items():
+            setattr(located, name, value)
+        return located
 
 
 class UnsupportedTransformError(ProxyLoaderError, ValueError):
-    """A torchvision transform, or a way of using one, that is not translated; says which, by position and class."""
+    """A torchvision transform, or a way of using one, that is not translated.
+
+    Attributes:
+        position: of the part that is refused, such as ``transform.transforms[2]``; "" where it is not about one.
+        transform: the class of that part as users write it, such as ``v2.Resize``; "" where it is not about one.
+        argument: the name of the argument that is refused; "" where it is not about one.
+        reason: why, and what to do, without the rest of the message.
+    """
+
+    CODES = {
+        "unsupported-argument": "the class is translated, and not with these arguments or settings",
+        "invalid": "torchvision, too, refuses these arguments or fails with them",
+        "unsupported-class": "there is no rule for the class or the function",
+        "subclass": "there is a rule for the class that it is derived from, and none for itself",
+        "no-transform": "it is no transform, such as a class where an object is expected",
+        "wrong-place": "what comes before it, or around it, leaves images that it is not translated for",
+        "chance": "the kind, the type or the channels of what it leaves behind depend on chance",
+        "several-images": "there are several images of one here, which it does not take",
+        "no-tensor": "the whole transform ends with a PIL image",
+        "no-batch": '`unsupported="batch"`, and there is no batch of tensors to call it on',
+        "random": "it draws random numbers, and `FileReaderLoader` has no workers to draw them in",
+    }
+
+    def __init__(self, message: str, *, code: str = "", argument: str = "") -> None:
+        super().__init__(message, code=code)
+        self.position, self.transform, self.argument, self.reason = "", "", argument, message
 
 
 class ImageError(ProxyLoaderError, OSError):
@@ -31,20 +83,64 @@ class ImageError(ProxyLoaderError, OSError):
         index: of the sample in the dataset; None where that is not known.
         path: of the file; "" where there is none.
         reason: what is wrong, without the rest of the message.
+        errno: of the system, where that could not read the file; else None.
     """
 
-    def __init__(self, message: str, *, index: Any = None, path: str = "", reason: str = "") -> None:
-        super().__init__(message)
-        self.index, self.path, self.reason = index, path, reason or message
+    CODES = {
+        "undecodable": "what is in the file is not an image, or not all of one",
+        "unreadable": "the system cannot read the file; `errno` says why",
+        "machine": "the same, and the machine or the network is to blame, not the file",
+        "too-large": "it has more pixels than `max_pixels`, or than DALI takes",
+        "none-readable": "none of the samples that could take its place can be read, or none of the epoch",
+    }
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "",
+        index: Any = None,
+        path: str = "",
+        reason: str = "",
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.index, self.path, self.reason, self.errno = index, path, reason or message, errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {**vars(self), "errno": self.errno}  # which OSError keeps elsewhere
 
 
 class InputError(ProxyLoaderError, ValueError):
-    """What was given to ``server.proxy`` does not fit the pipeline's inputs or the other samples of its batch."""
+    """What was given to a transform or to ``server.proxy`` fits neither the pipeline nor the rest of its batch."""
+
+    CODES = {
+        "wrong-input": "it is no image, or of a kind that the pipeline's input does not take",
+        "wrong-number": "there are more or fewer inputs than the transform or the pipeline has, or others",
+        "wrong-mode": "the image is not in mode RGB",
+        "not-decoded": "an image is used in the dataset, where it is not decoded yet",
+        "mixed-batch": "some samples of a batch went through the proxy, and others did not",
+        "large-batch": "the batch is larger than the pipeline's",
+        "foreign-server": "the sample was made by the proxy of another server",
+        "wrong-output": 'what `unsupported="batch"` calls on a batch gives something that is no batch',
+    }
 
 
 class PipelineError(ProxyLoaderError, RuntimeError):
-    """The DALI pipeline raised; the message carries DALI's own."""
+    """The DALI pipeline raised; the message carries DALI's own. Or it cannot be used."""
+
+    CODES = {
+        "failed": "DALI failed on a batch",
+        "unreadable-root": "DALI's reader cannot read what it is given",
+        "stopped": "the run was given up, as its server was stopped",
+        "forked": "the pipeline belongs to the process that this one was forked from",
+        "taken": "the pipeline was given to another server or loader",
+        "no-gpu": "the pipeline has operators for a GPU, and there is none",
+        "no-engines": "the pipeline counts on the JPEG engines of a GPU, and they cannot be used",
+    }
 
 
 class MissingDaliError(ProxyLoaderError, ImportError):
     """DALI is not installed, and the thing asked for exists only with it."""
+
+    CODES = {"missing-dali": "DALI cannot be imported"}

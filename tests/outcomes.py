@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from proxyloader import ProxyLoaderError
+
+E = TypeVar("E", bound=ProxyLoaderError)
+
+
+@contextlib.contextmanager
+def raises(kind: type[E], **fields: Any) -> Iterator[pytest.ExceptionInfo[E]]:
+    """As ``pytest.raises``, of one of this package's errors with these fields, such as ``code="no-tensor"``."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    found = {name: getattr(caught.value, name) for name in fields}
+    assert found == fields, f"{found}: {caught.value}"
 
 
 def outcomes(batches: Iterable[Any]) -> list[Any]:

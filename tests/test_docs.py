@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import proxyloader
+from proxyloader import ProxyLoaderError, errors
 
 from .imports import PACKAGE
 
@@ -47,6 +48,15 @@ def test_every_message_on_the_page_of_errors_is_one_of_the_package() -> None:
     written = messages_of_the_package()
     assert len(quoted) >= 15
     assert [message for message in quoted if not any(message in each for each in written)] == []
+
+
+def test_the_page_of_errors_has_every_code_with_what_it_stands_for() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    described = re.findall(r"^\| `(\w+Error)` \| `([a-z-]+)` \| (.*) \|$", page, re.MULTILINE)
+    classes = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, ProxyLoaderError)]
+    assert sorted(described) == sorted(
+        (cls.__name__, code, meaning) for cls in classes for code, meaning in cls.CODES.items()
+    )
 
 
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)

@@ -200,7 +200,8 @@ def take_over(pipeline: Any, owner: Any) -> None:
     if pipeline._built and pipeline._pipe is None:
         raise PipelineError(
             "the pipeline belongs to the process that this one was forked from, whose threads run it: call the "
-            "function that makes it once more, in this process"
+            "function that makes it once more, in this process",
+            code="forked",
         )
     before = _owners.get(pipeline, lambda: None)()
     if before is not None and before is not owner:
@@ -285,7 +286,8 @@ def build(pipeline: Any) -> None:
         if NEEDS_A_GPU in str(error):
             raise PipelineError(
                 "the pipeline has operators for a GPU, and there is none that DALI can use here. On a CPU give its "
-                f'decoders device="cpu" in place of "mixed", and leave out .gpu(). DALI says: {error}'
+                f'decoders device="cpu" in place of "mixed", and leave out .gpu(). DALI says: {error}',
+                code="no-gpu",
             ) from error
         raise
 

@@ -101,7 +101,8 @@ def _avoid(pipeline: Pipeline) -> None:
     if not executor.leave_engines_alone(pipeline):
         raise PipelineError(
             f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
-            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0"
+            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0",
+            code="no-engines",
         )
 
 

@@ -178,7 +178,10 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
     def _kinds_of(self, inputs: Sequence[Any]) -> Kinds:
         """Check a run's inputs. A batch that DALI refuses would stay at the head of its queue for ever."""
         if len(inputs[0]) > self._pipe.max_batch_size:
-            raise InputError(f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipe.max_batch_size}")
+            raise InputError(
+                f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipe.max_batch_size}",
+                code="large-batch",
+            )
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
         for name, kind, declared in zip(self._dali_input_names, kinds, self._declared):
             check_declared(name, kind, declared)
@@ -210,10 +213,12 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             self._get_in_step()
             while not pipeline_run.ended:
                 if pipeline_run not in self._runs:
-                    raise PipelineError("this run was forgotten: the server was stopped, or the process was forked")
+                    raise PipelineError(
+                        "this run was forgotten: the server was stopped, or the process was forked", code="stopped"
+                    )
                 self._collect_oldest()
         if pipeline_run.cancelled:
-            raise PipelineError("this run was forgotten: the server was stopped")
+            raise PipelineError("this run was forgotten: the server was stopped", code="stopped")
         if isinstance(pipeline_run.error, (torch.OutOfMemoryError, MemoryError)):
             raise type(pipeline_run.error)(
                 str(pipeline_run.error)
@@ -223,7 +228,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             raise PipelineError(failure) from pipeline_run.error
         outputs, pipeline_run.outputs = pipeline_run.outputs, None
         if outputs is None:
-            raise PipelineError("this run was interrupted, or collected before")
+            raise PipelineError("this run was interrupted, or collected before", code="stopped")
         if pipeline_run.finished is not None and pipeline_run.stream != self._stream():
             _hand_over(outputs, pipeline_run.finished, self._stream())
         return outputs
@@ -289,12 +294,14 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
     def _check_owned(self) -> None:
         if self._is_forked:
             raise PipelineError(
-                "this ProxyServer belongs to the process that this one was forked from: make one here, and a pipeline"
+                "this ProxyServer belongs to the process that this one was forked from: make one here, and a pipeline",
+                code="forked",
             )
         if self._is_lost:
             raise PipelineError(
                 "another ProxyServer or FileReaderLoader was made over this server's pipeline, which cannot serve two: "
-                "give both loaders one server, or each a pipeline of its own"
+                "give both loaders one server, or each a pipeline of its own",
+                code="taken",
             )
 
     def settle(self) -> bool:

@@ -47,7 +47,8 @@ class CompiledTransform(TransformStandIn):
         if others:
             raise InputError(
                 f"the dataset gave its transform an image and {len(others)} more inputs. What is translated takes the "
-                "image alone: transform(image), label"
+                "image alone: transform(image), label",
+                code="wrong-number",
             )
         if isinstance(image, bytes):
             image = EncodedImage.from_bytes(image, max_pixels=self.max_pixels)
@@ -56,7 +57,7 @@ class CompiledTransform(TransformStandIn):
         if isinstance(image, Image.Image):
             image = EncodedImage.from_pil(image, getattr(image, "filename", ""))
         if isinstance(image, ProxySample):
-            raise InputError(NO_TENSOR_YET)
+            raise InputError(NO_TENSOR_YET, code="not-decoded")
         if not isinstance(image, EncodedImage):
             raise InputError(
                 f"the dataset gave its transform a {type(image).__name__}"

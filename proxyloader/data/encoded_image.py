@@ -73,7 +73,8 @@ class EncodedImage:
         """
         if mode != "RGB":
             raise InputError(
-                f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}. {NOT_YET}"
+                f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}. {NOT_YET}",
+                code="not-decoded",
             )
         return self
 
@@ -163,13 +164,15 @@ class EncodedImage:
         if image.mode != "RGB":
             raise InputError(
                 f"{path or 'an image'}: the mode is {image.mode!r}, and images travel as 'RGB'. "
-                "Convert it in the dataset, image.convert('RGB'), or use torch.utils.data.DataLoader for this dataset"
+                "Convert it in the dataset, image.convert('RGB'), or use torch.utils.data.DataLoader for this dataset",
+                code="wrong-mode",
             )
         if 3 * image.height * image.width > MOST_PIXEL_BYTES:
             raise _bad(
                 path,
                 f"{image.width} x {image.height} pixels are {3 * image.height * image.width} bytes, and DALI takes "
                 f"{MOST_PIXEL_BYTES} of an image that is no JPEG",
+                "too-large",
             )
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
@@ -189,7 +192,9 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
     if height * width > limit or height * width * scans > MOST_PASSES * max(limit, PILLOWS_LIMIT_PIXELS):
         scanned = f" in {scans} scans, a pass over the picture each" if height * width <= limit else ""
         reason = f"{width} x {height} pixels{scanned}, and the limit is {limit} (it could be a decompression bomb)"
-        raise ImageError(f"{path or 'an image'}: {reason}. {raised} if it is meant", path=path, reason=reason)
+        raise ImageError(
+            f"{path or 'an image'}: {reason}. {raised} if it is meant", path=path, reason=reason, code="too-large"
+        )
 
 
 def _content(path: str) -> bytes:
@@ -244,7 +249,10 @@ def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Ima
     except Image.DecompressionBombError as error:
         reason = f"it could be a decompression bomb: {str(error).rstrip('.')}"
         raise ImageError(
-            f"{path or 'an image'}: {reason}. Give the loader max_pixels if it is meant", path=path, reason=reason
+            f"{path or 'an image'}: {reason}. Give the loader max_pixels if it is meant",
+            path=path,
+            reason=reason,
+            code="too-large",
         ) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
@@ -269,17 +277,15 @@ def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
     raise UnidentifiedImageError
 
 
-def _bad(path: str, reason: str) -> ImageError:
+def _bad(path: str, reason: str, code: str = "undecodable") -> ImageError:
     message = f"{path or 'an image'}: {reason}. Replace the file, or leave it out of the dataset"
-    return ImageError(message, path=path, reason=reason)
+    return ImageError(message, code=code, path=path, reason=reason)
 
 
 def _unreadable(path: str, error: OSError) -> ImageError:
     reason = f"cannot be read: {error.strerror or error}"
     if error.errno in MACHINE_ERRNOS:
-        advice = "That is a fault of the machine or the network, not of the file"
+        code, advice = "machine", "That is a fault of the machine or the network, not of the file"
     else:
-        advice = "Replace the file, or leave it out of the dataset"
-    named = ImageError(f"{path}: {reason}. {advice}", path=path, reason=reason)
-    named.errno = error.errno
-    return named
+        code, advice = "unreadable", "Replace the file, or leave it out of the dataset"
+    return ImageError(f"{path}: {reason}. {advice}", code=code, path=path, reason=reason, errno=error.errno)

@@ -181,7 +181,8 @@ def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None)
     if others:
         raise InputError(
             f"{len(others)} of a batch of {len(samples)} did not go through the proxy, such as a {others[0]}; let the "
-            "dataset call it for all samples or for none, or give the loader a collate_fn that takes both"
+            "dataset call it for all samples or for none, or give the loader a collate_fn that takes both",
+            code="mixed-batch",
         )
     calls = [sample.call for sample in samples]
     run = calls[0].run() if calls[0].run else None
@@ -271,7 +272,8 @@ class Proxy:
             raise InputError(
                 f"{'too many positional arguments: ' if args else ''}the pipeline's inputs are "
                 f"{', '.join(self.input_names)}; got {len(args)} positional arguments and "
-                f"{', '.join(inputs) or 'none by name'}. Call server.proxy({'=..., '.join(self.input_names)}=...)"
+                f"{', '.join(inputs) or 'none by name'}. Call server.proxy({'=..., '.join(self.input_names)}=...)",
+                code="wrong-number",
             )
         arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)
         call = ProxyInputs(self.server, arrays, names=self.input_names)

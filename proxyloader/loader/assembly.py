@@ -123,6 +123,7 @@ class BatchAssembler:
             index=first.index,
             path=first.path,
             reason=first.reason,
+            code="none-readable",
         )
 
     def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
@@ -137,7 +138,9 @@ class BatchAssembler:
             errors = self._recovery.errors(batch, saved)
             self._errors.add([UnreadableSample.of(error.index, error) for error in errors], self._on_error)
             first = errors[0]
-            raise ImageError("; ".join(map(str, errors)), index=first.index, path=first.path, reason=first.reason)
+            raise ImageError(
+                "; ".join(map(str, errors)), code=first.code, index=first.index, path=first.path, reason=first.reason
+            )
         try:
             samples, unreadable = self._recovery.samples(batch, saved)
         except ImageError as error:  # nothing replaces one of them

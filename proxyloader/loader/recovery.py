@@ -84,9 +84,8 @@ class BatchRecovery:
             return self._by_pillow(batch, run)
         if self._on_error != "raise":
             return self._one_by_one(batch, run)
-        raise PipelineError(
-            f"{_place_of(batch)} (on_error='skip' finds out which of them it is, and leaves that out): {error}"
-        ) from error
+        advice = "on_error='skip' finds out which of them it is, and leaves that out"
+        raise error.at(f"{_place_of(batch)} ({advice})") from error
 
     def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
         """One for each image that is lost, with the index of its sample."""
@@ -192,9 +191,9 @@ def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
 def _named(batch: PackedBatch, row: int, error: ImageError) -> ImageError:
     indices = indices_of(batch)
     if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
-        return ImageError(f"{_place_of(batch)}: {error}", path=error.path, reason=error.reason)
+        return error.at(_place_of(batch))
     index = indices[row]
-    return ImageError(f"dataset[{index}]: {error}", index=index, path=error.path, reason=error.reason)
+    return error.at(f"dataset[{index}]", index=index)
 
 
 def _place_of(batch: PackedBatch) -> str:

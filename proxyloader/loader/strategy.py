@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import re
 from typing import Any, Literal
 
 from torch.utils.data import Dataset
@@ -50,10 +49,8 @@ def translated(
     except UnsupportedTransformError as error:
         if unsupported != "cpu":
             raise
-        what = re.match(r"[^:]+(: [\w.]+(?=:))?", str(error))  # position, and class where it is about one
-        _say_once(
-            f"{what and what[0]} is not translated: as unsupported='cpu' says, torchvision does all in the workers"
-        )
+        what = f"{error.position}: {error.transform}" if error.transform else error.position
+        _say_once(f"{what} is not translated: as unsupported='cpu' says, torchvision does all in the workers")
         return _left_to_torchvision(dataset, max_pixels)
     plans = plans_in(wrapped)
     for plan in plans.values():

@@ -121,6 +121,7 @@ class RunSubmitter:
             if run.server not in self._servers:
                 raise InputError(
                     "a sample was made by the proxy of another server than the loader's; "
-                    "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)"
+                    "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)",
+                    code="foreign-server",
                 )
             pipeline_runs.append(self._servers[run.server].submit([part.views(memory) for part in run.inputs]))

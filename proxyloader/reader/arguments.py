@@ -179,7 +179,8 @@ def what_is_missing(error: Exception) -> Exception | None:
     if reader:
         return PipelineError(
             f"{reader[1]} cannot read what it is given; is the root of that kind, and what reader_options say? "
-            f"DALI says: {error}"
+            f"DALI says: {error}",
+            code="unreadable-root",
         )
     return None
 

@@ -33,12 +33,14 @@ def plan_without_chance(transform: Any) -> Plan:
         raise UnsupportedTransformError(
             f"the transform draws random numbers ({'; '.join(drawn)}), which needs workers, and DALI's reader has "
             "none. With the transform as it is: proxyloader.DataLoader(ImageFolder(root, transform), ...). With DALI's "
-            "reader: pipelines.training, which draws numbers of its own"
+            "reader: pipelines.training, which draws numbers of its own",
+            code="random",
         )
     if plan.output.images > 1:
         raise UnsupportedTransformError(
             f"the transform makes {plan.output.images} images of one; use proxyloader.DataLoader(ImageFolder(root, "
-            "transform), ...)"
+            "transform), ...)",
+            code="several-images",
         )
     return plan
 

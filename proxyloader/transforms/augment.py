@@ -14,7 +14,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .color import WHOLE_LEVELS_ONLY
+from .color import whole_levels
 from .container import RandomApply
 from .geometry import as_fill
 from .params import Version, meta_image, parameter_function, v2_transform, version_of
@@ -125,8 +125,7 @@ class JpegCompression(Step):
 
 @rule(v2.JPEG)
 def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
-    if state.dtype != "uint8":
-        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
+    whole_levels(state)
     low, high = transform.quality
     return (JpegCompression((low, high)),)
 
@@ -223,7 +222,7 @@ def as_pixels(values: torch.Tensor) -> NDArray[np.float32]:
 def random_erasing(transform: Any, state: ImageState) -> Branch:
     version = version_of(transform)
     if state.kind == "pil" and version == "v1":
-        raise UnsupportedTransformError("it works on tensors; put ToTensor() before it")
+        raise UnsupportedTransformError("it works on tensors; put ToTensor() before it", code="wrong-place")
     low, high = map(float, transform.scale)
     narrow, wide = map(float, transform.ratio)
     erase = _erase(transform.value, state)
@@ -236,7 +235,9 @@ def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
     if is_noise and state.dtype == "uint8":
         raise UnsupportedTransformError(
             "value='random' is noise around zero, most of which whole levels (uint8) cannot hold; "
-            "put the conversion to float before it"
+            "put the conversion to float before it",
+            code="wrong-place",
+            argument="value",
         )
     if is_noise:
         return EraseWithNoise()
@@ -306,7 +307,8 @@ def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
         raise UnsupportedTransformError(
             "torch deals its noise out in the order in which the tensor lies in memory, which is known only where "
             "nothing but flips, a conversion to float and Normalize follow the conversion to a tensor; "
-            "put the rest before it"
+            "put the rest before it",
+            code="wrong-place",
         )
     add, levels = Add(bool(transform.clip)), state.dtype == "uint8"
     return (GaussianNoise(add, float(transform.mean), float(transform.sigma), levels, state.channels, state.order),)
@@ -321,4 +323,4 @@ def _refused_by_torchvision(transform: v2.GaussianNoise, state: ImageState) -> N
         with torch.random.fork_rng(devices=[]):
             transform(sample)
     except (TypeError, ValueError) as error:
-        raise UnsupportedTransformError(f"torchvision refuses it here: {error}") from None
+        raise UnsupportedTransformError(f"torchvision refuses it here: {error}", code="wrong-place") from None

@@ -20,7 +20,6 @@ from torchvision.transforms import v2
 from ..errors import UnsupportedTransformError
 from .color import (
     FLOAT32,
-    WHOLE_LEVELS_ONLY,
     Autocontrast,
     Brightness,
     Contrast,
@@ -31,6 +30,7 @@ from .color import (
     Sharpness,
     Solarize,
     solarize_threshold,
+    whole_levels,
 )
 from .params import meta_image, version_of
 from .plan import Branch, ImageState, OneOf, Size, Step, Tolerance, output_state
@@ -211,14 +211,17 @@ class Automatic(Step):
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
     given = tuple((name, getattr(transform, name)) for name in arguments)
     if getattr(transform, "num_magnitude_bins", 2) < 2:
-        raise UnsupportedTransformError("num_magnitude_bins must be 2 or more, or torchvision divides by zero")
+        raise UnsupportedTransformError(
+            "num_magnitude_bins must be 2 or more, or torchvision divides by zero",
+            code="invalid",
+            argument="num_magnitude_bins",
+        )
     choices = _choices(transform, state, state.kind)
     return (Automatic(choices, type(transform).__name__, version_of(transform), given, layers),)
 
 
 def _choices(transform: Any, state: ImageState, kind: Kind) -> Operations:
-    if state.dtype != "uint8":
-        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
+    whole_levels(state)
     warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), kind)
     return Operations(warp, kind, state.channels, 255.0 if version_of(transform) == "v2" else 1.0)
 

@@ -173,9 +173,6 @@ def solarize_threshold(threshold: float, kind: Kind) -> float:
     return float(math.ceil(threshold)) if kind == "pil" else threshold
 
 
-WHOLE_LEVELS_ONLY = "it is translated for whole levels (uint8) only; put the conversion to float after it"
-
-
 def hue_turn(factor: float, kind: Kind) -> float:
     """What a hue is turned by: levels (0 to 255, all around) for a PIL image, a share of the circle for a tensor."""
     return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
@@ -296,7 +293,7 @@ class RandomChannelOrder(Step):
 def grayscale(transform: Any, state: ImageState) -> Branch:
     channels = transform.num_output_channels
     if channels not in (1, 3):
-        raise UnsupportedTransformError(f"num_output_channels={channels!r} is not allowed; 1 and 3 are")
+        raise _not_allowed("num_output_channels", channels, "1 and 3 are")
     # The v1 class leaves a grey tensor with one channel, also where three are asked for.
     stays_grey = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     return () if state.channels == 1 and stays_grey else (Grayscale(channels, state.kind),)
@@ -345,10 +342,10 @@ def random_invert(transform: Any, state: ImageState) -> Branch:
 
 @rule(v1.RandomPosterize, v2.RandomPosterize)
 def random_posterize(transform: Any, state: ImageState) -> Branch:
-    _whole_levels(state)
+    whole_levels(state)
     bits, least = transform.bits, 1 if state.kind == "pil" else 0
     if not isinstance(bits, int) or not least <= bits <= 8:
-        raise UnsupportedTransformError(f"bits={bits!r} is not allowed here; whole numbers of {least} to 8 are")
+        raise _not_allowed("bits", bits, f"whole numbers of {least} to 8 are")
     return (RandomApply((ConstantParams(Posterize(), (float(transform.bits),)),), float(transform.p)),)
 
 
@@ -356,10 +353,7 @@ def random_posterize(transform: Any, state: ImageState) -> Branch:
 def random_solarize(transform: Any, state: ImageState) -> Branch:
     most = 255 if state.dtype == "uint8" else 1
     if state.kind == "tensor" and transform.threshold > most:
-        raise UnsupportedTransformError(
-            f"threshold={transform.threshold!r} is more than {most}, the most that a {state.dtype} tensor holds; "
-            f"0 to {most} are allowed"
-        )
+        raise _not_allowed("threshold", transform.threshold, f"0 to {most} are, which a {state.dtype} tensor holds")
     return (
         RandomApply(
             (ConstantParams(Solarize(), (solarize_threshold(float(transform.threshold), state.kind),)),),
@@ -371,9 +365,7 @@ def random_solarize(transform: Any, state: ImageState) -> Branch:
 @rule(v1.RandomAdjustSharpness, v2.RandomAdjustSharpness)
 def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
     if state.kind == "tensor" and transform.sharpness_factor < 0:
-        raise UnsupportedTransformError(
-            f"sharpness_factor={transform.sharpness_factor!r} is not allowed on tensors; 0 and more are"
-        )
+        raise _not_allowed("sharpness_factor", transform.sharpness_factor, "0 and more are on tensors")
     sharper = ConstantParams(Sharpness(state.kind), (float(transform.sharpness_factor),))
     return (RandomApply((sharper,), float(transform.p)),)
 
@@ -385,15 +377,23 @@ def random_autocontrast(transform: Any, state: ImageState) -> Branch:
 
 @rule(v1.RandomEqualize, v2.RandomEqualize)
 def random_equalize(transform: Any, state: ImageState) -> Branch:
-    _whole_levels(state)
+    whole_levels(state)
     return (RandomApply((Equalize(),), float(transform.p)),)
 
 
 def _colored(state: ImageState) -> None:
     if state.channels != 3:
-        raise UnsupportedTransformError(f"it works on images of 3 channels, and here they have {state.channels}")
+        raise UnsupportedTransformError(
+            f"it works on images of 3 channels, and here they have {state.channels}", code="wrong-place"
+        )
 
 
-def _whole_levels(state: ImageState) -> None:
+def whole_levels(state: ImageState) -> None:
     if state.dtype != "uint8":
-        raise UnsupportedTransformError(WHOLE_LEVELS_ONLY)
+        reason = "it is translated for whole levels (uint8) only; put the conversion to float after it"
+        raise UnsupportedTransformError(reason, code="wrong-place")
+
+
+def _not_allowed(name: str, value: Any, allowed: str) -> UnsupportedTransformError:
+    message = f"{name}={value!r} is not allowed here; {allowed}"
+    return UnsupportedTransformError(message, code="invalid", argument=name)

@@ -117,7 +117,9 @@ def random_apply(transform: Any, branches: Sequence[Branch]) -> Step:
 def random_choice(transform: Any, branches: Sequence[Branch]) -> Step:
     p = None if transform.p is None else tuple(map(float, transform.p))
     if p is not None and len(p) != len(branches):
-        raise UnsupportedTransformError(f"p has {len(p)} probabilities for {len(branches)} transforms")
+        raise UnsupportedTransformError(
+            f"p has {len(p)} probabilities for {len(branches)} transforms", code="invalid", argument="p"
+        )
     return RandomChoice(_one_of(branches), p, version_of(transform))
 
 
@@ -128,5 +130,5 @@ def random_order(transform: Any, branches: Sequence[Branch]) -> Step:
 
 def _one_of(branches: Sequence[Branch]) -> OneOf:
     if not branches:
-        raise UnsupportedTransformError("it holds no transforms; leave it out")
+        raise UnsupportedTransformError("it holds no transforms; leave it out", argument="transforms")
     return OneOf(tuple(branches))

@@ -220,11 +220,14 @@ def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> tuple[Ste
 def _can_pad(transform: Any, state: ImageState) -> None:
     if state.kind == "tensor" and version_of(transform) == "v1" and not is_number(transform.fill):
         raise UnsupportedTransformError(
-            f"fill={transform.fill!r} is not what torchvision pads a tensor with; one number is, or the v2 class"
+            f"fill={transform.fill!r} is not what torchvision pads a tensor with; one number is, or the v2 class",
+            code="invalid",
+            argument="fill",
         )
     if transform.padding_mode != "constant":
         raise UnsupportedTransformError(
-            f"padding_mode={transform.padding_mode!r} is not translated; padding_mode='constant' is"
+            f"padding_mode={transform.padding_mode!r} is not translated; padding_mode='constant' is",
+            argument="padding_mode",
         )
 
 
@@ -233,9 +236,13 @@ def as_fill(fill: Any, state: ImageState, name: str = "fill") -> tuple[float, ..
         fill = 0
     values = tuple(fill) if isinstance(fill, Sequence) else (fill,)
     if not all(map(is_number, values)) or len(values) not in (1, state.channels):
-        raise UnsupportedTransformError(f"{name}={fill!r} is not translated; a number or {state.channels} numbers are")
+        raise UnsupportedTransformError(
+            f"{name}={fill!r} is not translated; a number or {state.channels} numbers are", argument=name
+        )
     if state.dtype == "uint8" and not all(0 <= value <= 255 for value in values):
-        raise UnsupportedTransformError(f"{name}={fill!r} is outside of 0..255, which pixels can hold at this point")
+        raise UnsupportedTransformError(
+            f"{name}={fill!r} is outside of 0..255, which pixels can hold at this point", argument=name
+        )
     return tuple(map(float, values)) * (state.channels // len(values))
 
 
@@ -250,7 +257,9 @@ def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, i
     if is_number(padding):
         padding = [padding]
     if len(padding) not in (1, 2, 4):
-        raise UnsupportedTransformError(f"padding={padding!r}; one number, two or four are expected")
+        raise UnsupportedTransformError(
+            f"padding={padding!r}; one number, two or four are expected", code="invalid", argument="padding"
+        )
     if len(padding) == 1:
         return (int(padding[0]),) * 4
     if len(padding) == 2:
@@ -271,7 +280,7 @@ def as_pair(size: Any) -> Size:
 
 def _not_negative(side: int) -> int:
     if side < 0:
-        raise UnsupportedTransformError(f"an image cannot get a side of {side} pixels")
+        raise UnsupportedTransformError(f"an image cannot get a side of {side} pixels", code="invalid", argument="size")
     return side
 
 

@@ -33,7 +33,9 @@ class Views(Step):
 
     def output_state(self, state: ImageState) -> ImageState:
         if state.images > 1:
-            raise UnsupportedTransformError("there are several images of one already, and it takes one")
+            raise UnsupportedTransformError(
+                "there are several images of one already, and it takes one", code="several-images"
+            )
         return replace(self.branches[0][-1].output_state(state), images=len(self.branches))
 
 

@@ -181,11 +181,14 @@ class OneOf(Step):
         found = [output_state(branch, state) for branch in self.branches]
         alike = {replace(each, size=None, scale=None) for each in found}
         if any(each.images > state.images for each in found):
-            raise UnsupportedTransformError("it holds one that makes several images; put that beside it")
+            raise UnsupportedTransformError(
+                "it holds one that makes several images; put that beside it", code="several-images"
+            )
         if len(alike) > 1:
             raise UnsupportedTransformError(
                 "what it leaves behind depends on chance (the kind of image, its type or its channels); "
-                "put what changes them before or after it"
+                "put what changes them before or after it",
+                code="chance",
             )
         size = found[0].size if len({each.size for each in found}) == 1 else None
         scale = found[0].scale if len({each.scale for each in found}) == 1 else None
@@ -283,6 +286,7 @@ def plan_of(steps: tuple[Step, ...]) -> Plan:
         raise UnsupportedTransformError(
             "the transform ends with a PIL image, which cannot be put into a batch. "
             "Add transforms.ToTensor() (or v2.ToImage() and v2.ToDtype(torch.float32, scale=True)) at the end. "
-            "(Where the dataset itself decodes images to tensors, nothing is left for DALI: use torch's DataLoader)"
+            "(Where the dataset itself decodes images to tensors, nothing is left for DALI: use torch's DataLoader)",
+            code="no-tensor",
         )
     return Plan(steps, state)

@@ -15,11 +15,11 @@ from ..errors import UnsupportedTransformError
 from .deferred import DeferredTransforms
 from .nested import find_nested
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
-from .unsupported import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, reason_against
+from .unsupported import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, error_of
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
 """Takes a transform and the state of the image before it; returns its steps. Raises UnsupportedTransformError with
-the reason; position and class are added here."""
+the reason and the code; position and class are added here."""
 
 COMPOSES = (ComposeV1, v2.Compose)
 
@@ -69,7 +69,7 @@ class Part:
         state: of the image before it.
         steps: of it and of those ``inside``. What is refused has none, as if it were left out.
         inside: the transforms that it holds.
-        refusal: why it is not translated, and what to do; "" where it is.
+        error: what ``plan_for`` raises where it is not translated; None where it is.
     """
 
     position: str
@@ -77,16 +77,26 @@ class Part:
     state: ImageState
     steps: Branch = ()
     inside: tuple[Part, ...] = ()
-    refusal: str = ""
+    error: UnsupportedTransformError | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why it is not translated, and what to do; "" where it is."""
+        return self.error.reason if self.error is not None else ""
+
+    @property
+    def name(self) -> str:
+        """Of its class, as users write it."""
+        return _name(self.transform)
 
     @property
     def refused(self) -> Part | None:
         """It, or the first in it, that is refused."""
-        return next((part for part in self if part.refusal), None)
+        return next((part for part in self if part.error), None)
 
     def on_the_way(self) -> Iterator[Part]:
         """The parts that an image comes through, one after the other: in place of a Compose those in it."""
-        if self.refusal or type(self.transform) not in COMPOSES:
+        if self.error or type(self.transform) not in COMPOSES:
             yield self
         else:
             for each in self.inside:
@@ -97,11 +107,6 @@ class Part:
         for part in self.inside:
             yield from part
         yield self
-
-    @property
-    def name(self) -> str:
-        """Of its class, as users write it."""
-        return _name(self.transform)
 
 
 def plan_for(transform: Any, position: str = "transform", *, rest: bool = False) -> Plan:
@@ -122,19 +127,18 @@ def plan_for(transform: Any, position: str = "transform", *, rest: bool = False)
     steps = sum((part.steps for part in way[:first]), ())
     if first < len(way):
         refused = way[first].refused
-        assert refused is not None
-        message = f"{refused.position}: {refused.name}: {refused.refusal}"
+        assert refused is not None and refused.error is not None
         if not rest:
-            raise UnsupportedTransformError(message)
-        _refuse_on_batches(output_state(steps, ImageState()), message)
+            raise refused.error
+        _refuse_on_batches(output_state(steps, ImageState()), refused.error)
     left = tuple(part.transform for part in way[first:])
     try:
         return replace(plan_of(steps), rest=DeferredTransforms(way[first].position, left) if left else None)
     except UnsupportedTransformError as error:
-        raise UnsupportedTransformError(f"{position}: {error}") from None
+        raise error.at(position, position=position) from None
 
 
-def _refuse_on_batches(state: ImageState, message: str) -> None:
+def _refuse_on_batches(state: ImageState, error: UnsupportedTransformError) -> None:
     if state.kind == "pil":
         why = "images are no tensors yet there"
     elif state.size is None:
@@ -143,8 +147,9 @@ def _refuse_on_batches(state: ImageState, message: str) -> None:
         why = "there are several images of one there"
     else:
         return
-    message = message.removesuffix(f". {ON_BATCHES}")  # which would not be true
-    raise UnsupportedTransformError(f"{message}. (unsupported='batch' does not help: {why}; unsupported='cpu' does)")
+    reason = error.reason.removesuffix(f". {ON_BATCHES}")  # which would not be true
+    reason = f"{reason}. (unsupported='batch' does not help: {why}; unsupported='cpu' does)"
+    raise _named(UnsupportedTransformError(reason, code="no-batch"), error.transform, error.position)
 
 
 def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:
@@ -153,13 +158,14 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
     if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__):
         missing = _learn_timm()
         if missing:
-            return Part(position, transform, state, refusal=missing)
+            return _refused(UnsupportedTransformError(missing, code="unsupported-class"), transform, position, state)
     if type(transform) in COMPOSES:
         return _sequence(transform, transform.transforms, position, state)
     if state.images > 1 and (not isinstance(transform, v2.Transform) or type(transform) is v2.Lambda):
         name = type(transform).__name__
         known = name != "Lambda" and hasattr(v2, name)
-        return Part(position, transform, state, refusal=TAKES_ONE.format(name=name) if known else TAKES_ALL)
+        reason = TAKES_ONE.format(name=name) if known else TAKES_ALL
+        return _refused(UnsupportedTransformError(reason, code="several-images"), transform, position, state)
     if type(transform) in CONTAINERS:
         make, in_sequence = CONTAINERS[type(transform)]
         if in_sequence:
@@ -172,8 +178,9 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
         return _checked(lambda: (make(transform, branches),), transform, position, state, inside)
     if type(transform) in RULES:
         return _checked(lambda: RULES[type(transform)](transform, state), transform, position, state)
-    reason = CALLS_BY_ITSELF if is_holder(transform) else reason_against(transform, _known())
-    return Part(position, transform, state, refusal=reason)
+    if is_holder(transform):
+        return _refused(UnsupportedTransformError(CALLS_BY_ITSELF, code="wrong-place"), transform, position, state)
+    return _refused(error_of(transform, _known()), transform, position, state)
 
 
 def is_holder(transform: Any) -> bool:
@@ -223,11 +230,22 @@ def _checked(
         if state.images > 1 and steps:
             _refuse_of_several(steps, state)
     except UnsupportedTransformError as error:
-        return Part(position, transform, state, inside=inside, refusal=str(error))
+        return _refused(error, transform, position, state, inside)
     except (TypeError, ValueError) as error:  # settings that torchvision's constructors let pass
         reason = f"invalid arguments ({type(error).__name__}: {error})"
-        return Part(position, transform, state, inside=inside, refusal=reason)
+        invalid = UnsupportedTransformError(reason, code="invalid")
+        return _refused(invalid, transform, position, state, inside)
     return Part(position, transform, state, steps, inside)
+
+
+def _refused(
+    error: UnsupportedTransformError, transform: Any, position: str, state: ImageState, inside: tuple[Part, ...] = ()
+) -> Part:
+    return Part(position, transform, state, inside=inside, error=_named(error, _name(transform), position))
+
+
+def _named(error: UnsupportedTransformError, name: str, position: str) -> UnsupportedTransformError:
+    return error.at(f"{position}: {name}", transform=name, position=position)
 
 
 def _keeps_class(part: Part) -> bool:
@@ -241,10 +259,13 @@ def _keeps_class(part: Part) -> bool:
 def _refuse_of_several(steps: Branch, state: ImageState) -> None:
     if state.kind == "tensor" and state.pure:
         raise UnsupportedTransformError(
-            "of several plain tensors torchvision transforms the first alone; make images of them by v2.ToImage()"
+            "of several plain tensors torchvision transforms the first alone; make images of them by v2.ToImage()",
+            code="several-images",
         )
     if any(step.params_doc for step in iter_steps(steps)):
-        raise UnsupportedTransformError("there are several images of one here; put what is random before they are made")
+        raise UnsupportedTransformError(
+            "there are several images of one here; put what is random before they are made", code="several-images"
+        )
 
 
 def _name(transform: Any) -> str:

@@ -259,7 +259,9 @@ def random_resize(transform: v2.RandomResize, state: ImageState) -> tuple[Step, 
     if transform.min_size >= transform.max_size:
         raise UnsupportedTransformError(
             f"no size can be drawn from min_size={transform.min_size} up to, not including, "
-            f"max_size={transform.max_size}; min_size must be less"
+            f"max_size={transform.max_size}; min_size must be less",
+            code="invalid",
+            argument="min_size",
         )
     arguments = transform.min_size, transform.max_size
     return (_resize_to(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
@@ -297,16 +299,26 @@ def resize_step(size: Any, transform: Any, state: ImageState) -> Step:
 
 def _given(size: Any, max_size: int | None) -> NewSize:
     if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
-        raise UnsupportedTransformError(f"size={size!r}; whole numbers of pixels are expected")
+        raise UnsupportedTransformError(
+            f"size={size!r}; whole numbers of pixels are expected", code="invalid", argument="size"
+        )
     if isinstance(size, Sequence) and len(size) == 2:
         if max_size is not None:
-            raise UnsupportedTransformError(f"max_size={max_size} goes with one number as size, and size={size!r}")
+            raise UnsupportedTransformError(
+                f"max_size={max_size} goes with one number as size, and size={size!r}",
+                code="invalid",
+                argument="max_size",
+            )
         return Target(as_pair(size))
     shorter = int(size[0]) if isinstance(size, Sequence) else size
     if shorter is not None and shorter < 1:
-        raise UnsupportedTransformError(f"an image cannot get a side of {shorter} pixels")
+        raise UnsupportedTransformError(
+            f"an image cannot get a side of {shorter} pixels", code="invalid", argument="size"
+        )
     if shorter is not None and max_size is not None and max_size <= shorter:
-        raise UnsupportedTransformError(f"max_size={max_size} must be greater than size={shorter}")
+        raise UnsupportedTransformError(
+            f"max_size={max_size} must be greater than size={shorter}", code="invalid", argument="max_size"
+        )
     return Edges(shorter, max_size)
 
 
@@ -322,18 +334,24 @@ def resize_to(
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
     if mode not in ("bilinear", "bicubic", "lanczos"):
         known = "nearest, nearest-exact, bilinear, bicubic or lanczos"
-        raise UnsupportedTransformError(f"interpolation {mode!r} is a filter that DALI does not have; use {known}")
+        raise UnsupportedTransformError(
+            f"interpolation {mode!r} is a filter that DALI does not have; use {known}", argument="interpolation"
+        )
     if state.kind == "tensor" and mode == "lanczos":
         raise UnsupportedTransformError(
             "interpolation 'lanczos' on a tensor is not translated (and only the newest v2 classes do it); "
-            "put the resize before the conversion to a tensor"
+            "put the resize before the conversion to a tensor",
+            code="wrong-place",
+            argument="interpolation",
         )
     # On a PIL image torchvision always antialiases, whatever the argument says; None means no for tensors.
     smooth = True if state.kind == "pil" else bool(antialias)
     # v1 resizes tensors as floats, and so does either version where they are floats.
     rounding_torch = "torch" if version == "v2" and state.dtype == "uint8" else None
     if mode == "bicubic" and not smooth:
-        raise UnsupportedTransformError("bicubic without antialias has no equal in DALI; use antialias=True")
+        raise UnsupportedTransformError(
+            "bicubic without antialias has no equal in DALI; use antialias=True", argument="antialias"
+        )
     return Resize(to, mode, smooth, "pil" if state.kind == "pil" else rounding_torch)  # type: ignore[arg-type]
 
 

@@ -120,14 +120,15 @@ def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
     if transform.padding_mode == "constant":
         return (Crop(region, as_fill(transform.fill, state)),)
     raise UnsupportedTransformError(
-        f"padding_mode={transform.padding_mode!r} is not translated; 'constant' and 'reflect' are"
+        f"padding_mode={transform.padding_mode!r} is not translated; 'constant' and 'reflect' are",
+        argument="padding_mode",
     )
 
 
 def _before_the_conversion(state: ImageState) -> None:
     if state.kind != "pil":
         raise UnsupportedTransformError(
-            "it is translated for PIL images only; put it before the conversion to a tensor"
+            "it is translated for PIL images only; put it before the conversion to a tensor", code="wrong-place"
         )
 
 
@@ -226,9 +227,13 @@ def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Branch:
 def to_tensor(transform: Any, state: ImageState) -> Branch:
     """Without a division by 255."""
     if state.kind == "tensor":
-        raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
+        raise UnsupportedTransformError(
+            "the image is a tensor already at this point; leave this one out", code="wrong-place"
+        )
     if transform.dtype not in (torch.float32, torch.uint8):
-        raise UnsupportedTransformError(f"dtype={transform.dtype} is not translated; torch.float32 and uint8 are")
+        raise UnsupportedTransformError(
+            f"dtype={transform.dtype} is not translated; torch.float32 and uint8 are", argument="dtype"
+        )
     return (ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),)
 
 
@@ -305,15 +310,18 @@ class RandomErasing(Step):
 @rule(random_erasing.RandomErasing)
 def erase_at_random(transform: Any, state: ImageState) -> Branch:
     if state.kind == "pil":
-        raise UnsupportedTransformError("it works on tensors; put MaybeToTensor() before it")
+        raise UnsupportedTransformError("it works on tensors; put MaybeToTensor() before it", code="wrong-place")
     if str(transform.device) != "cpu":
         raise UnsupportedTransformError(
-            f"device={str(transform.device)!r} is where it would draw, in each worker; device='cpu' is translated"
+            f"device={str(transform.device)!r} is where it would draw, in each worker; device='cpu' is translated",
+            argument="device",
         )
     if transform.mode in ("rand", "pixel") and state.dtype != "float32":
         raise UnsupportedTransformError(
             f"mode={transform.mode!r} draws around zero, which whole levels (uint8) cannot hold; "
-            "put the conversion to float before it"
+            "put the conversion to float before it",
+            code="wrong-place",
+            argument="mode",
         )
     kinds: dict[str, EraseByColor | EraseWithNoise] = {"rand": EraseByColor(state.channels), "pixel": EraseWithNoise()}
     erase = kinds.get(transform.mode) or Erase((0.0,) * state.channels)

@@ -77,7 +77,9 @@ def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
     if mode in ("nearest", "bilinear"):
         return Affine(mode, tuple(fill))  # type: ignore[arg-type]
     raise UnsupportedTransformError(
-        f"interpolation {mode!r} is one that Pillow does not warp with; 'nearest', 'bilinear' and 'bicubic' are"
+        f"interpolation {mode!r} is one that Pillow does not warp with; 'nearest', 'bilinear' and 'bicubic' are",
+        code="invalid",
+        argument="interpolation",
     )
 
 
@@ -239,11 +241,14 @@ def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Oper
     steps: list[Step] = []
     if state.kind != "pil" or state.channels != 3:
         raise UnsupportedTransformError(
-            "it is translated for PIL images of 3 channels only; put it before the conversion to a tensor"
+            "it is translated for PIL images of 3 channels only; put it before the conversion to a tensor",
+            code="wrong-place",
         )
     for each in operations:
         if type(each) is not auto_augment.AugmentOp or each.aug_fn not in {*COLORS, *BLURS, *WARPS}:
-            raise UnsupportedTransformError(f"its operation {each} is not one of timm's; those are translated")
+            raise UnsupportedTransformError(
+                f"its operation {each} is not one of timm's; those are translated", argument="ops"
+            )
         fill, resample = each.kwargs["fillcolor"], each.kwargs["resample"]
         several = isinstance(resample, (tuple, list))
         known = {
@@ -289,6 +294,8 @@ def rand_augment(transform: Any, state: ImageState) -> Branch:
 @rule(auto_augment.AugMixAugment)
 def aug_mix(transform: Any, state: ImageState) -> Branch:
     if transform.blended:
-        raise UnsupportedTransformError("blended=True ('b1') is not translated; blended=False ('b0') is")
+        raise UnsupportedTransformError(
+            "blended=True ('b1') is not translated; blended=False ('b0') is", argument="blended"
+        )
     made, steps = _described(transform.ops, state)
     return (AugMix(_choices(steps), made, float(transform.alpha), int(transform.width), int(transform.depth)),)

@@ -82,13 +82,15 @@ def _tensor_already(transform: Any) -> tuple[Step, ...]:
     """The v2 classes let a tensor pass as it is; the v1 classes raise."""
     if isinstance(transform, v2.Transform):
         return ()
-    raise UnsupportedTransformError("the image is a tensor already at this point; leave this one out")
+    raise UnsupportedTransformError(
+        "the image is a tensor already at this point; leave this one out", code="wrong-place"
+    )
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
 def convert_image_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
-        raise UnsupportedTransformError("it works on tensors; put PILToTensor() before it")
+        raise UnsupportedTransformError("it works on tensors; put PILToTensor() before it", code="wrong-place")
     return _to_dtype(transform.dtype, True, state)
 
 
@@ -110,7 +112,9 @@ def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> tuple[Step, ...]:
         return (ToFloat(scale),) if state.dtype == "uint8" else ()
     if dtype is torch.uint8 and state.dtype == "uint8":
         return ()
-    raise UnsupportedTransformError(f"from torch.{state.dtype} to {dtype} is not translated; to torch.float32 is")
+    raise UnsupportedTransformError(
+        f"from torch.{state.dtype} to {dtype} is not translated; to torch.float32 is", argument="dtype"
+    )
 
 
 @rule(v1.Normalize, v2.Normalize)
@@ -121,13 +125,17 @@ def normalize(transform: Any, state: ImageState) -> tuple[Step, ...]:
 def _normalize(mean: Any, std: Any, state: ImageState) -> Normalize:
     if state.dtype != "float32":
         before = "ToTensor()" if state.kind == "pil" else "ConvertImageDtype(torch.float32)"
-        raise UnsupportedTransformError(f"it works on float tensors; put {before} before it")
+        raise UnsupportedTransformError(f"it works on float tensors; put {before} before it", code="wrong-place")
     mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in (mean, std))
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, state.channels):
-            raise UnsupportedTransformError(f"{name} has {len(values)} values for images of {state.channels} channels")
+            raise UnsupportedTransformError(
+                f"{name} has {len(values)} values for images of {state.channels} channels",
+                code="invalid",
+                argument=name,
+            )
     if 0 in std:
-        raise UnsupportedTransformError(f"std={std} has a zero")
+        raise UnsupportedTransformError(f"std={std} has a zero", code="invalid", argument="std")
     return Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std)))
 
 

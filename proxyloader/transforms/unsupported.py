@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
+from ..errors import UnsupportedTransformError
+
 LEAVE_OUT = "Leave it out, or use torch.utils.data.DataLoader for this dataset"
 ON_BATCHES = (
     "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
@@ -83,7 +85,7 @@ REFUSED_OF_OURS = {
 """By the name of a class of this package."""
 
 
-def reason_against(transform: Any, translated: Iterable[type]) -> str:
+def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransformError:
     """Why a transform is refused for which there is no rule, and the next step.
 
     Args:
@@ -94,29 +96,35 @@ def reason_against(transform: Any, translated: Iterable[type]) -> str:
     # Those of timm are known only where one of them was met.
     names = sorted({each.__name__ for each in classes if each.__module__.startswith("torchvision.")})
     if isinstance(transform, type):
-        return f"it is the class, where an instance, {transform.__name__}(...), is expected"
+        return _no_transform(f"it is the class, where an instance, {transform.__name__}(...), is expected")
     tables = {"torch": REFUSED, "torchvision": REFUSED, "timm": REFUSED_OF_TIMM, "proxyloader": REFUSED_OF_OURS}
     refused = tables.get(cls.__module__.partition(".")[0], {})
     if cls.__name__ in refused:
-        return refused[cls.__name__]
+        return UnsupportedTransformError(refused[cls.__name__], code="unsupported-class")
     if isinstance(transform, tuple):
-        return (
+        return _no_transform(
             "it is a tuple, as of timm's create_transform(..., separate=True), and one transform is expected. "
             "Put what is in it into a Compose, or use torch.utils.data.DataLoader for this dataset"
         )
     if isinstance(transform, list):
-        return "it is a list, and one transform is expected. Put what is in it into a Compose"
+        return _no_transform("it is a list, and one transform is expected. Put what is in it into a Compose")
     if hasattr(transform, "transform") and hasattr(transform, "__getitem__"):
-        return "it is a dataset, and a transform is expected. Take its .transform"
+        return _no_transform("it is a dataset, and a transform is expected. Take its .transform")
     if not callable(transform):
-        return f"it cannot be called, so it is no transform. {LEAVE_OUT}"
+        return _no_transform(f"it cannot be called, so it is no transform. {LEAVE_OUT}")
     base = next((base for base in cls.__mro__ if base in classes), None)
     if base is not None:
-        return (
-            f"it is a class of its own, derived from {base.__name__}, and may do anything. Use {base.__name__} itself"
+        return UnsupportedTransformError(
+            f"it is a class of its own, derived from {base.__name__}, and may do anything. Use {base.__name__} itself",
+            code="subclass",
         )
     spelled = transform.__name__ if inspect.isroutine(transform) else cls.__name__
     near = difflib.get_close_matches(spelled, names, n=1, cutoff=0.65)
+    reason = f"it is not translated to DALI. Translated are: {', '.join(names)}. {ON_BATCHES}"
     if near:
-        return f"it is not translated to DALI. Use {near[0]}, if that does the same. {ON_BATCHES}"
-    return f"it is not translated to DALI. Translated are: {', '.join(names)}. {ON_BATCHES}"
+        reason = f"it is not translated to DALI. Use {near[0]}, if that does the same. {ON_BATCHES}"
+    return UnsupportedTransformError(reason, code="unsupported-class")
+
+
+def _no_transform(reason: str) -> UnsupportedTransformError:
+    return UnsupportedTransformError(reason, code="no-transform")

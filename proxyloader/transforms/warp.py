@@ -198,7 +198,9 @@ def warp_interpolation(interpolation: Any) -> Literal["nearest", "bilinear"]:
     value = interpolation_value(interpolation)
     if value in ("nearest", "bilinear"):
         return value  # type: ignore[return-value]
-    raise UnsupportedTransformError(f"interpolation {value!r} is not translated here; 'nearest' and 'bilinear' are")
+    raise UnsupportedTransformError(
+        f"interpolation {value!r} is not translated here; 'nearest' and 'bilinear' are", argument="interpolation"
+    )
 
 
 def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
@@ -222,7 +224,8 @@ def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list
             if share > 0.008:  # of photographs, that is about a level in the mean
                 raise UnsupportedTransformError(
                     f"it takes {share:.0%} of the pixels of an image of {size[0]} x {size[1]} from its very edge, and "
-                    "whether that is outside is left to rounding; use InterpolationMode.NEAREST"
+                    "whether that is outside is left to rounding; use InterpolationMode.NEAREST",
+                    argument="interpolation",
                 )
         else:
             places = _places(numbers)
@@ -231,7 +234,8 @@ def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list
                 raise UnsupportedTransformError(
                     f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, "
                     "and which of both is left to rounding; put it before the conversion to a tensor, "
-                    "or use InterpolationMode.BILINEAR"
+                    "or use InterpolationMode.BILINEAR",
+                    argument="interpolation",
                 )
 
 

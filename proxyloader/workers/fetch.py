@@ -194,12 +194,12 @@ class Fetcher:
                 f"dataset[{index}] raised StopIteration, and a dataset with indices has no end"
             ) from error
         except InputError as error:
-            raise InputError(f"dataset[{index}]: {error}") from error
+            raise error.at(f"dataset[{index}]") from error
         except TypeError as error:
             if EncodedImage.__name__ not in str(error) or NOT_YET in str(error):
                 raise
             raise InputError(
-                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}"
+                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}", code="not-decoded"
             ) from error
         except ImageError as error:
             raise self._named(error, index) from error.__cause__
@@ -207,9 +207,7 @@ class Fetcher:
     def _named(self, error: ImageError, index: Any) -> ImageError:
         path = error.path or path_of(self.dataset, index)
         where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
-        named = ImageError(f"{where}: {error}", index=index, path=path, reason=error.reason)
-        named.errno = error.errno
-        return named
+        return error.at(where, index=index, path=path)
 
 
 def own_worker_info(dataset: Any) -> Any:
@@ -231,6 +229,7 @@ def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: 
         index=index,
         path=itself.path,
         reason=itself.reason,
+        code="none-readable",
     )
 
 

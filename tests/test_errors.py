@@ -1,0 +1,155 @@
+"""The errors' codes and fields: which there are, and that they are the same in another process."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+from errno import EMFILE
+from typing import Any
+
+import pytest
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision import transforms
+
+from proxyloader import (
+    DataLoader,
+    EncodedImage,
+    ImageError,
+    InputError,
+    MissingDaliError,
+    PipelineError,
+    ProxyLoaderError,
+    UnsupportedTransformError,
+    compile_transforms,
+)
+
+from .imports import PACKAGE
+from .outcomes import outcomes, raises
+
+CLASSES = {
+    cls.__name__: cls
+    for cls in (
+        ProxyLoaderError,
+        UnsupportedTransformError,
+        ImageError,
+        InputError,
+        PipelineError,
+        MissingDaliError,
+    )
+}
+
+ERRORS: dict[str, ProxyLoaderError] = {
+    "base": ProxyLoaderError("why"),
+    "transform": UnsupportedTransformError("why", code="chance", argument="p").at(
+        "transform: Pad", position="transform", transform="Pad"
+    ),
+    "image": ImageError("why", code="machine", index=3, path="a.jpg", reason="r", errno=EMFILE),
+    "input": InputError("why", code="wrong-mode"),
+    "pipeline": PipelineError("why", code="taken"),
+    "missing DALI": MissingDaliError("why"),
+}
+
+
+def seen(error: ProxyLoaderError) -> dict[str, Any]:
+    return {"message": str(error), "args": error.args, "errno": getattr(error, "errno", None), **vars(error)}
+
+
+def codes_in_the_package() -> set[tuple[str, str]]:
+    """Each class and each code that it is raised with, where its code is not the usual one."""
+    calls = [
+        node
+        for module in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES
+    ]
+    return {
+        (call.func.id, keyword.value.value)  # type: ignore[attr-defined]
+        for call in calls
+        for keyword in call.keywords
+        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant)
+    }
+
+
+def test_every_code_that_is_raised_is_one_of_its_class() -> None:
+    raised = codes_in_the_package()
+    assert len(raised) >= 20
+    assert [(name, code) for name, code in raised if code not in CLASSES[name].CODES] == []
+
+
+def test_no_code_is_there_for_nothing() -> None:
+    text = "\n".join(module.read_text() for module in PACKAGE.rglob("*.py") if module.name != "errors.py")
+    others = [code for cls in CLASSES.values() for code in list(cls.CODES)[1:]]
+    assert [code for code in others if f'"{code}"' not in text] == []
+
+
+def test_the_usual_code_needs_no_word() -> None:
+    assert [ImageError("x").code, InputError("x").code] == ["undecodable", "wrong-input"]
+    assert InputError("x", code="wrong-mode").code == "wrong-mode"
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copied", "sent"])
+def test_code_and_fields_stay(error: ProxyLoaderError, again: Any) -> None:
+    found = again(error)
+    assert type(found) is type(error)
+    assert seen(found) == seen(error)
+
+
+def test_every_class_is_among_them() -> None:
+    assert {type(error) for error in ERRORS.values()} == set(CLASSES.values())
+
+
+def test_a_place_stands_before_the_message_and_the_rest_stays() -> None:
+    error = ERRORS["image"]
+    located = error.at("dataset[7]", index=7)
+    assert seen(located) == seen(error) | {"message": "dataset[7]: why", "args": ("dataset[7]: why",), "index": 7}
+    assert str(error) == "why"
+
+
+class Faulty(Dataset[Any]):
+    """Each sample fails in another way."""
+
+    def __init__(self, missing: str) -> None:
+        self.missing = missing
+        self.transform = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            return self.transform(EncodedImage.open(self.missing))
+        if index == 2:
+            return self.transform(Image.new("L", (9, 9)))
+        if index == 3:
+            compile_transforms(transforms.Pad(2, padding_mode="edge"))
+        if index == 4:
+            raise ImageError("too many", code="machine", path="x.jpg", errno=EMFILE)
+        return self.transform(Image.new("RGB", (9, 9)))
+
+
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (1, "spawn")], ids=["none", "fork", "spawn"])
+def test_code_and_fields_come_out_of_a_worker(workers: int, start: str | None, tmp_path: Any) -> None:
+    missing = str(tmp_path / "missing.jpg")
+    loader = DataLoader(Faulty(missing), batch_size=1, num_workers=workers, multiprocessing_context=start, device="cpu")
+    _, unreadable, grey, refused, machine = outcomes(loader)
+    assert isinstance(unreadable, ImageError) and isinstance(machine, ImageError)
+    assert (unreadable.code, unreadable.index, unreadable.path, unreadable.errno) == ("unreadable", 1, missing, 2)
+    assert unreadable.reason == "cannot be read: No such file or directory"
+    assert (machine.code, machine.index, machine.path, machine.errno) == ("machine", 4, "x.jpg", EMFILE)
+    assert isinstance(grey, InputError) and grey.code == "wrong-mode"
+    assert str(grey).startswith("dataset[2]: ")
+    assert isinstance(refused, UnsupportedTransformError)
+    assert (refused.code, refused.position, refused.transform, refused.argument) == (
+        "unsupported-argument",
+        "transform",
+        "Pad",
+        "padding_mode",
+    )
+
+
+def test_the_helper_of_the_tests_looks_at_the_fields() -> None:
+    with pytest.raises(AssertionError, match="wrong-input"), raises(InputError, code="wrong-mode"):
+        raise InputError("x")
