@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from proxyloader.transforms.plan import ParamRow
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import EXACT, Bound, Images, assert_as_torchvision, images, lossless, opened
+from ..outcomes import raises
 from ..side_by_side import assert_as_torch
 
 BLUR = Bound(1e-3, 0, 1)
@@ -108,7 +108,7 @@ class TestJPEG:
     def test_of_floats_is_refused_as_by_torchvision(self) -> None:
         with pytest.raises(RuntimeError, match="uint8"):
             v2.JPEG(50)(torch.zeros(3, 8, 8))
-        with pytest.raises(UnsupportedTransformError, match=r"v2\.JPEG: it is translated for whole levels"):
+        with raises(UnsupportedTransformError, code="wrong-place", transform="v2.JPEG"):
             plan_for(composed(TO_FLOAT, v2.JPEG(50)))
 
     def test_draws_are_torchvisions(self) -> None:
@@ -173,18 +173,18 @@ class TestRandomErasing:
         files = many("small", "one pixel high", "one pixel wide", "tiny", times=5)
         assert_as_torchvision(v1.Compose([v1.ToTensor(), erasing]), device, files, bound=EXACT)
 
-    def test_refusals_say_why(self) -> None:
-        def refused(transform: Any, match: str) -> None:
-            with pytest.raises(UnsupportedTransformError, match=match):
+    def test_refusals_say_which_argument(self) -> None:
+        def refused(transform: Any, code: str, argument: str) -> None:
+            with raises(UnsupportedTransformError, code=code, argument=argument):
                 plan_for(transform)
 
         random = [v2.ToImage(), v2.RandomErasing(value="random")]
-        refused(composed(random), r"value='random' is noise .* put the conversion to float before it")
-        refused(composed([], v1.RandomErasing()), r"RandomErasing: it works on tensors; put ToTensor\(\) before it")
+        refused(composed(random), "wrong-place", "value")
+        refused(composed([], v1.RandomErasing()), "wrong-place", "")
         on_uint8 = composed([v2.ToImage()], v1.RandomErasing(value=300))
-        refused(on_uint8, r"value=300 is outside of 0\.\.255, which pixels can hold")
+        refused(on_uint8, "unsupported-argument", "value")
         two = composed([v2.ToImage()], v2.RandomErasing(value=(1, 2)))
-        refused(two, r"value=\[1\.0, 2\.0\] is not translated; a number or 3 numbers are")
+        refused(two, "unsupported-argument", "value")
 
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -218,10 +218,9 @@ class TestGaussianNoise:
         try:
             transform(opened(images("tiny")["tiny"]))
         except (TypeError, ValueError) as error:  # older versions take floats only, and none PIL images
-            with pytest.raises(
-                UnsupportedTransformError, match=f"torchvision refuses it here: {re.escape(str(error))}"
-            ):
+            with raises(UnsupportedTransformError, code="wrong-place") as caught:
                 plan_for(transform)
+            assert str(error) in caught.value.reason
         else:
             assert_as_torchvision(transform, device, lossless(but=("large",)), bound=EXACT)
 
@@ -262,9 +261,7 @@ class TestGaussianNoise:
         ids=repr,
     )
     def test_where_the_order_in_memory_is_not_known_it_is_refused(self, step: Any) -> None:
-        with pytest.raises(
-            UnsupportedTransformError, match=r"v2\.GaussianNoise: torch deals .* put the rest before it"
-        ):
+        with raises(UnsupportedTransformError, code="wrong-place", transform="v2.GaussianNoise"):
             plan_for(v1.Compose([v1.ToTensor(), step, v2.GaussianNoise()]))
         plan_for(v1.Compose([step, v1.ToTensor(), v2.GaussianNoise()]))
 

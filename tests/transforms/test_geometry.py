@@ -21,6 +21,7 @@ from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import Resize
 
 from ..compare import EXACT, Images, assert_as_torchvision, images
+from ..outcomes import raises
 
 SEEDS = 200
 
@@ -261,31 +262,27 @@ class TestCropAndPad:
     @pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
     def test_other_padding_modes_are_refused(self, version: Any, mode: str) -> None:
         for transform in (version.Pad(2, padding_mode=mode), version.RandomCrop(9, padding=2, padding_mode=mode)):
-            with pytest.raises(
-                UnsupportedTransformError, match=f"padding_mode='{mode}' is not translated; .*'constant'"
-            ):
+            with raises(UnsupportedTransformError, code="unsupported-argument", argument="padding_mode"):
                 steps_of(transform)
         assert steps_of(version.RandomCrop(9, padding_mode=mode)), "nothing is padded, so the mode does not count"
 
     @both_versions
     @pytest.mark.parametrize("fill", [300, -1, (0, 0, 256)])
     def test_a_fill_that_pixels_cannot_hold_is_refused(self, version: Any, fill: Any) -> None:
-        with pytest.raises(UnsupportedTransformError, match=r"fill=.* is outside of 0\.\.255"):
+        with raises(UnsupportedTransformError, code="unsupported-argument", argument="fill"):
             steps_of(version.Pad(2, fill=fill))
 
     def test_several_numbers_around_a_tensor_are_refused_with_v1_as_by_torchvision(self) -> None:
         around = {"fill": (1, 2, 3)}
         for transform in (v1.Pad(2, **around), v1.RandomCrop(9, padding=2, **around)):
-            with pytest.raises(
-                UnsupportedTransformError, match=r"fill=\(1, 2, 3\) is not what torchvision pads a tensor"
-            ):
+            with raises(UnsupportedTransformError, code="invalid", argument="fill"):
                 plan_for(v1.Compose([v1.PILToTensor(), transform]))
         plan_for(v1.Compose([v1.PILToTensor(), v1.RandomCrop(9, **around)]))  # nothing is padded
         plan_for(v1.Compose([v1.PILToTensor(), v2.Pad(2, **around)]))
 
     @pytest.mark.parametrize("fill", [(1, 2), {"others": 3}, True])
     def test_other_fills_are_refused(self, fill: Any) -> None:
-        with pytest.raises(UnsupportedTransformError, match="a number or 3 numbers are"):
+        with raises(UnsupportedTransformError, code="unsupported-argument", argument="fill"):
             steps_of(v2.Pad(2, fill=fill))
 
 

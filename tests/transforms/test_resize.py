@@ -36,6 +36,7 @@ from ..compare import (
     images,
     lossless,
 )
+from ..outcomes import raises
 from ..side_by_side import assert_as_torch
 
 BOUNDS = {
@@ -237,21 +238,17 @@ class TestResize:
 
     @both_versions
     def test_what_has_no_equal_is_refused(self, version: Any) -> None:
-        def refused(resize: Any, match: str, tensor: bool = False) -> None:
-            with pytest.raises(UnsupportedTransformError, match=match):
-                plan_for(v1.Compose([v1.PILToTensor(), resize]) if tensor else composed(resize))
+        def refused(resize: Any, code: str, argument: str, *before: Any) -> None:
+            where = {"position": f"transform.transforms[{len(before)}]", "argument": argument}
+            with raises(UnsupportedTransformError, code=code, **where):
+                plan_for(v1.Compose([*before, resize, v2.ToImage()]))
 
-        name = r"transforms\[0\]: (v2\.)?Resize: "
-        refused(
-            version.Resize(9, InterpolationMode.HAMMING),
-            name + "interpolation 'hamming' is a filter .* lanczos$",
-        )
-        refused(version.Resize(9, interpolation=4), name + "interpolation 'box' is a filter that DALI .* use nearest, ")
-        refused(version.Resize(9, max_size=9), name + "max_size=9 must be greater than size=9")
-        refused(version.Resize((9, 9), max_size=20), name + r"max_size=20 goes with one number as size.*\(?9, 9")
-        name = r"transforms\[1\]: (v2\.)?Resize: "
+        refused(version.Resize(9, InterpolationMode.HAMMING), "unsupported-argument", "interpolation")
+        refused(version.Resize(9, interpolation=4), "unsupported-argument", "interpolation")
+        refused(version.Resize(9, max_size=9), "invalid", "max_size")
+        refused(version.Resize((9, 9), max_size=20), "invalid", "max_size")
         cubic = version.Resize(9, InterpolationMode.BICUBIC, antialias=False)
-        refused(cubic, name + "bicubic without antialias .* use antialias=True", tensor=True)
+        refused(cubic, "unsupported-argument", "antialias", v1.PILToTensor())
 
     @pytest.mark.parametrize("written", [InterpolationMode.BILINEAR, "bilinear", 2])
     def test_interpolations_may_be_written_in_three_ways(self, written: Any) -> None:
@@ -359,7 +356,7 @@ class TestRandomResizedCrop:
 
     def test_other_interpolations_are_refused(self) -> None:
         for version in (v1, v2):
-            with pytest.raises(UnsupportedTransformError, match=r"RandomResizedCrop: interpolation 'box' is a filter"):
+            with raises(UnsupportedTransformError, code="unsupported-argument", argument="interpolation"):
                 plan_for(composed(version.RandomResizedCrop(9, interpolation=InterpolationMode.BOX)))
 
 
@@ -401,13 +398,13 @@ class TestRandomSizes:
             compiled(thin)
 
     def test_a_range_without_a_size_is_refused(self) -> None:
-        with pytest.raises(UnsupportedTransformError, match=r"v2\.RandomResize: no size can be drawn from min_size=30"):
+        with raises(UnsupportedTransformError, code="invalid", transform="v2.RandomResize", argument="min_size"):
             plan_for(composed(v2.RandomResize(30, 30)))
 
     @pytest.mark.parametrize("interpolation", ["box", "hamming"])
     def test_what_resize_refuses_they_refuse(self, interpolation: str) -> None:
         for make in (lambda how: v2.RandomResize(9, 12, how), lambda how: v2.ScaleJitter((9, 9), interpolation=how)):
-            with pytest.raises(UnsupportedTransformError, match=f"interpolation '{interpolation}' is a filter"):
+            with raises(UnsupportedTransformError, code="unsupported-argument", argument="interpolation"):
                 plan_for(composed(make(InterpolationMode(interpolation))))
 
     @each
@@ -430,6 +427,5 @@ class TestLanczos:
 
     @both_versions
     def test_of_a_tensor_is_refused(self, version: Any) -> None:
-        expected = "Resize: interpolation 'lanczos' on a tensor .* put the resize before the conversion to a tensor"
-        with pytest.raises(UnsupportedTransformError, match=expected):
+        with raises(UnsupportedTransformError, code="wrong-place", argument="interpolation"):
             plan_for(composed(v1.PILToTensor(), version.Resize(9, InterpolationMode.LANCZOS)))

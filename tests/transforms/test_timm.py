@@ -336,10 +336,10 @@ def public_classes() -> dict[str, type]:
     return found
 
 
-def refused(transform: Any) -> str:
+def refused(transform: Any) -> UnsupportedTransformError:
     with pytest.raises(UnsupportedTransformError) as caught:
         plan_for(transform)
-    return str(caught.value)
+    return caught.value
 
 
 class MyRandomErasing(timm_erasing.RandomErasing):
@@ -363,8 +363,9 @@ class TestRefusals:
         ("name", "cls"), [(name, cls) for name, cls in public_classes().items() if name in REFUSED_OF_TIMM]
     )
     def test_a_class_of_the_table_is_refused_with_its_reason(self, name: str, cls: type) -> None:
-        message = refused(v1.Compose([v1.Pad(1), cls.__new__(cls)]))
-        assert message == f"transform.transforms[1]: {cls.__module__}.{name}: {REFUSED_OF_TIMM[name]}"
+        error = refused(v1.Compose([v1.Pad(1), cls.__new__(cls)]))
+        assert (error.position, error.transform) == ("transform.transforms[1]", f"{cls.__module__}.{name}")
+        assert (error.code, error.reason) == ("unsupported-class", REFUSED_OF_TIMM[name])
 
     @pytest.mark.parametrize(("name", "reason"), REFUSED_OF_TIMM.items(), ids=REFUSED_OF_TIMM)
     def test_a_reason_says_why_and_then_what_to_do(self, name: str, reason: str) -> None:
@@ -378,30 +379,28 @@ class TestRefusals:
         collate = torch.utils.data.default_collate
         numpy, instead = timm_transforms.ToNumpy(), timm_transforms.MaybePILToTensor()
         assert torch.equal(collate([*map(numpy, pictures)]), collate([*map(instead, pictures)]))
-        assert "Put MaybePILToTensor() in its place" in refused(v1.Compose([numpy]))
+        assert "Put MaybePILToTensor() in its place" in refused(v1.Compose([numpy])).reason
 
     def test_of_three_transforms_in_a_tuple(self) -> None:
         separate = training(separate=True)
-        assert refused(separate).startswith("transform: builtins.tuple: it is a tuple, as of timm's create_transform(")
+        error = refused(separate)
+        assert (error.code, error.position, error.transform) == ("no-transform", "transform", "builtins.tuple")
         assert plan_for(v1.Compose(list(separate))).output.dtype == "float32"
 
     def test_of_naflex_and_patches(self) -> None:
-        assert (
-            "transforms[0]: timm.data.naflex_transforms.RandomResizedCropToSequence: it is for images that differ"
-            in (refused(training(naflex=True)))
-        )
-        assert "naflex_transforms.Patchify: it is for images that differ" in refused(evaluation(patchify=True))
+        error = refused(training(naflex=True))
+        assert (error.code, error.position) == ("unsupported-class", "transform.transforms[0]")
+        assert error.transform == "timm.data.naflex_transforms.RandomResizedCropToSequence"
+        assert refused(evaluation(patchify=True)).transform == "timm.data.naflex_transforms.Patchify"
 
     def test_of_interpolations_without_an_equal(self) -> None:
-        message = refused(training(interpolation="box"))
-        name = "timm.data.transforms.RandomResizedCropAndInterpolation"
-        assert message.startswith(
-            f"transform.transforms[0]: {name}: interpolation 'box' is a filter that DALI does not have; "
-        )
+        error = refused(training(interpolation="box"))
+        assert (error.position, error.argument) == ("transform.transforms[0]", "interpolation")
+        assert error.transform == "timm.data.transforms.RandomResizedCropAndInterpolation"
 
     def test_of_a_class_of_ones_own(self) -> None:
-        message = refused(v1.Compose([v1.ToTensor(), MyRandomErasing(device="cpu")]))
-        assert message.endswith("derived from RandomErasing, and may do anything. Use RandomErasing itself")
+        error = refused(v1.Compose([v1.ToTensor(), MyRandomErasing(device="cpu")]))
+        assert error.code == "subclass" and "Use RandomErasing itself" in error.reason
 
     @pytest.mark.parametrize(
         "transform",
@@ -415,25 +414,25 @@ class TestRefusals:
         ids=lambda transform: type(transform).__name__,
     )
     def test_after_the_conversion(self, transform: Any) -> None:
-        assert "it is translated for PIL images only; put it before" in refused(v1.Compose([v1.ToTensor(), transform]))
+        error = refused(v1.Compose([v1.ToTensor(), transform]))
+        assert (error.code, error.position) == ("wrong-place", "transform.transforms[1]")
 
     @pytest.mark.parametrize(
-        ("transforms", "says"),
+        ("transforms", "code", "argument"),
         [
-            ([timm_erasing.RandomErasing(device="cpu")], "it works on tensors; put MaybeToTensor() before it"),
-            ([v1.ToTensor(), timm_erasing.RandomErasing()], "device='cuda' is where it would draw, in each worker"),
-            (
-                [v1.PILToTensor(), timm_erasing.RandomErasing(mode="pixel", device="cpu")],
-                "mode='pixel' draws around zero, which whole levels (uint8) cannot hold; put the conversion to float",
-            ),
-            ([timm_transforms.CenterCropOrPad(9, padding_mode="edge")], "padding_mode='edge' is not translated; "),
-            ([v1.ToTensor(), timm_transforms.ToTensor()], "the image is a tensor already at this point"),
-            ([timm_transforms.ToTensor(torch.float16)], "dtype=torch.float16 is not translated"),
+            ([timm_erasing.RandomErasing(device="cpu")], "wrong-place", ""),
+            ([v1.ToTensor(), timm_erasing.RandomErasing()], "unsupported-argument", "device"),
+            ([v1.PILToTensor(), timm_erasing.RandomErasing(mode="pixel", device="cpu")], "wrong-place", "mode"),
+            ([timm_transforms.CenterCropOrPad(9, padding_mode="edge")], "unsupported-argument", "padding_mode"),
+            ([v1.ToTensor(), timm_transforms.ToTensor()], "wrong-place", ""),
+            ([timm_transforms.ToTensor(torch.float16)], "unsupported-argument", "dtype"),
         ],
         ids=["erasing a PIL image", "erasing on a GPU", "noise in bytes", "padding", "twice", "half"],
     )
-    def test_of_what_has_no_equal(self, transforms: Any, says: str) -> None:
-        assert says in refused(v1.Compose(transforms))
+    def test_of_what_has_no_equal(self, transforms: Any, code: str, argument: str) -> None:
+        error = refused(v1.Compose(transforms))
+        assert (error.code, error.argument) == (code, argument)
+        assert error.position == f"transform.transforms[{len(transforms) - 1}]"
 
 
 class TestExplanation:

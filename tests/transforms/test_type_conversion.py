@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -147,50 +146,50 @@ class TestImageClassification:
         assert_as_torchvision(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
 
 
-def refused(*transforms: Any) -> str:
+def refused(*transforms: Any) -> tuple[str, str, int, str]:
+    """Its code, its argument, the place of the transform, and the name of that."""
     with pytest.raises(UnsupportedTransformError) as caught:
         plan_for(v1.Compose(transforms))
-    return str(caught.value)
+    error = caught.value
+    return error.code, error.argument, int(error.position[-2]), error.transform
 
 
 class TestRefusals:
     @both_versions
     def test_normalize_of_what_is_not_float(self, version: Any) -> None:
-        name = re.escape("v2.Normalize" if version is v2 else "Normalize")
+        name = "v2.Normalize" if version is v2 else "Normalize"
         normalize = version.Normalize(MEAN, STD)
-        works = f"{name}: it works on float tensors; put "
-        assert re.match(rf"transform.transforms\[0\]: {works}ToTensor\(\) before it", refused(normalize, v1.ToTensor()))
-        assert re.match(
-            rf"transform.transforms\[1\]: {works}ConvertImageDtype\(torch.float32\) before it",
-            refused(v1.PILToTensor(), normalize),
-        )
+        assert refused(normalize, v1.ToTensor()) == ("wrong-place", "", 0, name)
+        assert refused(v1.PILToTensor(), normalize) == ("wrong-place", "", 1, name)
 
     @both_versions
     def test_normalize_with_numbers_that_do_not_fit(self, version: Any) -> None:
-        assert "[1]" in refused(v1.ToTensor(), version.Normalize([0.5, 0.5], STD))
-        assert "mean has 2 values for images of 3 channels" in refused(v1.ToTensor(), version.Normalize([0.5] * 2, STD))
-        assert "std has 4 values" in refused(v1.ToTensor(), version.Normalize(MEAN, [1.0] * 4))
-        assert "std=(1.0, 0.0, 1.0) has a zero" in refused(v1.ToTensor(), version.Normalize(MEAN, [1, 0, 1]))
+        name = "v2.Normalize" if version is v2 else "Normalize"
+        for argument, mean, std in (
+            ("mean", [0.5] * 2, STD),
+            ("std", MEAN, [1.0] * 4),
+            ("std", MEAN, [1, 0, 1]),
+        ):
+            assert refused(v1.ToTensor(), version.Normalize(mean, std)) == ("invalid", argument, 1, name)
 
     def test_a_second_conversion_to_a_tensor_raises_in_v1(self) -> None:
-        again = "transform.transforms[1]: {}: the image is a tensor already at this point; leave this one out"
-        assert refused(v1.ToTensor(), v1.ToTensor()) == again.format("ToTensor")
-        assert refused(v1.ToTensor(), v1.PILToTensor()) == again.format("PILToTensor")
+        assert refused(v1.ToTensor(), v1.ToTensor()) == ("wrong-place", "", 1, "ToTensor")
+        assert refused(v1.ToTensor(), v1.PILToTensor()) == ("wrong-place", "", 1, "PILToTensor")
 
     def test_v1_converts_tensors_only(self) -> None:
-        message = refused(v1.ConvertImageDtype(torch.float32), v1.ToTensor())
-        assert message == "transform.transforms[0]: ConvertImageDtype: it works on tensors; put PILToTensor() before it"
+        found = refused(v1.ConvertImageDtype(torch.float32), v1.ToTensor())
+        assert found == ("wrong-place", "", 0, "ConvertImageDtype")
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int16])
     def test_other_dtypes(self, dtype: torch.dtype) -> None:
-        expected = f"from torch.uint8 to {dtype} is not translated; to torch.float32 is"
-        assert refused(v1.PILToTensor(), v1.ConvertImageDtype(dtype)).endswith(f"[1]: ConvertImageDtype: {expected}")
-        assert refused(v2.ToImage(), v2.ToDtype(dtype, scale=True)).endswith(f"[1]: v2.ToDtype: {expected}")
+        unsupported = "unsupported-argument", "dtype", 1
+        assert refused(v1.PILToTensor(), v1.ConvertImageDtype(dtype)) == (*unsupported, "ConvertImageDtype")
+        assert refused(v2.ToImage(), v2.ToDtype(dtype, scale=True)) == (*unsupported, "v2.ToDtype")
 
     def test_back_to_bytes(self) -> None:
-        expected = "from torch.float32 to torch.uint8 is not translated; to torch.float32 is"
-        assert refused(v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)).endswith(expected)
+        found = refused(v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True))
+        assert found == ("unsupported-argument", "dtype", 1, "v2.ToDtype")
 
     def test_a_dtype_for_each_kind_of_tensor(self) -> None:
-        message = refused(v2.ToImage(), v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}))
-        assert "[1]: v2.ToDtype: from torch.uint8 to {" in message
+        found = refused(v2.ToImage(), v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}))
+        assert found == ("unsupported-argument", "dtype", 1, "v2.ToDtype")
