@@ -329,7 +329,9 @@ def plant(mutation: Mutation, package: Path) -> None:
     file = package / mutation.file
     text = file.read_text()
     if text.count(mutation.before) != 1:
-        raise ValueError(f"{mutation.name!r}: {mutation.file} holds {mutation.before!r} {text.count(mutation.before)} times")
+        raise ValueError(
+            f"{mutation.name!r}: {mutation.file} holds {mutation.before!r} {text.count(mutation.before)} times"
+        )
     file.write_text(text.replace(mutation.before, mutation.after))
 
 
@@ -340,7 +342,15 @@ def first_failure(mutation: Mutation) -> str:
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.pyc", "build", "*.egg-info"))
         plant(mutation, copy / "proxyloader")
         tests = [str(copy / "tests" / name) for name in mutation.tests.split()]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--durations=0", f"--rootdir={copy}", f"-c={copy / 'setup.cfg'}"]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--durations=0",
+            f"--rootdir={copy}",
+            f"-c={copy / 'setup.cfg'}",
+        ]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     if done.returncode == TESTS_FAILED:
