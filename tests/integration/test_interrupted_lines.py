@@ -22,6 +22,8 @@ from proxyloader import DataLoader, FileReaderLoader, pipelines
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
 from proxyloader.loader.submitter import RunSubmitter
+from proxyloader.reader.epochs import ReaderEpochs
+from proxyloader.reader.loops import ReaderLoops
 
 from ..faults import Spelled
 from ..limits import STOP_S, WAIT_S
@@ -299,10 +301,11 @@ def test_an_interrupt_when_a_readers_lock_is_given_back_ends_the_loop(root: Path
     loader = reader_of(root, "cpu")
     batches: Any = loader if of_its_own else iter(loader)
     next(batches)
-    before, loader._lock = loader._lock, InterruptedWhenGivenBack(last=2 if of_its_own else 1)  # type: ignore[assignment]
+    loops = loader._loops
+    before, loops.lock = loops.lock, InterruptedWhenGivenBack(last=2 if of_its_own else 1)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    loader._lock = before
+    loops.lock = before
     if of_its_own:
         assert len([next(batches) for _ in range(len(loader))]) == IMAGES // 6  # a new epoch, whole
     else:
@@ -343,8 +346,18 @@ def test_an_interrupt_when_a_reader_has_taken_a_batch_ends_the_loop(
     loader = reader_of(root, device)
     batches = iter(loader)
     next(batches)
-    with interrupted_in(FileReaderLoader, "_as_torch", monkeypatch):
+    with interrupted_in(ReaderLoops, "_as_torch", monkeypatch):
         next(batches)
     with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
+        next(batches)
+    assert len(list(loader)) == IMAGES // 6
+
+
+def test_an_interrupt_before_a_reader_has_taken_a_batch_leaves_the_next_loop_whole(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = reader_of(root, "cpu")
+    batches = iter(loader)
+    with interrupted_in(ReaderEpochs, "next_batch", monkeypatch):
         next(batches)
     assert len(list(loader)) == IMAGES // 6
