@@ -737,7 +737,7 @@ def test_the_server_goes_by_its_name() -> None:
 
 
 def test_the_help_of_a_server_is_ours() -> None:
-    for thing in (ProxyServer, ProxyServer.__init__, ProxyServer.resume):
+    for thing in (ProxyServer, ProxyServer.__init__, ProxyServer.produce_data):
         assert thing.__doc__ and "DALIPipelineRunRef" not in thing.__doc__
 
 
