@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -232,6 +233,17 @@ def test_how_long_something_may_take_is_said_in_one_place() -> None:
     assert [line for line in lines if re.search("|".join(LIMITS), line)] == []
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests", "docs"])
+def test_what_is_imported_from_the_package_is_there(folder: str) -> None:
+    for script in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(script.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "proxyloader":
+                module = importlib.import_module(node.module or "")
+                for name in (alias.name for alias in node.names):
+                    is_there = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                    assert is_there, f"{script}:{node.lineno} imports {node.module}.{name}"
+
+
 def test_every_number_has_its_record() -> None:
     for script in (ROOT / "benchmarks").glob("*.py"):
         assert (ROOT / "benchmarks" / "results" / f"{script.stem}.jsonl").exists(), script.name
@@ -253,11 +265,17 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "imagenet.py --archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
+        pytest.param(
+            "imagenet.py --archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
+            marks=pytest.mark.exhaustive,
+        ),
         "parts.py --images 16",
-        "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
+        pytest.param(
+            "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
+            marks=pytest.mark.exhaustive,
+        ),
         "soak.py --minutes 0.05 --pictures 720",
-        "training_curves.py --images 64 --epochs 1 --runs 2",
+        pytest.param("training_curves.py --images 64 --epochs 1 --runs 2", marks=pytest.mark.exhaustive),
         "transforms.py --images 4 --rounds 1 --only hue RandAugment",
     ],
     ids=lambda arguments: arguments.split(".py")[0],

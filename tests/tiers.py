@@ -5,6 +5,8 @@ run takes a part of these products:
 
 - With workers that are not forked: in each file the first test for each other way to start them.
 - Of three parameters or more: as few tests as have each pair of values.
+- Of scripts that each need a process of their own: those that ``by_default`` is given the names of.
+- What has the marker ``exhaustive`` in its file is left out: other backends, and measurements of a whole benchmark.
 
 Tests that need a GPU are collected where there is one, or where ``PROXYLOADER_REQUIRE_GPU=1`` says that there must be.
 A test that is named on the command line is run, whatever it belongs to.
@@ -15,14 +17,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 import torch
 
 NOT_FORKED = {"spawn", "forkserver"}
-
-Pair = tuple[tuple[str, int], ...]
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,6 +56,19 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     return later
 
 
+def by_default(cases: Mapping[str, Any], *names: str) -> list[Any]:
+    """Parameters, of which the default run takes those with these names."""
+    assert set(names) <= cases.keys()
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            id=name,
+            marks=() if name in names else pytest.mark.exhaustive,
+        )
+        for name, case in cases.items()
+    ]
+
+
 def _values(item: pytest.Item) -> dict[str, object]:
     callspec = getattr(item, "callspec", None)
     return {} if callspec is None else callspec.params
@@ -62,11 +76,11 @@ def _values(item: pytest.Item) -> dict[str, object]:
 
 def _with_each_pair(product: list[pytest.Item]) -> list[pytest.Item]:
     """Some of the tests of one function, so that each pair of two parameters' values is in one of them."""
-    indices = [getattr(getattr(item, "callspec", None), "indices", {}) for item in product]
-    varied = [name for name in indices[0] if len({each.get(name) for each in indices}) > 1]
+    values = [{name: id(value) for name, value in _values(item).items()} for item in product]
+    varied = [name for name in values[0] if len({each.get(name) for each in values}) > 1]
     if len(varied) < 3:
         return product
-    pairs = [set(itertools.combinations([(name, each.get(name, 0)) for name in varied], 2)) for each in indices]
+    pairs = [set(itertools.combinations([(name, each.get(name, 0)) for name in varied], 2)) for each in values]
     missing, chosen = set().union(*pairs), []
     while missing:
         best = max(range(len(product)), key=lambda k: len(pairs[k] & missing))

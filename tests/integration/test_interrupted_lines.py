@@ -21,6 +21,7 @@ from nvidia.dali.backend import TensorCPU, TensorGPU
 from proxyloader import DataLoader, FileReaderLoader, pipelines
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
+from proxyloader.loader.plan_servers import PlanServers
 from proxyloader.loader.submitter import RunSubmitter
 from proxyloader.reader.epochs import ReaderEpochs
 from proxyloader.reader.loops import ReaderLoops
@@ -212,7 +213,7 @@ def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were
     loader = DataLoader(Spelled(root), BATCH, num_workers=2, persistent_workers=True, device=device)
     older = iter(loader)
     numbers_of(next(older))
-    with interrupted_in(DataLoader, "_servers_for", monkeypatch):
+    with interrupted_in(PlanServers, "of", monkeypatch):
         iter(loader)
     with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken its persistent workers"):
         list(older)
