@@ -4,7 +4,8 @@ Many tests are run for each device, each way to start workers, each kind of load
 run takes a part of these products:
 
 - With workers that are not forked: in each file the first test for each other way to start them.
-- Of three parameters or more: as few tests as have each pair of values.
+- Of three parameters or more: as few tests as have each pair of values. On a GPU, where building a pipeline takes most
+  of a test's time, of two parameters or more: as few as have each value.
 - Of scripts that each need a process of their own: those that ``by_default`` is given the names of.
 - What has the marker ``exhaustive`` in its file is left out: other backends, and measurements of a whole benchmark.
 
@@ -51,8 +52,8 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         elif (item.path, *sorted(started)) in seen:
             later.add(item)
         seen.add((item.path, *sorted(started)))
-    for product in products.values():
-        later |= set(product) - set(_with_each_pair(product))
+    for (*_, is_on_gpu), product in products.items():
+        later |= set(product) - set(_with_each(1 if is_on_gpu else 2, product))
     return later
 
 
@@ -74,16 +75,16 @@ def _values(item: pytest.Item) -> dict[str, object]:
     return {} if callspec is None else callspec.params
 
 
-def _with_each_pair(product: list[pytest.Item]) -> list[pytest.Item]:
-    """Some of the tests of one function, so that each pair of two parameters' values is in one of them."""
+def _with_each(together: int, product: list[pytest.Item]) -> list[pytest.Item]:
+    """Some of the tests of one function, so that each value of a parameter, or each pair of two, is in one of them."""
     values = [{name: id(value) for name, value in _values(item).items()} for item in product]
     varied = [name for name in values[0] if len({each.get(name) for each in values}) > 1]
-    if len(varied) < 3:
+    if len(varied) <= together:
         return product
-    pairs = [set(itertools.combinations([(name, each.get(name, 0)) for name in varied], 2)) for each in values]
-    missing, chosen = set().union(*pairs), []
+    found = [set(itertools.combinations([(name, each.get(name, 0)) for name in varied], together)) for each in values]
+    missing, chosen = set().union(*found), []
     while missing:
-        best = max(range(len(product)), key=lambda k: len(pairs[k] & missing))
-        missing -= pairs[best]
+        best = max(range(len(product)), key=lambda k: len(found[k] & missing))
+        missing -= found[best]
         chosen.append(product[best])
     return chosen
