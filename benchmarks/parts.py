@@ -36,7 +36,7 @@ from proxyloader import compile_transforms, wrap
 from proxyloader.dali.api import fn, pipeline_def, types
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
-from proxyloader.dali.server import ProxyServer
+from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg_integrity import ScanStatus, is_whole
 from proxyloader.make_dataset import make_dataset
@@ -90,7 +90,7 @@ def road(root: str) -> dict[str, float]:
     request = BatchRequest(0, 0, list(range(len(dataset))), batched=True, slot=0)
     batch = packed.__getitems__(request)
     plan = dataset.transform.plan
-    server = ProxyServer(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))
+    server = RunQueue(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))
     submitted = []
 
     def submit() -> None:
@@ -134,10 +134,10 @@ def crops(root: str) -> dict[str, float]:
         return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mirror=mirror)
 
     servers = {
-        "DALI: crop decoded alone": ProxyServer(
+        "DALI: crop decoded alone": RunQueue(
             build_pipeline(dataset.transform.plan, PipelineOptions(len(dataset), num_threads=1))
         ),
-        "DALI: whole image decoded, then cropped": ProxyServer(whole()),
+        "DALI: whole image decoded, then cropped": RunQueue(whole()),
     }
     spent: dict[str, list[float]] = {name: [] for name in servers}
     for _ in range(7):
@@ -154,7 +154,7 @@ def progressive(root: str) -> dict[str, float]:
         Image.open(path).save(file, "JPEG", quality=93, progressive=True)
         files.append(file.getvalue())
     on_gpu = torch.cuda.is_available()
-    server = ProxyServer(
+    server = RunQueue(
         build_pipeline(
             compile_transforms(PILToTensor()).plan,
             PipelineOptions(len(files), device_id=0 if on_gpu else None, num_threads=4, hw_decoder_load=1.0),

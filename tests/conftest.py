@@ -20,8 +20,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
 
 import proxyloader
-from proxyloader import ProxyServer
 from proxyloader.dali.build import PipelineOptions, build_pipeline
+from proxyloader.dali.run_queue import RunQueue
 from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.registry import plan_for
 
@@ -68,7 +68,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def loaded_decoder(photos: Path) -> object:
     """DALI loads its decoders with the first pipeline that has one, which takes most of its start on a GPU, and lets
     them go with the last. So one stays, which has decoded."""
-    server = ProxyServer(
+    server = RunQueue(
         build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1, hw_decoder_load=0.0))
     )
     server.collect(server.submit([[np.fromfile(next(photos.rglob("*.jpg")), np.uint8)]]))

@@ -24,11 +24,14 @@ from PIL import Image, ImageChops, _imaging
 
 from proxyloader.make_dataset import make_dataset
 
+from .tiers import by_default
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py"))
 STOCK, SWAPPED = "train_torchvision.py", "train_proxyloader.py"
 DATASET, PIPELINE, OPERATOR = "custom_dataset.py", "custom_pipeline.py", "custom_operator.py"
 GALLERY, CLASSES, DETERMINISM = "rotation_gallery.py", "class_style_pipeline.py", "determinism.py"
+RUN_BY_DEFAULT = SWAPPED, DATASET, PIPELINE, OPERATOR
 IMAGENET = "imagenet/train.py"
 OF_DALI = (PIPELINE, OPERATOR, GALLERY, CLASSES, DETERMINISM)
 TRAIN = "{data} --arch resnet18 --size 64 --epochs 1 --batch-size 16 --workers 1 --lr 1e-4 --out {out}"
@@ -142,7 +145,7 @@ def test_the_table_has_a_row_for_every_script_in_the_folder() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", by_default({script: script for script in SCRIPTS}, *RUN_BY_DEFAULT))
 def test_it_runs_and_leaves_its_files(script: str, finished: Callable[[str], Run]) -> None:
     done = finished(script)
     assert_ran_well(done)

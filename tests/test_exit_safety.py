@@ -13,6 +13,7 @@ import pytest
 from .faults import HEADER, assert_gone, children_of, training
 from .limits import ERROR_S, WAIT_S
 from .numbered import spell_dataset
+from .tiers import by_default
 
 IMAGES = 48
 
@@ -102,7 +103,18 @@ LEFT_OPEN = {
 }
 
 
-@pytest.mark.parametrize("body", LEFT_OPEN.values(), ids=LEFT_OPEN.keys())
+@pytest.mark.parametrize(
+    "body",
+    by_default(
+        LEFT_OPEN,
+        "an iterator in a cycle",
+        "several loaders",
+        "spawned workers",
+        "a server under a stock loader",
+        "a loader in which DALI reads",
+        "cells of a notebook",
+    ),
+)
 def test_a_script_that_leaves_it_open_ends_without_a_word(root: Path, tmp_path: Path, body: str) -> None:
     assert ended(tmp_path, root, body) == (0, "", "")
 
@@ -114,7 +126,7 @@ GOING_ON = {
 }
 
 
-@pytest.mark.parametrize("body", GOING_ON.values(), ids=GOING_ON.keys())
+@pytest.mark.parametrize("body", by_default(GOING_ON, "with workers", "that build pipelines"))
 def test_threads_that_go_on_end_without_a_word(root: Path, tmp_path: Path, body: str) -> None:
     script = f"""
         def train(loader):
@@ -144,7 +156,9 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["DataLoader", "torch.utils.data.DataLoader"])
+@pytest.mark.parametrize(
+    "kind", ["DataLoader", pytest.param("torch.utils.data.DataLoader", marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(("ending", "status", "last"), ENDINGS.values(), ids=ENDINGS.keys())
 def test_a_script_ends_as_it_was_told(
     root: Path, tmp_path: Path, kind: str, ending: str, status: int, last: str
@@ -200,7 +214,7 @@ FORKED = {
 }
 
 
-@pytest.mark.parametrize("body", FORKED.values(), ids=FORKED.keys())
+@pytest.mark.parametrize("body", by_default(FORKED, "with an iterator of its own"))
 def test_a_forked_child_ends_without_a_word(root: Path, tmp_path: Path, body: str) -> None:
     script = f"""
         from tests.integration.roads import picture_pipeline

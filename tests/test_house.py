@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -18,6 +20,7 @@ from torchvision.datasets import ImageFolder
 import proxyloader
 
 from .imports import MODULES, PACKAGE, folder_of, imports
+from .mutations import MUTATIONS, Mutation, plant
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -126,6 +129,42 @@ def test_only_one_module_imports_dali_and_what_measures_its_own_loaders(module: 
     assert named == (str(module) in ("dali/api.py", "tools/bench/dali_cases.py"))
 
 
+MANY_ARGUMENTS = {"DataLoader", "FileReaderLoader"}
+"""Classes whose constructors the user calls, with each argument on a line of its own."""
+
+
+def lines_without_docstring(node: ast.ClassDef | ast.FunctionDef) -> int:
+    assert node.end_lineno is not None
+    docstring = node.body[0] if ast.get_docstring(node) is not None else None
+    lines = node.end_lineno - node.lineno + 1
+    return lines if docstring is None else lines - (docstring.end_lineno or 0) + docstring.lineno - 1
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_rooms_are_small(module: Path) -> None:
+    source = (PACKAGE / module).read_text()
+    assert source.count("\n") <= 400
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            assert lines_without_docstring(node) <= 200, node.name
+            constructors = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+            for each in constructors if node.name not in MANY_ARGUMENTS else []:
+                assert len(each.args.args) + len(each.args.kwonlyargs) - 1 <= 8, node.name
+                assert lines_without_docstring(each) <= 50, node.name
+        elif isinstance(node, ast.FunctionDef) and node.name != "__init__":
+            assert lines_without_docstring(node) <= 50, node.name
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+def test_each_fault_of_the_mutation_check_can_be_planted(mutation: Mutation, tmp_path: Path) -> None:
+    copy = tmp_path / mutation.file
+    copy.parent.mkdir(parents=True)
+    copy.write_text((PACKAGE / mutation.file).read_text())
+    plant(mutation, tmp_path)
+    compile(copy.read_text(), copy, "exec")
+    assert all((ROOT / "tests" / name).exists() for name in mutation.tests.split())
+
+
 class SaysIfDaliIsLoaded(ImageFolder):
     def __getitem__(self, index: int) -> Any:
         return *super().__getitem__(index), "nvidia.dali" in sys.modules
@@ -194,6 +233,17 @@ def test_how_long_something_may_take_is_said_in_one_place() -> None:
     assert [line for line in lines if re.search("|".join(LIMITS), line)] == []
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests", "docs"])
+def test_what_is_imported_from_the_package_is_there(folder: str) -> None:
+    for script in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(script.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "proxyloader":
+                module = importlib.import_module(node.module or "")
+                for name in (alias.name for alias in node.names):
+                    is_there = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                    assert is_there, f"{script}:{node.lineno} imports {node.module}.{name}"
+
+
 def test_every_number_has_its_record() -> None:
     for script in (ROOT / "benchmarks").glob("*.py"):
         assert (ROOT / "benchmarks" / "results" / f"{script.stem}.jsonl").exists(), script.name
@@ -215,11 +265,17 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "imagenet.py --archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
+        pytest.param(
+            "imagenet.py --archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
+            marks=pytest.mark.exhaustive,
+        ),
         "parts.py --images 16",
-        "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
+        pytest.param(
+            "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
+            marks=pytest.mark.exhaustive,
+        ),
         "soak.py --minutes 0.05 --pictures 720",
-        "training_curves.py --images 64 --epochs 1 --runs 2",
+        pytest.param("training_curves.py --images 64 --epochs 1 --runs 2", marks=pytest.mark.exhaustive),
         "transforms.py --images 4 --rounds 1 --only hue RandAugment",
     ],
     ids=lambda arguments: arguments.split(".py")[0],

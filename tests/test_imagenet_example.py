@@ -19,11 +19,14 @@ import torch
 from proxyloader.make_dataset import make_dataset
 
 from .faults import WITH_THE_PROJECT
+from .tiers import by_default
 
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali")
+
+PROXY_BY_DEFAULT = pytest.mark.parametrize("backend", by_default({name: name for name in BACKENDS}, "proxy"))
 IMAGES, VAL_IMAGES = 512, 128
 EPOCHS = 5
 SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.1", "--warmup-epochs", "1"]
@@ -79,7 +82,7 @@ def logs(learnable: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@PROXY_BY_DEFAULT
 def test_two_processes_see_each_image_once_in_an_epoch_and_learn(logs: Any, backend: str) -> None:
     log = logs(backend, 2)
     assert [line["epoch"] for line in log] == list(range(1, EPOCHS + 1))
@@ -90,12 +93,14 @@ def test_two_processes_see_each_image_once_in_an_epoch_and_learn(logs: Any, back
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_backend_comes_as_far_as_pytorch(logs: Any) -> None:
     best = {backend: max(line["top1"] for line in logs(backend, 2)) for backend in BACKENDS}
     assert min(best.values()) > best["pytorch"] - 20, best
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_learn_as_one_does_with_batches_of_the_same_images(logs: Any) -> None:
     one, two = logs("proxy", 1), logs("proxy", 2)
     assert abs(one[-1]["loss"] - two[-1]["loss"]) < 0.4
@@ -103,6 +108,7 @@ def test_two_processes_learn_as_one_does_with_batches_of_the_same_images(logs: A
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["proxy", "dali"])
 def test_four_processes_see_each_image_once(small: Path, tmp_path: Path, backend: str) -> None:
     (line,) = trained(small, tmp_path, "--data-backend", backend, "--batch-size", 8, "--epochs", 1, ranks=4)
@@ -110,7 +116,7 @@ def test_four_processes_see_each_image_once(small: Path, tmp_path: Path, backend
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@PROXY_BY_DEFAULT
 def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str) -> None:
     options = ["--data-backend", backend, "--batch-size", 16, "--epochs", 2]
     first, again = (trained(small, tmp_path / name, *options) for name in ("first", "again"))
@@ -119,7 +125,10 @@ def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "backend"), [(1, "dali"), (2, "proxy"), (2, "dali")])
+@pytest.mark.parametrize(
+    ("ranks", "backend"),
+    by_default({"1-dali": (1, "dali"), "2-proxy": (2, "proxy"), "2-dali": (2, "dali")}, "2-proxy"),
+)
 def test_a_training_that_was_stopped_in_mid_epoch_ends_as_if_it_had_not_been(
     small: Path, tmp_path: Path, ranks: int, backend: str
 ) -> None:
@@ -281,6 +290,7 @@ def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_was_finished_says_so_and_more_epochs_go_on(small: Path, tmp_path: Path) -> None:
     options = [small, *TINY, "--data-backend", "synthetic", "--out", tmp_path]
     assert "epoch   1: " in run(*options, "--epochs", 1).stdout
@@ -290,6 +300,7 @@ def test_a_run_that_was_finished_says_so_and_more_epochs_go_on(small: Path, tmp_
     assert "epoch   2: " in run(*options, "--epochs", 2, "--resume").stdout
 
 
+@pytest.mark.exhaustive
 def test_what_was_left_of_other_epochs_is_not_taken_up(small: Path, tmp_path: Path) -> None:
     options = ["--data-backend", "synthetic", "--epochs", 1, "--out", tmp_path]
     assert run(small, *SMALL, *options, "--batch-size", 8, "--max-steps", 5).returncode == 0
@@ -298,6 +309,7 @@ def test_what_was_left_of_other_epochs_is_not_taken_up(small: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_without_images_to_validate_wait_for_nobody(small: Path, tmp_path: Path) -> None:
     one_class = min(path for path in (small / "train").iterdir() if path.is_dir())
     for part, images in (("train", 8), ("val", 1)):

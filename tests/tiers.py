@@ -4,7 +4,10 @@ Many tests are run for each device, each way to start workers, each kind of load
 run takes a part of these products:
 
 - With workers that are not forked: in each file the first test for each other way to start them.
-- Of three parameters or more: as few tests as have each pair of values.
+- Of three parameters or more: as few tests as have each pair of values. On a GPU, where building a pipeline takes most
+  of a test's time, of two parameters or more: as few as have each value.
+- Of scripts that each need a process of their own: those that ``by_default`` is given the names of.
+- What has the marker ``exhaustive`` in its file is left out: other backends, and measurements of a whole benchmark.
 
 Tests that need a GPU are collected where there is one, or where ``PROXYLOADER_REQUIRE_GPU=1`` says that there must be.
 A test that is named on the command line is run, whatever it belongs to.
@@ -15,14 +18,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 import torch
 
 NOT_FORKED = {"spawn", "forkserver"}
-
-Pair = tuple[tuple[str, int], ...]
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,9 +52,22 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         elif (item.path, *sorted(started)) in seen:
             later.add(item)
         seen.add((item.path, *sorted(started)))
-    for product in products.values():
-        later |= set(product) - set(_with_each_pair(product))
+    for (*_, is_on_gpu), product in products.items():
+        later |= set(product) - set(_with_each(1 if is_on_gpu else 2, product))
     return later
+
+
+def by_default(cases: Mapping[str, Any], *names: str) -> list[Any]:
+    """Parameters, of which the default run takes those with these names."""
+    assert set(names) <= cases.keys()
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            id=name,
+            marks=() if name in names else pytest.mark.exhaustive,
+        )
+        for name, case in cases.items()
+    ]
 
 
 def _values(item: pytest.Item) -> dict[str, object]:
@@ -60,16 +75,16 @@ def _values(item: pytest.Item) -> dict[str, object]:
     return {} if callspec is None else callspec.params
 
 
-def _with_each_pair(product: list[pytest.Item]) -> list[pytest.Item]:
-    """Some of the tests of one function, so that each pair of two parameters' values is in one of them."""
-    indices = [getattr(getattr(item, "callspec", None), "indices", {}) for item in product]
-    varied = [name for name in indices[0] if len({each.get(name) for each in indices}) > 1]
-    if len(varied) < 3:
+def _with_each(together: int, product: list[pytest.Item]) -> list[pytest.Item]:
+    """Some of the tests of one function, so that each value of a parameter, or each pair of two, is in one of them."""
+    values = [{name: id(value) for name, value in _values(item).items()} for item in product]
+    varied = [name for name in values[0] if len({each.get(name) for each in values}) > 1]
+    if len(varied) <= together:
         return product
-    pairs = [set(itertools.combinations([(name, each.get(name, 0)) for name in varied], 2)) for each in indices]
-    missing, chosen = set().union(*pairs), []
+    found = [set(itertools.combinations([(name, each.get(name, 0)) for name in varied], together)) for each in values]
+    missing, chosen = set().union(*found), []
     while missing:
-        best = max(range(len(product)), key=lambda k: len(pairs[k] & missing))
-        missing -= pairs[best]
+        best = max(range(len(product)), key=lambda k: len(found[k] & missing))
+        missing -= found[best]
         chosen.append(product[best])
     return chosen

@@ -10,6 +10,7 @@ __all__ = [
     "output_format",
     "plan_server",
     "run",
+    "run_queue",
     "server",
 ]
 """What other folders may import."""

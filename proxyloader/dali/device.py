@@ -55,3 +55,8 @@ def _of_this_process() -> int:
     """
     current, rank = torch.cuda.current_device(), os.environ.get("LOCAL_RANK", "")
     return int(rank) if current == 0 and rank.isdecimal() and int(rank) < torch.cuda.device_count() else current
+
+
+def current_stream(device_id: int | None) -> torch.cuda.Stream | None:
+    """Of a GPU; None for the CPU."""
+    return torch.cuda.current_stream(device_id) if device_id is not None and torch.cuda.is_available() else None

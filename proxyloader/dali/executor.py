@@ -341,6 +341,12 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
+def error_of_run(error: Exception, device_id: int | None, size: int) -> Exception:
+    """What a run of so many samples failed with, without the frames that would hold the run."""
+    found = out_of_memory(error, device_id, f"a batch of {size}") if is_out_of_memory(error) else error
+    return found.with_traceback(None)
+
+
 def out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
     """What to raise in the place of DALI's error: torch's, whose users catch it."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError

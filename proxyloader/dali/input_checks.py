@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError
 from . import api, executor
+from .run import Kinds
 
 
 def fed_sources(pipeline: Any) -> list[Any]:
@@ -44,12 +46,58 @@ def fed_sources(pipeline: Any) -> list[Any]:
     return sources
 
 
-def check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None, int | None]) -> None:
+class InputKinds:
+    """The kinds of a pipeline's inputs: those that it declares, and those that it was given.
+
+    Attributes:
+        taken: of runs that succeeded; None: there was none.
+        failed: of the last run, where that failed.
+    """
+
+    def __init__(self, pipeline: Any, sources: list[Any]) -> None:
+        self._pipeline = pipeline
+        self._declared = {source.name: executor.declared_kind(pipeline, source) for source in sources}
+        self.taken: Kinds | None = None
+        self.failed: Kinds | None = None
+
+    def kinds_of(self, inputs: Sequence[Any]) -> Kinds:
+        """
+        Raises:
+            InputError: a batch is too large, or the pipeline declares another kind, or decodes what is decoded.
+        """
+        if len(inputs[0]) > self._pipeline.max_batch_size:
+            raise InputError(
+                f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipeline.max_batch_size}",
+                code="large-batch",
+            )
+        kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
+        for (name, declared), kind in zip(self._declared.items(), kinds):
+            _check_declared(name, kind, declared)
+        return kinds
+
+    def check_taken(self, kinds: Kinds) -> None:
+        """
+        Raises:
+            InputError: runs of other kinds have succeeded.
+        """
+        for name, kind, taken in zip(self._declared, kinds, self.taken or kinds):
+            if kind != taken:
+                raise InputError(
+                    f"input {name!r} of the pipeline was {np.dtype(taken[0])} with {taken[1]} dimensions until now, "
+                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch. DALI takes one kind for each input"
+                )
+
+    def note_success(self, kinds: Kinds) -> None:
+        """A run has succeeded."""
+        self.taken, self.failed = self.taken or kinds, None
+
+
+def _check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None, int | None]) -> None:
     """
     Args:
         name: of an input.
         kind: (dtype, number of dimensions) of its arrays.
-        declared: the same, as ``_executor.declared_kind`` gives it.
+        declared: the same, as ``executor.declared_kind`` gives it.
 
     Raises:
         InputError: the pipeline declares another kind, or decodes them.

@@ -1,4 +1,4 @@
-"""PlanServer: runs the pipeline of a Plan, and gives its images the output format. Main process."""
+"""PlanServer: the run queue of a Plan's pipeline, which gives images the output format. Main process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from . import outputs
 from .autotune import is_to_be_tuned, tuned
 from .build import PipelineOptions, build_pipeline
 from .fused_normalize import FusedNormalize, split
-from .output_format import OutputFormat
+from .output_format import Output, OutputFormat, Outputs
 from .run import PipelineRun
-from .server import Output, Outputs, ProxyServer
+from .run_queue import RunQueue
 
 log = logging.getLogger(__name__)
 
 
-class PlanServer(ProxyServer):
-    """The server of a plan's pipeline: does to each batch what the plan leaves to be done.
+class PlanServer(RunQueue):
+    """The run queue of a plan's pipeline. It does to each batch what the plan leaves to be done.
 
     Args:
         plan: whose pipeline it is.
@@ -60,7 +60,7 @@ class PlanServer(ProxyServer):
             return
         self.settle()
         try:
-            self._pipe = build_pipeline(self._plan, settled)
+            self.pipeline = build_pipeline(self._plan, settled)
         except (torch.OutOfMemoryError, MemoryError) as error:  # for two; the one that is there does the same, slower
             log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
         else:
@@ -69,7 +69,7 @@ class PlanServer(ProxyServer):
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:
             return [_each(self._as_images, output) for output in super()._take_outputs(stream)]
-        views = [_each(self._as_images, output) for output in outputs.view_outputs(self._pipe, stream)]
+        views = [_each(self._as_images, output) for output in outputs.view_outputs(self.pipeline, stream)]
         return [_each(self._last_steps, view) for view in views]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:

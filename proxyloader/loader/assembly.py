@@ -20,9 +20,10 @@ from .options import LoaderOptions
 from .recovery import BatchRecovery, RecoveredBatch
 from .submitter import InFlightBatch
 
-if TYPE_CHECKING:  # importing the server imports DALI
+if TYPE_CHECKING:  # importing it imports DALI
+    from ..dali.output_format import Outputs
     from ..dali.run import PipelineRun
-    from ..dali.server import Outputs, ProxyServer
+    from ..dali.run_queue import RunQueue
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class BatchAssembler:
     def __init__(
         self,
         pool: WorkerPool,
-        servers: dict[str, ProxyServer],
+        servers: dict[str, RunQueue],
         errors: UnreadableSamples,
         collate_fn: Callable[[Any], Any],
         pin: bool,

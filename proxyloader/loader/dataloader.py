@@ -12,7 +12,7 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import Sampler
 
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.distributed import Auto
@@ -177,11 +177,6 @@ class DataLoader(CheckpointedLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if on_error == "replace" and isinstance(dataset, IterableDataset):
-            raise ValueError(
-                "on_error='replace' needs a dataset with indices. With an IterableDataset 'skip' leaves out what "
-                "cannot be decoded; what your __iter__ cannot open, leave out there"
-            )
         # Libraries build a loader anew from its public attributes, with a sampler of theirs. So each is an argument.
         # What has become the sampler, as shards have, is no attribute, as with torch's ``shuffle``.
         self.device = device

@@ -29,8 +29,8 @@ from ..workers.request_sampler import BatchRequest
 from .assembly import NOTHING, BatchAssembler
 from .submitter import InFlightBatch, RunSubmitter
 
-if TYPE_CHECKING:  # importing the server imports DALI
-    from ..dali.server import ProxyServer
+if TYPE_CHECKING:  # importing it imports DALI
+    from ..dali.run_queue import RunQueue
 
 
 log = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ class LoaderIterator:
         self,
         batches: Iterator[BatchMessage | PackedBatch],
         pool: WorkerPool,
-        servers: dict[str, ProxyServer],
+        servers: dict[str, RunQueue],
         loader_state: LoaderState,
         assembler: BatchAssembler,
         prefetch: int,
-        serve: Callable[[Plan], ProxyServer],
+        serve: Callable[[Plan], RunQueue],
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage | PackedBatch] | None = batches

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
+from torch.utils.data import IterableDataset
 
 from .._validation import check_int, check_num_threads
 from ..dali.device import check_device
@@ -53,13 +54,19 @@ class LoaderOptions:
             raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {self.unsupported!r}")
         check_device(self.device)
         OutputFormat(self.dtype, self.memory_format)
-        if self.server is not None and not hasattr(self.server, "submit"):
+        if self.server is not None and not hasattr(self.server, "runs"):
             raise TypeError(f"server is a proxyloader.ProxyServer, got {type(self.server).__name__}")
 
     @classmethod
     def of(cls, loader: Any) -> LoaderOptions:
         """Those that a loader has now: each is an attribute, which the user may have set anew."""
-        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+        options = cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+        if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "on_error='replace' needs a dataset with indices. With an IterableDataset 'skip' leaves out what "
+                "cannot be decoded; what your __iter__ cannot open, leave out there"
+            )
+        return options
 
     @property
     def format(self) -> OutputFormat:

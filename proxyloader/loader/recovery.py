@@ -23,8 +23,9 @@ from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler, Packer
 from ..workers.pool import WorkerPool
 
-if TYPE_CHECKING:  # importing the server imports DALI
-    from ..dali.server import Outputs, ProxyServer
+if TYPE_CHECKING:  # importing it imports DALI
+    from ..dali.output_format import Outputs
+    from ..dali.run_queue import RunQueue
 
 NO_LIMIT_PIXELS = 1 << 62
 """The worker has looked at the size already."""
@@ -52,7 +53,7 @@ class BatchRecovery:
     """
 
     def __init__(
-        self, servers: Mapping[str, ProxyServer], pool: WorkerPool, on_error: OnError, format: OutputFormat
+        self, servers: Mapping[str, RunQueue], pool: WorkerPool, on_error: OnError, format: OutputFormat
     ) -> None:
         self._servers, self._pool, self._on_error, self._format = servers, pool, on_error, format
 

@@ -20,9 +20,9 @@ from ..errors import InputError
 from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
 
-if TYPE_CHECKING:  # importing the server imports DALI
+if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run import PipelineRun
-    from ..dali.server import ProxyServer
+    from ..dali.run_queue import RunQueue
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class RunSubmitter:
         servers: by the key that runs name them with.
     """
 
-    def __init__(self, pool: WorkerPool, servers: Mapping[str, ProxyServer]) -> None:
+    def __init__(self, pool: WorkerPool, servers: Mapping[str, RunQueue]) -> None:
         self._pool, self._servers = pool, servers
         self._thread: ThreadPoolExecutor | None = None
         self._has_no_thread = False

@@ -135,6 +135,28 @@ def check_reader_options(options: Any) -> None:
         )
 
 
+STATE = {"epoch", "first_epoch", "batches", "checkpoint"}
+"""What a state has beside what it must agree with."""
+
+
+def check_state(state: Any, wanted: Mapping[str, Any]) -> None:
+    """
+    Args:
+        wanted: what the state must agree with.
+
+    Raises:
+        ValueError: it is no state, or that of another loader.
+    """
+    if not isinstance(state, dict) or not STATE | wanted.keys() <= state.keys():
+        raise ValueError(f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state)}")
+    others = [name for name, value in wanted.items() if state[name] != value]
+    if others:
+        saved, here = (", ".join(f"{name}={of[name]!r}" for name in others) for of in (state, wanted))
+        raise ValueError(
+            f"the state was saved by a loader with {saved}, and this one has {here}. Give it the same arguments"
+        )
+
+
 def as_called(function: str, options: Mapping[str, Any]) -> str:
     """For a state: a call that is written alike in two runs of a script."""
     written = (f"{name}={_written(options[name])}" for name in sorted(options.keys() - {"enable_checkpointing"}))
@@ -190,7 +212,7 @@ def what_failed(error: Exception, blamed: str) -> str:
 
     Args:
         error: DALI's.
-        blamed: what ``reader_files.find_bad_file`` says.
+        blamed: what ``bad_files.find_bad_file`` says.
     """
     if RUN_FAILED not in str(error):  # in which DALI's text quotes paths and code
         return (

@@ -12,156 +12,142 @@ or where one that was given cannot begin anew, the rest of its epoch is read and
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .._exit_safety import before_exit
-from ..dali import api, executor, jpeg_engines
+from ..dali import api, executor
 from ..data.sharded_sampler import LastBatchPolicy
 from ..errors import PipelineError
-from .arguments import names_of, what_failed, what_is_missing
+from .arguments import check_state, names_of, what_failed
+from .pipeline_factory import PipelineFactory
 
 log = logging.getLogger(__name__)
 
-NOT_ANEW = "goes on from a checkpoint, calls functions for data, or was deserialized, so it cannot begin anew"
+STATE_VERSION = 2
+
+CLOSED = "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
+
+TAKEN_OVER = (
+    "another FileReaderLoader or ProxyServer was made over this loader's pipeline, which one alone can read: "
+    "build a pipeline for each"
+)
+
+
+def shard_after(meta: Mapping[str, Any], epochs: int) -> range:
+    """The samples of the shard that is read so many epochs later, by their numbers in the reader's list."""
+    samples, shards = meta["epoch_size"], meta["number_of_shards"]
+    shard = (meta["shard_id"] + (0 if meta["stick_to_shard"] else epochs)) % shards
+    return range(shard * samples // shards, (shard + 1) * samples // shards)
+
+
+def batches_after(meta: Mapping[str, Any], epochs: int, batch_size: int, policy: LastBatchPolicy) -> int:
+    """How many that epoch has."""
+    samples, shards = int(meta["epoch_size"]), int(meta["number_of_shards"])
+    if policy is LastBatchPolicy.DROP:
+        return samples // shards // batch_size
+    if policy is LastBatchPolicy.FILL:
+        return math.ceil(math.ceil(samples / shards) / batch_size)
+    return math.ceil(len(shard_after(meta, epochs)) / batch_size)
+
+
+def warn_of_epochs(reader_name: str, meta: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Say where epochs, or shards, do not fit together.
+
+    Args:
+        meta: what the reader says of itself.
+        before: what it has said in the pipeline before, if there was one.
+    """
+    if before and before["epoch_size"] != meta["epoch_size"]:
+        log.warning(
+            "the reader lists %d samples now, and listed %d before: the data was changed. Shards that have listed "
+            "it at different times do not fit together",
+            meta["epoch_size"],
+            before["epoch_size"],
+        )
+    if not before and not meta["pad_last_batch"]:
+        log.warning(
+            "the reader %r does not pad its last batch, so epochs run into each other: "
+            "give it pad_last_batch=True for epochs in which each sample comes once",
+            reader_name,
+        )
+
+
+def iterator_over(pipeline: api.Pipeline, reader_name: str, policy: LastBatchPolicy, output_map: Sequence[str]) -> Any:
+    """DALI's. See NOTE [ Epochs of a reader ]."""
+    if policy is LastBatchPolicy.DROP and pipeline.reader_meta(reader_name)["pad_last_batch"]:
+        policy = LastBatchPolicy.FILL
+    how = {
+        "reader_name": reader_name,
+        "auto_reset": True,
+        "last_batch_policy": api.LastBatchPolicy[policy.name],
+        "prepare_first_batch": False,
+    }
+    if output_map == ["data", "label"]:
+        return api.DALIClassificationIterator(pipeline, **how)
+    return api.DALIGenericIterator(pipeline, output_map, **how)
+
+
+class Progress(enum.Enum):
+    """How far the loop over an epoch is."""
+
+    READY = "no batch was taken; the epoch may have had some before a checkpoint"
+    UNDER_WAY = "batches were taken"
+    BROKEN = "it failed, or was interrupted, so that DALI's iterator may have lost count"
+    OVER = "all batches were taken"
 
 
 class ReaderEpochs:
     """The batches of a pipeline and of DALI's iterator over it, epoch by epoch.
 
     Args:
-        built: from the number of an epoch to the pipeline that begins with it; and from DALI's checkpoint, or None, to
-            go on with that.
-        reader_name: of the reader that says how long an epoch is.
+        factory: gives the pipeline; after a loop that was left early, another one or the same.
         policy: what becomes of a shard's last batch.
         output_map: names of the pipeline's outputs, or None for the usual ones.
-        is_given: ``built`` gives the same pipeline again and again, which was made by the user.
-        find_bad_file: from DALI's error, and ``batch``, the numbers of the samples in it, to what is known of the file.
 
     Raises:
         FileNotFoundError, ValueError: see ``FileReaderLoader``.
     """
 
-    STATE = ("samples", "epoch", "first_epoch", "batches", "checkpoint")
-
-    def __init__(
-        self,
-        built: Callable[..., api.Pipeline],
-        reader_name: str,
-        policy: LastBatchPolicy,
-        output_map: Sequence[str] | None,
-        is_given: bool,
-        find_bad_file: Callable[..., str],
-    ) -> None:
-        self._built, self._reader_name, self._policy, self.is_given = built, reader_name, policy, is_given
-        self._to_blame = find_bad_file
+    def __init__(self, factory: PipelineFactory, policy: LastBatchPolicy, output_map: Sequence[str] | None) -> None:
+        self.factory, self._policy = factory, policy
         self._epoch = 0  # the one that is under way, or comes next
         self._meta: dict[str, Any] = {}  # what the reader says of itself
-        self._handed_out, self._is_over = 0, False  # of the one under way
-        self._goes_on = False  # what is to begin is the middle of an epoch
-        self._is_broken = False
-        self._why_closed = "this FileReaderLoader was closed, or belongs to the process that this one was forked from"
+        self._why_closed = ""  # for ever, and by other threads, too, so it is no state of the loop
         self._open(output_map)
 
     @before_exit()
     def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
         """Build the pipeline, and DALI's iterator over it."""
-        if self.is_closed:
+        if self._why_closed:
             raise RuntimeError(self._why_closed)
         self._batches: Any = None
         self._pipeline: api.Pipeline | None = None  # or two would be in memory
-        pipeline = self._built(self._epoch, checkpoint)
-        executor.take_over(pipeline, self)
-        if executor.is_under_way(pipeline):
-            if not executor.begins_anew(pipeline):
-                raise ValueError(f"somebody else has begun an epoch of the pipeline, which {NOT_ANEW}: define it again")
-            log.warning("somebody else has begun an epoch of the pipeline, and left it; it begins anew")
-            executor.take_apart(pipeline)
-        try:
-            jpeg_engines.build(pipeline)
-        except RuntimeError as error:
-            missing = what_is_missing(error)
-            if missing is None:
-                raise
-            raise missing from error
-        fed = executor.fed_by_hand(pipeline)
-        if fed:
-            raise ValueError(
-                f"the pipeline is to be fed by hand: {', '.join(fed)}. FileReaderLoader feeds nothing: give "
-                "fn.external_source a source=, or the pipeline to a ProxyServer"
-            )
-        readers = pipeline.reader_meta()
-        if self._reader_name not in readers:
-            advice = f"Name it: fn.readers.file(name={self._reader_name!r}, ...), or give the name as reader_name"
-            if not self.is_given:
-                advice = (
-                    "Call source() in the pipeline function, which adds it, and return what comes of it: "
-                    "encoded, labels = source()"
-                )
-            raise ValueError(
-                f"the pipeline has no reader named {self._reader_name!r}; it has {', '.join(readers) or 'none'}. "
-                f"{advice}"
-            )
-        samples, self._meta = self._meta.get("epoch_size"), readers[self._reader_name]
-        if samples not in (None, self.samples):
-            log.warning(
-                "the reader lists %d samples now, and listed %d before: the data was changed. Shards that have listed "
-                "it at different times do not fit together",
-                self.samples,
-                samples,
-            )
+        self._progress, self._handed_out = Progress.READY, 0
+        pipeline, reader = self.factory.build(self._epoch, checkpoint, owner=self), self.factory.reader_name
+        before, self._meta = self._meta, pipeline.reader_meta(reader)
+        warn_of_epochs(reader, self._meta, before)
         self._first_epoch = self._epoch  # of this pipeline, which is on the shard that it says
         self.output_map = names_of(output_map, pipeline.num_outputs)
-        self._batches = self._iterator_over(pipeline)
-        self._pipeline, self._at_start, self._is_broken = pipeline, True, False
+        self._batches = iterator_over(pipeline, reader, self._policy, self.output_map)
         self._handed_out = executor.batches_before(pipeline)
-        self._goes_on = self._handed_out > 0
-
-    def _iterator_over(self, pipeline: api.Pipeline) -> Any:
-        padded = bool(self._meta["pad_last_batch"])
-        if not padded and self._epoch == 0:
-            log.warning(
-                "the reader %r does not pad its last batch, so epochs run into each other: "
-                "give it pad_last_batch=True for epochs in which each sample comes once",
-                self._reader_name,
-            )
-        # See NOTE [ Epochs of a reader ].
-        policy = LastBatchPolicy.FILL if self._policy is LastBatchPolicy.DROP and padded else self._policy
-        how = {
-            "reader_name": self._reader_name,
-            "auto_reset": True,
-            "last_batch_policy": api.LastBatchPolicy[policy.name],
-            "prepare_first_batch": False,
-        }
-        if self.output_map == ["data", "label"]:
-            return api.DALIClassificationIterator(pipeline, **how)
-        return api.DALIGenericIterator(pipeline, self.output_map, **how)
-
-    @property
-    def is_closed(self) -> bool:
-        """For ever. What is neither open nor closed is opened by the next loop."""
-        return self._built is _closed
+        self._pipeline = pipeline
 
     @property
     def is_open(self) -> bool:
+        """What is neither open nor closed is opened by the next loop."""
         return self._pipeline is not None
 
     @property
     def pipeline(self) -> api.Pipeline:
         if self._pipeline is None:
-            raise RuntimeError(
-                self._why_closed if self.is_closed else "the epoch could not begin; try again: iter(loader)"
-            )
+            raise RuntimeError(self._why_closed or "the epoch could not begin; try again: iter(loader)")
         return self._pipeline
-
-    @property
-    def samples(self) -> int:
-        """Of an epoch, in all shards."""
-        return int(self._meta["epoch_size"])
 
     @property
     def batch_size(self) -> int:
@@ -173,35 +159,17 @@ class ReaderEpochs:
 
     def batches_of(self, epoch: int) -> int:
         """How many it has."""
-        samples, shards = self.samples, int(self._meta["number_of_shards"])
-        if self._policy is LastBatchPolicy.DROP:
-            return samples // shards // self.batch_size
-        if self._policy is LastBatchPolicy.FILL:
-            return math.ceil(math.ceil(samples / shards) / self.batch_size)
-        return math.ceil(len(self._shard_in(epoch)) / self.batch_size)
-
-    def _shard_in(self, epoch: int) -> range:
-        """The samples of this pipeline's shard, by their numbers in the reader's list."""
-        shards = int(self._meta["number_of_shards"])
-        moved = 0 if self._meta["stick_to_shard"] else epoch - self._first_epoch
-        shard = (int(self._meta["shard_id"]) + moved) % shards
-        return range(shard * self.samples // shards, (shard + 1) * self.samples // shards)
-
-    @property
-    def _next_samples(self) -> range:
-        """Those of the batch that comes next, where they are not shuffled."""
-        at = self._handed_out * self.batch_size
-        return self._shard_in(self._epoch)[at : at + self.batch_size]
+        return batches_after(self._meta, epoch - self._first_epoch, self.batch_size, self._policy)
 
     def begin(self) -> None:
         """The next epoch; also from the middle of one."""
-        if not self.is_open and not self.is_closed:
+        if not self.is_open and not self._why_closed:
             self._open(self.output_map)  # which failed the last time: the folder was away, say
         self.pipeline  # noqa: B018  raises where there is none
-        if not self._at_start and not self._goes_on:
+        if self._progress in (Progress.UNDER_WAY, Progress.BROKEN):
             self._leave()
-        if not self._goes_on:
-            self._handed_out, self._is_over = 0, False
+        elif self._progress is Progress.OVER:
+            self._progress, self._handed_out = Progress.READY, 0
 
     def next_batch(self) -> dict[str, torch.Tensor]:
         """
@@ -212,14 +180,14 @@ class ReaderEpochs:
             StopIteration: the epoch is over.
             PipelineError: DALI failed.
         """
-        if self._is_over:
+        if self._progress is Progress.OVER:
             raise StopIteration
-        if self._is_broken:
+        if self._progress is Progress.BROKEN:
             raise RuntimeError(
                 "this loop failed, or was interrupted, in the middle of a batch; begin a new one: iter(loader)"
             )
         self.pipeline  # noqa: B018  raises where there is none
-        self._at_start = self._goes_on = False
+        self._progress = Progress.UNDER_WAY
         try:
             while True:
                 with before_exit():
@@ -239,25 +207,28 @@ class ReaderEpochs:
                     len(self),
                 )
             self._epoch += 1
-            self._at_start = self._is_over = True
+            self._progress = Progress.OVER
             raise
         except BaseException as error:
-            # DALI's iterator may have lost count, and no epoch after this one would be right.
-            self._is_broken = True
+            self._progress = Progress.BROKEN  # or an epoch that comes would not be right
             if isinstance(error, (RuntimeError, AssertionError)):
-                raise PipelineError(what_failed(error, self._to_blame(error, batch=self._next_samples))) from error
+                at = self._handed_out * self.batch_size
+                shard = shard_after(self._meta, self._epoch - self._first_epoch)  # if it is not shuffled
+                blamed = self.factory.find_bad_file(error, shard[at : at + self.batch_size])
+                raise PipelineError(what_failed(error, blamed)) from error
             raise
 
     def lose_batch(self) -> None:
         """One was taken and will not be handed out: the loop must not go on as if it had been."""
-        self._is_broken = True
+        if self._progress is Progress.UNDER_WAY:
+            self._progress = Progress.BROKEN
 
     def _leave(self) -> None:
         """Come to the start of the next epoch from the middle of one. See NOTE [ Epochs of a reader ]."""
-        why_not = self._why_not_anew()
+        why_not = self.factory.why_not_anew(self._meta)
         if not why_not:
             self.go_to(self._epoch + 1)
-        elif self._is_broken:
+        elif self._progress is Progress.BROKEN:
             raise RuntimeError(
                 f"an epoch failed, and the pipeline that was given {why_not}: build it anew, or let "
                 "FileReaderLoader(root, function) build it"
@@ -271,37 +242,42 @@ class ReaderEpochs:
                 while True:
                     next(self._batches)
             self._epoch += 1
-
-    def _why_not_anew(self) -> str:
-        """Why the pipeline cannot be brought to the next epoch's start by building it anew; "" where it can."""
-        if not self.is_given:
-            return ""
-        if int(self._meta["number_of_shards"]) > 1 and not self._meta["stick_to_shard"]:
-            return "comes to its next shard at an epoch's end alone (stick_to_shard=True avoids that)"
-        if not executor.begins_anew(self.pipeline):
-            return NOT_ANEW
-        return ""
+            self._progress, self._handed_out = Progress.READY, 0
 
     @property
     def next_epoch(self) -> int:
         """The one that ``begin`` would begin, or go on with."""
-        return self._epoch if self._at_start or self._goes_on else self._epoch + 1
+        return self._epoch + (self._progress in (Progress.UNDER_WAY, Progress.BROKEN))
 
     def go_to(self, epoch: int) -> None:
         """Let that be the next one, by building the pipeline anew."""
-        self._epoch, self._goes_on = epoch, False
-        self._handed_out, self._is_over = 0, False
+        self._epoch = epoch
         self._open(self.output_map)
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``STATE`` names: where the epoch stands, and DALI's checkpoint."""
+        """Where the epoch stands, with DALI's checkpoint."""
         if not executor.keeps_checkpoints(self.pipeline):
             raise ValueError("the pipeline keeps no checkpoints; build it with enable_checkpointing=True")
         (checkpoint,) = self._batches.checkpoints()
-        batches = 0 if self._is_over else self._handed_out
-        return dict(zip(self.STATE, (self.samples, self._epoch, self._first_epoch, batches, checkpoint)))
+        return {
+            **self._fingerprint,
+            "epoch": self._epoch,
+            "first_epoch": self._first_epoch,
+            "batches": 0 if self._progress is Progress.OVER else self._handed_out,
+            "checkpoint": checkpoint,
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    @property
+    def _fingerprint(self) -> dict[str, Any]:
+        """What a state must agree with."""
+        return {
+            "version": STATE_VERSION,
+            **self.factory.fingerprint(self._policy),
+            "samples": int(self._meta["epoch_size"]),
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        check_state(state, self._fingerprint)
         before, self._epoch = self.next_epoch, state["first_epoch"]
         try:
             self._open(self.output_map, state["checkpoint"])
@@ -311,27 +287,20 @@ class ReaderEpochs:
                 f"DALI cannot go on from this state, which is of another pipeline than this loader's: {error}"
             ) from error
         self._epoch, self._handed_out = state["epoch"], state["batches"]
-        self._is_over, self._goes_on = False, True
 
     def lose_pipeline(self) -> None:
         """Another loader, or a server, was made over it."""
-        self._why_closed = (
-            "another FileReaderLoader or ProxyServer was made over this loader's pipeline, which one alone can read: "
-            "build a pipeline for each"
-        )
+        self._why_closed = TAKEN_OVER
         self.close()
 
     def close(self) -> None:
-        self._built = _closed  # first, for what comes next takes a while, and other threads may look
+        self._why_closed = self._why_closed or CLOSED  # first: what comes next takes a while, and other threads look
         self._batches = self._pipeline = None
+        self.factory.close()
 
     def in_words(self) -> str:
         read = f"{self._meta['epoch_size']} samples, shard {self._meta['shard_id']} of {self._meta['number_of_shards']}"
-        state = "closed" if self.is_closed else "to be opened"
+        state = "closed" if self._why_closed else "to be opened"
         if self.is_open:
             state = f"{len(self)} batches of {self.batch_size}"
         return f"{read}; {state}; {self._policy.value}"
-
-
-def _closed(epoch: int, checkpoint: bytes | None) -> api.Pipeline:
-    raise AssertionError("closed")

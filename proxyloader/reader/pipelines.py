@@ -114,8 +114,7 @@ def training(
         hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
 
     Returns:
-        Images (3, size, size), or (size, size, 3), on ``device``; beside them, from files, whole numbers (1,), the
-        labels.
+        Images (3, size, size), or (size, size, 3), on ``device``; from files also labels, (1,) whole numbers.
 
     Raises:
         ValueError: an argument is none of those above.
@@ -123,19 +122,9 @@ def training(
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
-    check_int("size", size, 1)
-    _check_range("area", area, 1.0)
-    _check_range("aspect_ratio", aspect_ratio, math.inf)
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip is a probability, 0 to 1, got {flip!r}")
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
-    crop = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
-    resize = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
-    images = _cropped(encoded, device, hw_decoder_load, crop, resize)
-    images = _augmented(images, augmentation, size)
-    mirror = fn.random.coin_flip(probability=flip)
-    images = fn.crop_mirror_normalize(images, mirror=mirror, **_format(mean, std, dtype, layout))
-    return _beside(images, others, device)
+    images = _augmented(_cropped(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
+    return _beside(_flipped(images, flip, _format(mean, std, dtype, layout)), others, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -283,10 +272,20 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
 
 
 def _cropped(
-    encoded: Any, device: Device | None, hw_decoder_load: float, crop: dict[str, Any], resize: dict[str, Any]
+    encoded: Any,
+    size: int,
+    area: tuple[float, float],
+    aspect_ratio: tuple[float, float],
+    device: Device | None,
+    hw_decoder_load: float,
 ) -> Any:
     """Decode, crop at random, resize. On a CPU only the crop is decoded, which is faster; on a GPU the whole image,
     which is faster there (``benchmarks/results/parts.jsonl``)."""
+    check_int("size", size, 1)
+    _check_range("area", area, 1.0)
+    _check_range("aspect_ratio", aspect_ratio, math.inf)
+    crop: dict[str, Any] = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
+    resize: dict[str, Any] = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
     if _on_gpu(device):
         images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
         return fn.random_resized_crop(images, **crop, **resize)
@@ -294,6 +293,12 @@ def _cropped(
         encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, hw_decoder_load)
     )
     return fn.resize(images, **resize)
+
+
+def _flipped(images: Any, flip: float, normalize: dict[str, Any]) -> Any:
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is a probability, 0 to 1, got {flip!r}")
+    return fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(probability=flip), **normalize)
 
 
 def _augmented(images: Any, augmentation: str | None, size: int) -> Any:

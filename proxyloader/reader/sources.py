@@ -14,7 +14,7 @@ from typing import Any, Union
 import numpy as np
 
 from ..dali.api import fn, tfrecord, types
-from ..data.distributed import World
+from ..data.distributed import Auto, World
 
 READER_NAME = "Reader"
 """What DALI's iterators are told to count samples by."""
@@ -128,6 +128,25 @@ class Reader:
         return tuple(read) if isinstance(read, (tuple, list)) else (read,)
 
 
+def sharded_reader(
+    root: Root | None,
+    kind: str,
+    shuffle: bool,
+    num_shards: int | Auto | None,
+    shard_id: int | Auto | None,
+    options: Mapping[str, Any],
+) -> Reader:
+    """The padded reader of this process's shard, as ``FileReaderLoader`` takes these."""
+    world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
+    if num_shards is not None:
+        world.check_processes()
+    elif shard_id is not None:
+        raise ValueError(f"shard_id={shard_id!r} needs num_shards, the number of processes, or 'auto'")
+    more = {name: value for name, value in options.items() if name != "stick_to_shard"}
+    sticks = bool(options.get("stick_to_shard", False))
+    return Reader(root, kind, shuffle, world.num_shards, world.shard_id, True, sticks, more)
+
+
 def _check_path(kind: str, path: str) -> None:
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is nothing at {path!r}, which the {kind} reader is to read")
@@ -212,7 +231,7 @@ def class_number(written: Any) -> Any:
     """The number, (1,) int64, that a text (bytes,) uint8 is, with white space behind it perhaps.
 
     DALI has no operator that fails by itself; so where the text is something else, it is asked for more of it than
-    there is. ``reader_arguments.what_failed`` knows that error by this function's name.
+    there is. ``arguments.what_failed`` knows that error by this function's name.
     """
     is_digit = fn.cast((written >= 48) & (written <= 57), dtype=types.INT32)
     count, spaces = _sum(is_digit), _sum(fn.cast(written <= 32, dtype=types.INT32))

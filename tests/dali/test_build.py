@@ -206,7 +206,7 @@ class TestOutputs:
         compiled = Compiled(v1.ToTensor(), device, 4)
         (call,) = compiled.calls(images("tiny"))
         assert len(call.inputs) == 1
-        assert compiled.server.proxy.input_names == ("images",)
+        assert compiled.server.names == ["images"]
 
     def test_are_a_pure_function_of_bytes_and_draws(self, device: str) -> None:
         transform = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.PILToTensor()])

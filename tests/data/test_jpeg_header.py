@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import PILToTensor
 
-from proxyloader import ProxyServer
 from proxyloader.dali.build import DALI_VERSION, PipelineOptions, build_pipeline
+from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.jpeg_header import count_scans, read_jpeg_header
 from proxyloader.errors import PipelineError
 from proxyloader.tools.synthetic.photograph import photograph
@@ -98,12 +98,12 @@ changes = st.lists(
 class Dali:
     """DALI's decoder, of one image at a time, where it cannot do harm."""
 
-    server: ProxyServer | None = None
+    server: RunQueue | None = None
 
     def parses(self, data: bytes) -> bool:
         """Whether it comes as far as to the pixels."""
         if self.server is None:
-            self.server = ProxyServer(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, num_threads=1)))
+            self.server = RunQueue(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, num_threads=1)))
         try:
             self.server.collect(self.server.submit([[np.frombuffer(data, np.uint8)]]))
         except PipelineError as error:

@@ -59,8 +59,8 @@ def runs_under_way(road: Road, loader: Any) -> int:
     """How many batches DALI works on or holds ready, when those that are left to a thread are open."""
     if isinstance(loader, proxyloader.DataLoader):
         wait([fed.starting for fed in loader._pool.user()._in_flight if fed.starting is not None])
-    servers = [road.server] if road.server is not None else list(loader._servers.kept.values())
-    return sum(len(server._runs) for server in servers)
+    queues = [road.server.runs] if road.server is not None else list(loader._servers.kept.values())
+    return sum(queue.under_way for queue in queues)
 
 
 class Batches:

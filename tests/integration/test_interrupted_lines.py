@@ -21,7 +21,10 @@ from nvidia.dali.backend import TensorCPU, TensorGPU
 from proxyloader import DataLoader, FileReaderLoader, pipelines
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
+from proxyloader.loader.plan_servers import PlanServers
 from proxyloader.loader.submitter import RunSubmitter
+from proxyloader.reader.epochs import ReaderEpochs
+from proxyloader.reader.loops import ReaderLoops
 
 from ..faults import Spelled
 from ..limits import STOP_S, WAIT_S
@@ -210,7 +213,7 @@ def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were
     loader = DataLoader(Spelled(root), BATCH, num_workers=2, persistent_workers=True, device=device)
     older = iter(loader)
     numbers_of(next(older))
-    with interrupted_in(DataLoader, "_servers_for", monkeypatch):
+    with interrupted_in(PlanServers, "of", monkeypatch):
         iter(loader)
     with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken its persistent workers"):
         list(older)
@@ -299,10 +302,11 @@ def test_an_interrupt_when_a_readers_lock_is_given_back_ends_the_loop(root: Path
     loader = reader_of(root, "cpu")
     batches: Any = loader if of_its_own else iter(loader)
     next(batches)
-    before, loader._lock = loader._lock, InterruptedWhenGivenBack(last=2 if of_its_own else 1)  # type: ignore[assignment]
+    loops = loader._loops
+    before, loops.lock = loops.lock, InterruptedWhenGivenBack(last=2 if of_its_own else 1)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    loader._lock = before
+    loops.lock = before
     if of_its_own:
         assert len([next(batches) for _ in range(len(loader))]) == IMAGES // 6  # a new epoch, whole
     else:
@@ -343,8 +347,18 @@ def test_an_interrupt_when_a_reader_has_taken_a_batch_ends_the_loop(
     loader = reader_of(root, device)
     batches = iter(loader)
     next(batches)
-    with interrupted_in(FileReaderLoader, "_as_torch", monkeypatch):
+    with interrupted_in(ReaderLoops, "_as_torch", monkeypatch):
         next(batches)
     with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
+        next(batches)
+    assert len(list(loader)) == IMAGES // 6
+
+
+def test_an_interrupt_before_a_reader_has_taken_a_batch_leaves_the_next_loop_whole(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = reader_of(root, "cpu")
+    batches = iter(loader)
+    with interrupted_in(ReaderEpochs, "next_batch", monkeypatch):
         next(batches)
     assert len(list(loader)) == IMAGES // 6

@@ -45,6 +45,7 @@ from ..faults import (
     without_torchs_signal,
 )
 from ..limits import ERROR_S, STOP_S, WAIT_S
+from ..tiers import by_default
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
 METHODS = ["fork", "forkserver", "spawn"]
@@ -472,7 +473,17 @@ FORGETFUL = {
 }
 
 
-@pytest.mark.parametrize("body", FORGETFUL.values(), ids=FORGETFUL.keys())
+@pytest.mark.parametrize(
+    "body",
+    by_default(
+        FORGETFUL,
+        "a break, and the iterator kept",
+        "persistent workers, in the middle",
+        "in a thread that still runs",
+        "sys.exit in the loop",
+        "os._exit while a worker sleeps",
+    ),
+)
 def test_a_script_that_closes_nothing_ends_by_itself(spelled_root: Path, tmp_path: Path, body: str) -> None:
     script = f"notes = Path({str(tmp_path)!r})\n" + "\n".join(line.strip() for line in body.strip().splitlines())
     with training(tmp_path, spelled_root, script) as process:
@@ -523,7 +534,7 @@ KILLED = {
 }
 
 
-@pytest.mark.parametrize("body", KILLED.values(), ids=KILLED.keys())
+@pytest.mark.parametrize("body", by_default(KILLED, "fork, persistent", "spawn", "workers blocked in a full pipe"))
 def test_a_killed_trainer_leaves_no_worker_and_no_memory_behind(spelled_root: Path, tmp_path: Path, body: str) -> None:
     lines = [line.strip() for line in body.strip().splitlines()]
     lines += ["batches = iter(kept)", "next(batches)", "say_ready()", "hang()"]

@@ -595,7 +595,7 @@ def test_the_proxy_says_which_inputs_it_takes() -> None:
         with pytest.raises(ValueError, match="too many positional arguments"):  # DALI's words
             server.proxy(1, 2)
         copy = pickle.loads(pickle.dumps(server.proxy))
-        assert copy.input_names == ("a", "b") and copy.server == server.key
+        assert copy.input_names == ("a", "b") and copy.server == server.runs.key
 
 
 def test_in_a_forked_child_a_server_and_its_pipeline_say_whose_they_are() -> None:
@@ -737,7 +737,7 @@ def test_the_server_goes_by_its_name() -> None:
 
 
 def test_the_help_of_a_server_is_ours() -> None:
-    for thing in (ProxyServer, ProxyServer.__init__, ProxyServer.resume):
+    for thing in (ProxyServer, ProxyServer.__init__, ProxyServer.produce_data):
         assert thing.__doc__ and "DALIPipelineRunRef" not in thing.__doc__
 
 
@@ -761,25 +761,25 @@ def test_a_pipeline_has_one_server(device: str) -> None:
     pipeline = resized(device)
     first = ProxyServer(pipeline)
     data = [np.frombuffer(jpeg_of((40, 30), k), np.uint8) for k in range(2)]
-    lost = first.submit([[data[0]]])
+    lost = first.runs.submit([[data[0]]])
     second = ProxyServer(pipeline)
-    kept = second.submit([[data[1]]])
-    for use in (lambda: first.collect(lost), lambda: first.submit([[data[0]]])):
+    kept = second.runs.submit([[data[1]]])
+    for use in (lambda: first.runs.collect(lost), lambda: first.runs.submit([[data[0]]])):
         with pytest.raises(PipelineError, match="another ProxyServer .* made over this server's pipeline"):
             use()
-    (images,) = second.collect(kept)
+    (images,) = second.runs.collect(kept)
     other = ProxyServer(resized(device))
-    assert torch.equal(images, other.collect(other.submit([[data[1]]]))[0])
+    assert torch.equal(images, other.runs.collect(other.runs.submit([[data[1]]]))[0])
 
 
 def test_a_server_over_a_pipeline_whose_server_is_gone_gets_nothing_of_its_runs(device: str) -> None:
     pipeline = resized(device)
     data = [np.frombuffer(jpeg_of((40, 30), k), np.uint8) for k in range(2)]
-    ProxyServer(pipeline).submit([[data[0]]])
+    ProxyServer(pipeline).runs.submit([[data[0]]])
     server = ProxyServer(pipeline)
-    found = [server.collect(server.submit([[each]]))[0] for each in data]
+    found = [server.runs.collect(server.runs.submit([[each]]))[0] for each in data]
     other = ProxyServer(resized(device))
-    assert all(torch.equal(a, other.collect(other.submit([[each]]))[0]) for a, each in zip(found, data))
+    assert all(torch.equal(a, other.runs.collect(other.runs.submit([[each]]))[0]) for a, each in zip(found, data))
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -788,10 +788,10 @@ def test_the_next_server_of_a_pipeline_draws_on(is_kept: bool, device: str) -> N
     shifts = []
     for _ in range(3):
         server = ProxyServer(pipeline)
-        server.submit([one, one])
-        first, _ = server.collect(server.submit([one, one]))
+        server.runs.submit([one, one])
+        first, _ = server.runs.collect(server.runs.submit([one, one]))
         shifts.append(first.item())
-        server.submit([one, one])
+        server.runs.submit([one, one])
         if not is_kept:
             del server
     assert len(set(shifts)) == 3
@@ -808,7 +808,7 @@ def test_a_server_that_could_not_be_made_is_in_the_way_of_no_other(monkeypatch: 
         with pytest.raises(PipelineError) as failed:  # whose traceback holds the server
             ProxyServer(pipeline)
     server = ProxyServer(pipeline)
-    assert len(server.collect(server.submit([one, one]))) == 2
+    assert len(server.runs.collect(server.runs.submit([one, one]))) == 2
     assert "no engines" in str(failed.value)
 
 
@@ -818,7 +818,7 @@ def test_a_pipeline_that_was_run_by_hand_may_be_served(device: str) -> None:
         pipeline.feed_input(name, one)
     pipeline.run()
     server = ProxyServer(pipeline)
-    first, second = server.collect(server.submit([one, one]))
+    first, second = server.runs.collect(server.runs.submit([one, one]))
     assert torch.equal(first, second) and 100 <= first.item() <= 200
 
 

@@ -39,6 +39,7 @@ from ..faults import (
 )
 from ..limits import ERROR_S, STOP_S, WAIT_S
 from ..numbered import read_numbers
+from ..tiers import by_default
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
 
@@ -345,7 +346,16 @@ def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, i
             assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("body", CONTROL_C.values(), ids=CONTROL_C.keys())
+@pytest.mark.parametrize(
+    "body",
+    by_default(
+        CONTROL_C,
+        "waiting for a batch in mid epoch",
+        "in the body, with full queues",
+        "between two epochs of persistent workers",
+        "while a spawned worker is given the dataset",
+    ),
+)
 def test_control_c_stops_the_training_and_its_workers_at_once(spelled_root: Path, tmp_path: Path, body: str) -> None:
     interrupted(tmp_path, spelled_root, body, os.killpg)
 

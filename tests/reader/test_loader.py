@@ -1002,8 +1002,7 @@ def checkpointed(root: Path) -> Any:
     first = FileReaderLoader.from_pipeline(numbers_with_checkpoints(root))
     for _ in range(2):
         next(iter(first))
-    (checkpoint,) = first._epochs._batches.checkpoints()
-    return numbers_with_checkpoints(root, checkpoint)
+    return numbers_with_checkpoints(root, first.state_dict()["checkpoint"])
 
 
 def numbers_with_checkpoints(root: Path, checkpoint: bytes | None = None) -> Any:
@@ -1030,6 +1029,16 @@ def test_a_given_pipeline_that_cannot_begin_anew_is_read_to_its_end_after_a_brea
         assert [[tensor.flatten().tolist() for tensor in batch] for batch in loader] == whole
     assert caplog.text.count("cannot begin anew: what is left is read") == 2
     assert make is not with_places or flat((places, _) for _, places in whole) == list(range(23))
+
+
+def test_what_is_left_of_an_epoch_is_read_once_however_often_the_next_loop_begins(
+    numbered: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = FileReaderLoader.from_pipeline(deserialized(numbered))
+    next(iter(loader))
+    for _ in range(3):
+        iter(loader)
+    assert caplog.text.count("what is left is read and thrown away") == 1
 
 
 def read_by_dali(root: Path, **others: Any) -> Any:
@@ -1128,6 +1137,18 @@ def test_when_a_root_that_was_away_is_back_the_next_loop_reads_it(
     loader.close()
     with pytest.raises(RuntimeError, match="was closed"):
         list(loader)
+
+
+def test_set_epoch_says_what_comes_also_after_a_loop_that_could_not_begin(numbered: Path, tmp_path: Path) -> None:
+    root = copied(numbered, tmp_path / "set")
+    loader = numbers_in(root)
+    next(iter(loader))
+    root.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        iter(loader)  # epoch 1
+    (tmp_path / "away").rename(root)
+    loader.set_epoch(2)
+    assert len(list(loader)) == 6 and loader.state_dict()["epoch"] == 3
 
 
 @pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -109,6 +109,7 @@ def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> No
         assert sum(len(images) for images, *_ in next(loops)) == 5 * 48
 
 
+@pytest.mark.exhaustive
 def test_a_model_is_trained_beside_synthetic_batches(photos: Path) -> None:
     trains = setting(photos, model="resnet18", batch_size=4, images=8)
     assert "synthetic" in cases_for(trains) and "decode-only" not in cases_for(trains)
@@ -140,6 +141,7 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(photos: Path, tmp_path:
     assert all(row[1].startswith("failed: ") for row in rows_of(recorded(photos, outcomes)))
 
 
+@pytest.mark.exhaustive
 def test_where_all_cases_fail_the_status_says_so(tmp_path: Path) -> None:
     (tmp_path / "data" / "a").mkdir(parents=True)
     for number in range(16):
@@ -187,6 +189,7 @@ def test_where_there_is_nothing_to_choose_nothing_is_tried(photos: Path) -> None
     assert sweep(setting(photos), ["torch"], ONE, print) == {"torch": Sweep(Tuning(1))}
 
 
+@pytest.mark.exhaustive
 def test_a_tuning_that_fails_keeps_none_of_the_others_from_being_tried(photos: Path) -> None:
     found = sweep(setting(photos), ["torch"], Ranges((-1, 1, 2), (1,), (1.0,)), print)["torch"]
     failures = [(tuning.workers, isinstance(trial, Failure)) for tuning, trial in found.trials]
@@ -398,6 +401,7 @@ def test_ctrl_c_while_a_process_is_started_is_not_lost(monkeypatch: pytest.Monke
         child.start()
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_in_a_first_loop_ends_it_with_all_its_processes(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "proxyloader", "bench", "--data", str(photos), *SMALL, *ON_CPU]
     command += ["--rounds", "1000", "--out", str(tmp_path / "b.jsonl")]

@@ -1,0 +1,215 @@
+"""Where a loader's pipelines come from: a function that builds them, or one that was given. Main process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .._random_state import seed_for
+from .._validation import check_int, check_num_threads
+from ..dali import api, executor, jpeg_engines
+from ..dali.build import PipelineOptions
+from ..dali.device import check_device, cuda_ordinal
+from ..data.sharded_sampler import LastBatchPolicy
+from .arguments import as_called, check_pipeline_function, named, what_is_missing
+from .bad_files import find_bad_file
+from .sources import READER_NAME, Reader
+
+log = logging.getLogger(__name__)
+
+NOT_ANEW = "goes on from a checkpoint, calls functions for data, or was deserialized, so it cannot begin anew"
+
+
+class PipelineFactory:
+    """Gives the pipeline that an epoch begins with."""
+
+    reader_name = READER_NAME
+    """Of the reader that says how long an epoch is."""
+
+    reader_advice = (
+        "Call source() in the pipeline function, which adds it, and return what comes of it: encoded, labels = source()"
+    )
+    """What to do where the pipeline has no such reader."""
+
+    def _make(self, epoch: int, checkpoint: bytes | None) -> api.Pipeline:
+        """The pipeline that begins with an epoch, or goes on from DALI's checkpoint."""
+        raise NotImplementedError
+
+    def build(self, epoch: int, checkpoint: bytes | None, owner: Any) -> api.Pipeline:
+        """The same, built. Nobody but ``owner`` may run it.
+
+        Raises:
+            FileNotFoundError, ValueError: see ``FileReaderLoader``.
+        """
+        pipeline = self._make(epoch, checkpoint)
+        executor.take_over(pipeline, owner)
+        if executor.is_under_way(pipeline):
+            if not executor.begins_anew(pipeline):
+                raise ValueError(f"somebody else has begun an epoch of the pipeline, which {NOT_ANEW}: define it again")
+            log.warning("somebody else has begun an epoch of the pipeline, and left it; it begins anew")
+            executor.take_apart(pipeline)
+        try:
+            jpeg_engines.build(pipeline)
+        except RuntimeError as error:
+            missing = what_is_missing(error)
+            if missing is None:
+                raise
+            raise missing from error
+        fed, readers = executor.fed_by_hand(pipeline), pipeline.reader_meta()
+        if fed:
+            raise ValueError(
+                f"the pipeline is to be fed by hand: {', '.join(fed)}. FileReaderLoader feeds nothing: give "
+                "fn.external_source a source=, or the pipeline to a ProxyServer"
+            )
+        if self.reader_name not in readers:
+            raise ValueError(
+                f"the pipeline has no reader named {self.reader_name!r}; it has {', '.join(readers) or 'none'}. "
+                f"{self.reader_advice}"
+            )
+        return pipeline
+
+    def why_not_anew(self, meta: Mapping[str, Any]) -> str:
+        """Why there is no pipeline for the next epoch in the middle of one; "" where there is.
+
+        Args:
+            meta: what the reader says of itself.
+        """
+        return ""
+
+    def find_bad_file(self, error: Exception, batch: range) -> str:
+        """What is known of the file that DALI failed on, among the samples of these numbers; "" where nothing is."""
+        return ""
+
+    def fingerprint(self, policy: LastBatchPolicy) -> dict[str, Any]:
+        """What a state must agree with."""
+        return {}
+
+    def check_set_epoch(self) -> None:
+        """
+        Raises:
+            ValueError: there is no pipeline for an epoch that is asked for.
+        """
+
+    def check_load_state_dict(self) -> None:
+        """
+        Raises:
+            ValueError: there is no pipeline that goes on from a state.
+        """
+
+    def close(self) -> None:
+        """Let go of the pipeline."""
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineFunction(PipelineFactory):
+    """Calls a function for each pipeline, with the reader on the shard whose turn it is.
+
+    Attributes:
+        source: the reader, on the shard of epoch 0.
+
+    All others: as ``FileReaderLoader`` takes them.
+
+    Raises:
+        TypeError, ValueError: what an argument should be, and is not.
+    """
+
+    source: Reader
+    function: Callable[..., api.Pipeline]
+    graph_options: Mapping[str, Any]
+    batch_size: int
+    device: Any
+    num_threads: int | None
+    seed: int | None
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        check_pipeline_function(self.function, self.graph_options)
+        check_device(self.device)
+        check_int("batch_size", self.batch_size, 1)
+        check_int("prefetch", self.prefetch, 1)
+        if self.seed is not None:
+            check_int("seed", self.seed, 0, ", or None")
+        if self.num_threads is not None:
+            check_num_threads(self.num_threads, ", or None")
+
+    @cached_property
+    def _options(self) -> PipelineOptions:
+        return PipelineOptions(self.batch_size, cuda_ordinal(self.device), self.num_threads)
+
+    @cached_property
+    def _first_seed(self) -> int:
+        return int(torch.empty((), dtype=torch.int64).random_()) if self.seed is None else self.seed
+
+    def _make(self, epoch: int, checkpoint: bytes | None) -> api.Pipeline:
+        moved = 0 if self.source.stick_to_shard else epoch
+        return self.function(
+            source=replace(self.source, shard_id=(self.source.shard_id + moved) % self.source.num_shards),
+            batch_size=self.batch_size,
+            num_threads=self._options.threads,
+            device_id=self._options.device_id,
+            seed=seed_for(self._first_seed, "pipeline", self.source.shard_id, epoch),
+            prefetch_queue_depth=self.prefetch,
+            **{"enable_checkpointing": True, "checkpoint": checkpoint, **self.graph_options},
+        )
+
+    def find_bad_file(self, error: Exception, batch: range) -> str:
+        return find_bad_file(error, self.source, batch)
+
+    def fingerprint(self, policy: LastBatchPolicy) -> dict[str, Any]:
+        return {
+            "seed": self._first_seed,
+            "num_shards": self.source.num_shards,
+            "shard_id": self.source.shard_id,
+            "batch_size": self.batch_size,
+            "shuffle": self.source.random_shuffle,
+            "stick_to_shard": self.source.stick_to_shard,
+            "last_batch_policy": policy.value,
+            "reader": self.source.kind,
+            "pipeline": as_called(self.function.__name__, self.graph_options),
+        }
+
+
+class GivenPipeline(PipelineFactory):
+    """Gives the same pipeline again and again, which the user has made.
+
+    Raises:
+        TypeError: it is no pipeline.
+    """
+
+    def __init__(self, pipeline: api.Pipeline, reader_name: str) -> None:
+        if not isinstance(pipeline, api.Pipeline):
+            raise TypeError(
+                f"from_pipeline takes a nvidia.dali.Pipeline, got {named(pipeline)}. "
+                "Call the function that makes it, with batch_size, num_threads and device_id"
+            )
+        self._pipeline: Any = pipeline
+        self.reader_name = reader_name
+        self.reader_advice = f"Name it: fn.readers.file(name={reader_name!r}, ...), or give the name as reader_name"
+
+    def _make(self, epoch: int, checkpoint: bytes | None) -> Any:
+        if epoch:
+            seed = self._pipeline.seed
+            executor.take_apart(self._pipeline, None if seed is None else seed_for(seed, "pipeline", epoch))
+        return self._pipeline
+
+    def why_not_anew(self, meta: Mapping[str, Any]) -> str:
+        if meta["number_of_shards"] > 1 and not meta["stick_to_shard"]:
+            return "comes to its next shard at an epoch's end alone (stick_to_shard=True avoids that)"
+        return "" if executor.begins_anew(self._pipeline) else NOT_ANEW
+
+    def check_set_epoch(self) -> None:
+        raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
+
+    def check_load_state_dict(self) -> None:
+        raise ValueError(
+            "this loader was given its pipeline, which cannot go to another place in the data by itself: build the "
+            "pipeline with checkpoint=state['checkpoint'], and make the loader from that"
+        )
+
+    def close(self) -> None:
+        self._pipeline = None

@@ -1,0 +1,382 @@
+"""Faults that the default run of the tests must find: plants one after the other in a copy, and runs the tests on it.
+
+    python -m tests.mutations                  # all; some twenty minutes on two cores
+    python -m tests.mutations "a label" crop   # those whose names hold one of these words
+    python -m tests.mutations --list
+
+A fault is found where a test fails. Each names the test files that should find it. Exit status 1: one was not found.
+``tests/test_house.py`` holds that each can still be planted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).parent.parent
+TESTS_FAILED = 1
+"""Exit status of pytest. It is another one where no test ran, as of a fault that nobody can import."""
+
+
+class Mutation(NamedTuple):
+    """A fault.
+
+    Attributes:
+        name: what is wrong then.
+        file: of the package.
+        before: what stands there once.
+        after: what is planted in its place.
+        tests: files under tests/, or parts of one, of which one at least must fail.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: str
+
+
+MUTATIONS = [
+    # --- transforms ---
+    Mutation(
+        "a centred crop is one pixel off",
+        "transforms/geometry.py",
+        "    return round((available - wanted) / 2.0)",
+        "    return round((available - wanted) / 2.0) + (available > wanted)",
+        "transforms/test_geometry.py",
+    ),
+    Mutation(
+        "a random crop forgets its padding above",
+        "transforms/geometry.py",
+        "        return i - top, j - left, *self.size",
+        "        return i, j - left, *self.size",
+        "transforms/test_geometry.py",
+    ),
+    Mutation(
+        "a vertical flip is a horizontal one",
+        "dali/operators/geometry.py",
+        "fn.flip(graph.decoded(), horizontal=0, vertical=wanted)",
+        "fn.flip(graph.decoded(), horizontal=wanted, vertical=0)",
+        "transforms/test_geometry.py",
+    ),
+    Mutation(
+        "a resized edge is rounded, not cut",
+        "transforms/resize.py",
+        "new_short, new_long = shorter, int(shorter * long / short)",
+        "new_short, new_long = shorter, round(shorter * long / short)",
+        "transforms/test_resize.py",
+    ),
+    Mutation(
+        "brightness and contrast change places in what is automatic",
+        "transforms/auto_augment.py",
+        '{"Brightness": 2, "Color": 3, "Contrast": 4, "Sharpness": 5}',
+        '{"Brightness": 4, "Color": 3, "Contrast": 2, "Sharpness": 5}',
+        "transforms/test_auto_augment.py",
+    ),
+    Mutation(
+        "a chain of operations loses its last one",
+        "transforms/auto_augment.py",
+        "chain[layer] if layer < len(chain) else None",
+        "chain[layer] if layer < len(chain) - 1 else None",
+        "transforms/test_auto_augment.py",
+    ),
+    Mutation(
+        "a transform acts with one minus its probability",
+        "transforms/container.py",
+        "drawn <= self.p if self.closed else drawn < self.p",
+        "drawn <= self.p if self.closed else drawn >= self.p",
+        "transforms/test_container.py transforms/test_geometry.py",
+    ),
+    Mutation(
+        "the erased box has its sides exchanged",
+        "transforms/augment.py",
+        "        row.extend((top, left, height, width))",
+        "        row.extend((top, left, width, height))",
+        "transforms/test_augment.py",
+    ),
+    Mutation(
+        "colours are adjusted in one order always",
+        "transforms/color.py",
+        "for which in order.tolist():",
+        "for which in sorted(order.tolist()):",
+        "transforms/test_color.py",
+    ),
+    Mutation(
+        "the mean is not divided by the deviation",
+        "dali/fused_normalize.py",
+        "(offset - mean) / std",
+        "offset - mean",
+        "dali/test_fused_normalize.py integration/test_same_batches.py",
+    ),
+    Mutation(
+        "levels are divided by 256",
+        "dali/fused_normalize.py",
+        "factor, offset = factor / 255, offset / 255",
+        "factor, offset = factor / 256, offset / 255",
+        "dali/test_fused_normalize.py integration/test_same_batches.py",
+    ),
+    # --- reading ---
+    Mutation(
+        "a damaged JPEG passes for a whole one",
+        "data/jpeg_integrity.py",
+        "    except ValueError:\n        return False",
+        "    except ValueError:\n        return True",
+        "data/test_jpeg_integrity.py integration/test_hostile_jpegs.py",
+    ),
+    Mutation(
+        "the damaged ones are remembered as sound",
+        "data/jpeg_integrity.py",
+        "ScanStatus.DAMAGED, ScanStatus.SOUND)",
+        "ScanStatus.SOUND, ScanStatus.SOUND)",
+        "data/test_jpeg_integrity.py integration/test_hostile_jpegs.py",
+    ),
+    Mutation(
+        "a JPEG in RGB is taken for one in YCbCr",
+        "data/jpeg_header.py",
+        "alike = alike and adobe_transform != 0",
+        "alike = alike and adobe_transform != 3",
+        "data/test_jpeg_header.py data/test_encoded_image.py test_odd_formats.py",
+    ),
+    Mutation(
+        "a full disk is taken for a bad file",
+        "data/bad_samples.py",
+        'getattr(error, "errno", None) not in MACHINE_ERRNOS',
+        'getattr(error, "errno", None) not in ()',
+        "integration/test_unreadable.py",
+    ),
+    Mutation(
+        "a sample is replaced by itself",
+        "workers/fetch.py",
+        "candidate = (first + step) % size",
+        "candidate = (first + step - 1) % size",
+        "integration/test_unreadable.py",
+    ),
+    # --- order ---
+    Mutation(
+        "two shards overlap by a sample",
+        "data/sharded_sampler.py",
+        "first, end = shard * samples // shards, (shard + 1) * samples // shards\n        length",
+        "first, end = shard * samples // shards, -(-(shard + 1) * samples // shards)\n        length",
+        "data/test_sharded_sampler.py integration/test_sharded_loader.py",
+    ),
+    Mutation(
+        "a shard that is filled up repeats its first sample",
+        "data/sharded_sampler.py",
+        "return taken + order[-1:] * (length - len(taken))",
+        "return taken + order[:1] * (length - len(taken))",
+        "data/test_sharded_sampler.py integration/test_sharded_loader.py",
+    ),
+    Mutation(
+        "the last batch, a smaller one, is lost",
+        "workers/request_sampler.py",
+        "BatchSampler(rest, sampler.batch_size, sampler.drop_last)",
+        "BatchSampler(rest, sampler.batch_size, True)",
+        "integration/test_torch_contract.py",
+    ),
+    Mutation(
+        "the first request is drawn twice from a sampler",
+        "workers/request_sampler.py",
+        "                    indices = next(remaining)  # nobody",
+        "                    indices = next(iter(self._sampler)) if first else next(remaining)  # nobody",
+        "integration/test_torch_contract.py workers/test_request_sampler.py",
+    ),
+    Mutation(
+        "all epochs have the order of the first",
+        "workers/loader_state.py",
+        "return LoaderState(self.epoch + 1)",
+        "return LoaderState(self.epoch)",
+        "integration/test_reproduction.py",
+    ),
+    Mutation(
+        "all samples of an epoch are given the same random numbers",
+        "workers/fetch.py",
+        "seed_generators(self._seed, epoch, _plain(index))",
+        "seed_generators(self._seed, epoch)",
+        "integration/test_reproduction.py",
+    ),
+    Mutation(
+        "a resumed epoch begins a batch too early",
+        "workers/request_sampler.py",
+        "        self._loader_state.samples += self._places(request)",
+        "        self._loader_state.samples += self._places(request) if self._loader_state.samples else 0",
+        "integration/test_reproduction.py integration/test_states.py",
+    ),
+    Mutation(
+        "a resumed stream begins at its start",
+        "loader/iterator.py",
+        "self._to_throw_away = loader_state.batches if",
+        "self._to_throw_away = 0 if",
+        "integration/test_reproduction.py integration/test_states.py",
+    ),
+    Mutation(
+        "a state of another seed is taken",
+        "workers/loader_state.py",
+        'if state["seed"] != seed:',
+        'if state["seed"] == "another":',
+        "integration/test_states.py integration/test_reproduction.py",
+    ),
+    # --- the way of a batch ---
+    Mutation(
+        "the images of a batch are turned round, and its labels are not",
+        "workers/packing.py",
+        "self.runs.append(list(calls))",
+        "self.runs.append(list(reversed(calls)))",
+        "integration/test_same_batches.py integration/test_faults_structure.py",
+    ),
+    Mutation(
+        "an image that is used twice takes the next one's place",
+        "workers/packing.py",
+        "            self._rows[id(call)] = run, len(self.runs[run])\n            self.runs[run].append(call)",
+        "            self.runs[run].append(call)\n            self._rows[id(call)] = run, len(self.runs[run]) - 2",
+        "integration/test_faults_structure.py",
+    ),
+    Mutation(
+        "the newest batch under way is handed out first",
+        "loader/iterator.py",
+        "            in_flight = self._in_flight.popleft()\n            try:",
+        "            in_flight = self._in_flight.pop()\n            try:",
+        "integration/test_same_batches.py integration/test_faults_epochs.py",
+    ),
+    Mutation(
+        "a slot is lost where a loop is left early",
+        "loader/iterator.py",
+        "                self._submitter.forget(in_flight)\n                self._give_back_slot(in_flight)",
+        "                self._submitter.forget(in_flight)",
+        "integration/test_faults_epochs.py integration/test_faults_limits.py workers loader",
+    ),
+    Mutation(
+        "a slot is lost with a batch that nobody asks for any more",
+        "workers/request_sampler.py",
+        "                self._arena.give_back(request.slot)\n        self._unanswered.clear()",
+        "                pass\n        self._unanswered.clear()",
+        "workers integration/test_faults_epochs.py",
+    ),
+    Mutation(
+        "a slot is written to while DALI still reads it",
+        "workers/arena.py",
+        "if slot is not None and (reader is None or reader.inputs_released()):",
+        "if slot is not None:",
+        "workers/test_arena.py integration",
+    ),
+    Mutation(
+        "the user's collate_fn draws other numbers each time",
+        "loader/assembly.py",
+        "                fetcher.seed_batch(batch.request)",
+        "                pass",
+        "integration/test_mixing.py integration/test_reproduction.py",
+    ),
+    Mutation(
+        "what was left out of a batch is not told",
+        "loader/assembly.py",
+        "self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else",
+        "self._errors.add((), self._on_error if in_flight.batch.failure is None else",
+        "integration/test_unreadable.py",
+    ),
+    Mutation(
+        "an error names the sample before",
+        "loader/recovery.py",
+        "indices[row]",
+        "indices[row - 1]",
+        "integration/test_unreadable.py integration/test_faults_input.py loader",
+    ),
+    Mutation(
+        "a change of the dataset in mid-epoch is not seen",
+        "loader/iterator.py",
+        "            self._pool.fetcher.look_again()\n",
+        "",
+        "integration/test_torch_contract.py integration/test_live_datasets.py loader",
+    ),
+    # --- stopping ---
+    Mutation(
+        "a loop that was interrupted goes on as if nothing had been",
+        "loader/iterator.py",
+        "self._was_interrupted = self._pool.broken = True",
+        "self._was_interrupted = False",
+        "integration/test_stopping.py",
+    ),
+    Mutation(
+        "an older loop takes the batches of a newer one",
+        "loader/iterator.py",
+        "if self._pool.user is None or self._pool.user() is not self:",
+        "if self._pool.user is None:",
+        "integration/test_torch_contract_use.py integration/test_faults_epochs.py loader",
+    ),
+    Mutation(
+        "workers outlive a trainer that was killed",
+        "workers/worker.py",
+        "while os.getppid() == parent_pid and (trainer is None or trainer.is_alive()):",
+        "while True:",
+        "integration/test_processes.py integration/test_faults_loss.py",
+    ),
+]
+
+
+def plant(mutation: Mutation, package: Path) -> None:
+    """
+    Args:
+        package: folder of the modules.
+
+    Raises:
+        ValueError: what it changes does not stand there once.
+    """
+    file = package / mutation.file
+    text = file.read_text()
+    if text.count(mutation.before) != 1:
+        raise ValueError(
+            f"{mutation.name!r}: {mutation.file} holds {mutation.before!r} {text.count(mutation.before)} times"
+        )
+    file.write_text(text.replace(mutation.before, mutation.after))
+
+
+def first_failure(mutation: Mutation) -> str:
+    """The first test that fails where the fault is planted; "" where none does."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "repository"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.pyc", "build", "*.egg-info"))
+        plant(mutation, copy / "proxyloader")
+        tests = [str(copy / "tests" / name) for name in mutation.tests.split()]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--durations=0",
+            f"--rootdir={copy}",
+            f"-c={copy / 'setup.cfg'}",
+        ]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    if done.returncode == TESTS_FAILED:
+        return next(line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    if done.returncode:
+        raise RuntimeError(f"{mutation.name!r}: the tests could not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="of the names of those to plant (default: all)")
+    parser.add_argument("--list", action="store_true", help="name them, and end")
+    args = parser.parse_args()
+    chosen = [each for each in MUTATIONS if not args.words or any(word in each.name for word in args.words)]
+    if args.list:
+        print(*(each.name for each in chosen), sep="\n")
+        return 0
+    missed = 0
+    for mutation in (bar := tqdm(chosen, unit="fault")):
+        found = first_failure(mutation)
+        missed += not found
+        bar.write(f"{'found' if found else 'NOT FOUND'}: {mutation.name}. {found}")
+    print(f"{len(chosen) - missed} of {len(chosen)} faults were found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
