@@ -204,9 +204,6 @@ class Automatic(Step):
         self.choices.put_chain(chains[0] if chains else [], self.layers, size, row)
         return size
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return state
-
 
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
     given = tuple((name, getattr(transform, name)) for name in arguments)

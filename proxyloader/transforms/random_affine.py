@@ -105,9 +105,6 @@ class RandomAffine(Step):
         _, _, a, _, c, _, e, f = numbers
         return self.lines.put(_fetched_by_pillow(size[0], e, f), _fetched_by_pillow(size[1], a, c), row)
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return state
-
 
 def _as_drawn(*numbers: float) -> list[float]:
     """torch draws in float32, so that a scale of 0.8 is a little more than that."""

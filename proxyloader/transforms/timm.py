@@ -303,9 +303,6 @@ class RandomErasing(Step):
         self.choice.put(int(bool(numbers)), row, *numbers)
         return size
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return state
-
 
 @rule(random_erasing.RandomErasing)
 def erase_at_random(transform: Any, state: ImageState) -> Branch:

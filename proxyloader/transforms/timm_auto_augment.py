@@ -186,9 +186,6 @@ class Automatic(Step):
         self.choices.put_chain(image.done, self.layers, row)
         return size
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return state
-
 
 @dataclass(frozen=True)
 class AugMix(Step):

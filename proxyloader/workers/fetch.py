@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,7 +157,8 @@ class Fetcher:
 
     def generators(self) -> contextlib.AbstractContextManager[None]:
         """Around all of the above: where the loop is, the user's own random numbers go on as if nothing had been."""
-        return preserve_rng() if self._seed is not None and own_worker_info(self.dataset) is None else _as_they_are()
+        draws_here = self._seed is not None and own_worker_info(self.dataset) is None
+        return preserve_rng() if draws_here else contextlib.nullcontext()
 
     @property
     def _takes_lists(self) -> bool:
@@ -239,8 +240,3 @@ def _plain(index: Any) -> Any:
         return operator.index(index)
     except TypeError:
         return index
-
-
-@contextlib.contextmanager
-def _as_they_are() -> Iterator[None]:
-    yield

@@ -75,10 +75,11 @@ class PackedDataset(Dataset[Any]):
             return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
         self.fetcher.seed_batch(request)
         packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request)
-        if fetched.unreadable:
-            indices, unreadable = tuple(fetched.indices), tuple(fetched.unreadable)
-            packed = dataclasses.replace(packed, indices=indices, unreadable=unreadable)
-        return dataclasses.replace(packed, damaged=tuple(fetched.damaged)) if fetched.damaged else packed
+        if not fetched.unreadable and not fetched.damaged:
+            return packed
+        indices = tuple(fetched.indices) if fetched.unreadable else None
+        unreadable, damaged = tuple(fetched.unreadable), tuple(fetched.damaged)
+        return dataclasses.replace(packed, indices=indices, unreadable=unreadable, damaged=damaged)
 
 
 class PackStream:
