@@ -220,6 +220,9 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         proxyloader.nothing  # noqa: B018
 
 
+ON_THE_CPU = ("parts.py", "interrupted.py")
+"""Benchmarks that ask for no device."""
+
 LIMITS = (
     r"(monotonic\(\)|perf_counter\(\)|_s\)? -).* < \(?[\d.]",
     r"\.(join|wait)\((timeout=)?\d",
@@ -275,6 +278,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
             marks=pytest.mark.exhaustive,
         ),
         "soak.py --minutes 0.05 --pictures 720",
+        pytest.param("interrupted.py --trainings 1 --images 64 --limit 30", marks=pytest.mark.exhaustive),
         pytest.param("training_curves.py --images 64 --epochs 1 --runs 2", marks=pytest.mark.exhaustive),
         "transforms.py --images 4 --rounds 1 --only hue RandAugment",
     ],
@@ -282,7 +286,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 )
 def test_every_benchmark_runs(arguments: str, tmp_path: Path) -> None:
     script, *options = arguments.split()
-    options += ["--out", str(tmp_path / "record.jsonl")] + (["--device", "cpu"] if script != "parts.py" else [])
+    options += ["--out", str(tmp_path / "record.jsonl")] + (["--device", "cpu"] if script not in ON_THE_CPU else [])
     command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
