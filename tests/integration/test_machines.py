@@ -37,6 +37,7 @@ from ..faults import (
 )
 from ..limits import STOP_S, WAIT_S
 from ..numbered import spell_dataset
+from ..tiers import by_default
 
 ALL = list(range(48))
 WHOLE = "assert all_numbers(loader) == list(range(48))"
@@ -129,7 +130,9 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS.keys())
+@pytest.mark.parametrize(
+    "limit", by_default(LIMITS, "64 KB of locked memory", "2 GB of address space beyond what imports took")
+)
 def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, limit: str, device: str) -> None:
     body = textwrap.dedent(limit) + textwrap.dedent(f"""
         for workers in (0, 1):
@@ -305,7 +308,7 @@ def test_a_trainer_without_descriptors_says_so_and_recovers(spelled_root: Path, 
 # --- places that cannot be written to --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", by_default({each: each for each in ("fork", "forkserver", "spawn")}, "fork"))
 def test_no_writable_folder_is_needed(spelled_root: Path, tmp_path: Path, method: str) -> None:
     output_of(
         tmp_path,
