@@ -60,7 +60,8 @@ def check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None,
     ndim = "any number of" if declared[1] is None else declared[1]
     raise InputError(
         f"input {name!r} of the pipeline takes {dtype} with {ndim} dimensions, "
-        f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}"
+        f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}",
+        code="wrong-kind",
     )
 
 

@@ -193,7 +193,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             if kind != known:
                 raise InputError(
                     f"input {name!r} of the pipeline was {np.dtype(known[0])} with {known[1]} dimensions until now, "
-                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch. DALI takes one kind for each input"
+                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch. DALI takes one kind for each input",
+                    code="wrong-kind",
                 )
         return kinds
 
