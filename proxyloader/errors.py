@@ -17,6 +17,7 @@ the training process as the message does.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 E = TypeVar("E", bound="ProxyLoaderError")
@@ -112,10 +113,15 @@ class ImageError(ProxyLoaderError, OSError):
 
 
 class InputError(ProxyLoaderError, ValueError):
-    """What was given to a transform or to ``server.proxy`` fits neither the pipeline nor the rest of its batch."""
+    """What was given to a transform or to ``server.proxy`` fits neither the pipeline nor the rest of its batch.
+
+    Attributes:
+        index: of the sample in the dataset; None where it is about a batch, or is not known.
+    """
 
     CODES = {
-        "wrong-input": "it is no image, or of a kind that the pipeline's input does not take",
+        "wrong-input": "it is nothing that the transform or the pipeline takes",
+        "wrong-kind": "its dtype or its number of dimensions is not the pipeline's, or not that of the other samples",
         "wrong-number": "there are more or fewer inputs than the transform or the pipeline has, or others",
         "wrong-mode": "the image is not in mode RGB",
         "not-decoded": "an image is used in the dataset, where it is not decoded yet",
@@ -125,9 +131,17 @@ class InputError(ProxyLoaderError, ValueError):
         "wrong-output": 'what `unsupported="batch"` calls on a batch gives something that is no batch',
     }
 
+    def __init__(self, message: str, *, code: str = "", index: Any = None) -> None:
+        super().__init__(message, code=code)
+        self.index = index
+
 
 class PipelineError(ProxyLoaderError, RuntimeError):
-    """The DALI pipeline raised; the message carries DALI's own. Or it cannot be used."""
+    """The DALI pipeline raised; the message carries DALI's own. Or it cannot be used.
+
+    Attributes:
+        indices: in the dataset, of the samples in the batch; None where they are not known.
+    """
 
     CODES = {
         "failed": "DALI failed on a batch",
@@ -138,6 +152,10 @@ class PipelineError(ProxyLoaderError, RuntimeError):
         "no-gpu": "the pipeline has operators for a GPU, and there is none",
         "no-engines": "the pipeline counts on the JPEG engines of a GPU, and they cannot be used",
     }
+
+    def __init__(self, message: str, *, code: str = "", indices: Sequence[Any] | None = None) -> None:
+        super().__init__(message, code=code)
+        self.indices = indices
 
 
 class MissingDaliError(ProxyLoaderError, ImportError):

@@ -18,8 +18,9 @@ def raises(kind: type[E], **fields: Any) -> Iterator[pytest.ExceptionInfo[E]]:
     """As ``pytest.raises``, of one of this package's errors with these fields, such as ``code="no-tensor"``."""
     with pytest.raises(kind) as caught:
         yield caught
-    found = {name: getattr(caught.value, name) for name in fields}
-    assert found == fields, f"{found}: {caught.value}"
+    found, message = {name: getattr(caught.value, name) for name in fields}, str(caught.value)
+    del caught  # this frame is among those that the exception came through
+    assert found == fields, f"{found}: {message}"
 
 
 def outcomes(batches: Iterable[Any]) -> list[Any]:

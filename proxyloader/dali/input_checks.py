@@ -84,7 +84,8 @@ class InputKinds:
             if kind != taken:
                 raise InputError(
                     f"input {name!r} of the pipeline was {np.dtype(taken[0])} with {taken[1]} dimensions until now, "
-                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch. DALI takes one kind for each input"
+                    f"and is {np.dtype(kind[0])} with {kind[1]} in this batch. DALI takes one kind for each input",
+                    code="wrong-kind",
                 )
 
     def note_success(self, kinds: Kinds) -> None:
@@ -108,7 +109,8 @@ def _check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None
     ndim = "any number of" if declared[1] is None else declared[1]
     raise InputError(
         f"input {name!r} of the pipeline takes {dtype} with {ndim} dimensions, "
-        f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}"
+        f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}",
+        code="wrong-kind",
     )
 
 

@@ -316,4 +316,6 @@ def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
     kinds = {(array.dtype.str, array.ndim) for array in arrays}
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
-        raise InputError(f"input {name!r} of the pipeline differs within a batch: {found}. DALI takes one kind")
+        raise InputError(
+            f"input {name!r} of the pipeline differs within a batch: {found}. DALI takes one kind", code="wrong-kind"
+        )

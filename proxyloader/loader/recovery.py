@@ -86,7 +86,7 @@ class BatchRecovery:
         if self._on_error != "raise":
             return self._one_by_one(batch, run)
         advice = "on_error='skip' finds out which of them it is, and leaves that out"
-        raise error.at(f"{_place_of(batch)} ({advice})") from error
+        raise error.at(f"{_place_of(batch)} ({advice})", indices=indices_of(batch)) from error
 
     def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
         """One for each image that is lost, with the index of its sample."""

@@ -195,12 +195,14 @@ class Fetcher:
                 f"dataset[{index}] raised StopIteration, and a dataset with indices has no end"
             ) from error
         except InputError as error:
-            raise error.at(f"dataset[{index}]") from error
+            raise error.at(f"dataset[{index}]", index=index) from error
         except TypeError as error:
             if EncodedImage.__name__ not in str(error) or NOT_YET in str(error):
                 raise
             raise InputError(
-                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}", code="not-decoded"
+                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}",
+                code="not-decoded",
+                index=index,
             ) from error
         except ImageError as error:
             raise self._named(error, index) from error.__cause__

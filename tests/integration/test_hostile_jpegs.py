@@ -143,7 +143,7 @@ def test_a_hostile_image_is_what_pillow_makes_of_it_or_an_error_that_names_it(
     theirs = pixels_by_pillow(content(case))
     if theirs is None:
         assert isinstance(found, ImageError), found
-        assert f"dataset[{index}]" in str(found) and dataset.samples[index][0] in str(found)
+        assert (found.index, found.path) == (index, dataset.samples[index][0])
         return
     assert not isinstance(found, Exception), found
     assert numbers_of([found[0][0], found[2][0]]) == [start, start + 2]
@@ -200,7 +200,7 @@ def compare_one_by_one(dataset: ImageFolder, theirs: list[Pixels | None], device
     for index, (ours, their) in enumerate(zip(found, theirs)):
         path = dataset.samples[index][0]
         if their is None:
-            named = isinstance(ours, ImageError) and f"dataset[{index}]" in str(ours) and path in str(ours)
+            named = isinstance(ours, ImageError) and (ours.index, ours.path) == (index, path)
             refused += named
             if not named:
                 wrong.append(f"{index}: Pillow refuses it, and here it is {type(ours).__name__}")
@@ -306,8 +306,8 @@ def test_a_small_file_of_endless_scans_is_refused(tmp_path: Path, bomb: str, wor
     files = [(".jpg", BOMBS[bomb] if number == BATCH + ODD else spelled(number)) for number in range(3 * BATCH)]
     dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
     before, found, after = outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
-    assert isinstance(found, ImageError) and "bomb" in str(found)
-    assert f"dataset[{BATCH + ODD}]" in str(found) and dataset.samples[BATCH + ODD][0] in str(found)
+    assert isinstance(found, ImageError) and found.code == "too-large"
+    assert (found.index, found.path) == (BATCH + ODD, dataset.samples[BATCH + ODD][0])
     assert numbers_of([image for image, _ in [*before, *after]]) == [0, 1, 2, 6, 7, 8]
 
 

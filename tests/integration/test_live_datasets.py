@@ -16,6 +16,8 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, UnsupportedTransformError
 
+from ..outcomes import raises
+
 
 def transform_to(size: int) -> transforms.Compose:
     return transforms.Compose([transforms.Resize((size, size)), transforms.ToTensor()])
@@ -166,7 +168,7 @@ def test_a_transform_that_is_not_translated_is_refused_at_the_batch_that_meets_i
     batches: Any = iter(DataLoader(dataset, 4, device="cpu"))
     next(batches)
     dataset.transform = transforms.Compose([transforms.Lambda(lambda image: image), transforms.ToTensor()])
-    with pytest.raises(UnsupportedTransformError, match="Lambda"):
+    with raises(UnsupportedTransformError, transform="Lambda"):
         next(batches)
     dataset.transform = transform_to(16)
     assert next(batches)[0].shape[2:] == (16, 16)

@@ -29,6 +29,7 @@ from proxyloader.dali import jpeg_engines
 from ..compare import jpeg_of
 from ..faults import in_fork
 from ..limits import STOP_S
+from ..outcomes import raises
 
 BATCH = 8
 
@@ -369,7 +370,7 @@ def test_a_corrupt_image_fails_its_own_batch_and_no_other(folder: ImageFolder, i
             batches, right = iter(loader), 0
             for at in range(12):
                 if at == 5:
-                    with pytest.raises(PipelineError, match=r"dataset indices \[20, 21, 22, 23\]"):
+                    with raises(PipelineError, code="failed", indices=[20, 21, 22, 23]):
                         next(batches)
                 else:
                     assert_right(next(batches)[0], range(4 * at, 4 * at + 4), folder)
@@ -410,26 +411,26 @@ GOOD = [np.float32([k, k + 1]) for k in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("bad", "code", "index"),
     [
-        (np.float64([1, 2]), "differs within a batch: float32 with 1 dimensions, float64 with 1 dimensions"),
-        (np.float32([[1, 2]]), "float32 with 1 dimensions, float32 with 2 dimensions"),
-        ("text", "input 'x' is a str"),
-        (None, "input 'x' is a NoneType"),
-        (np.array([object()]), "input 'x' is a ndarray of dtype object"),
+        (np.float64([1, 2]), "wrong-kind", None),
+        (np.float32([[1, 2]]), "wrong-kind", None),
+        ("text", "wrong-input", 3),
+        (None, "wrong-input", 3),
+        (np.array([object()]), "wrong-input", 3),
     ],
     ids=["another dtype", "another number of dimensions", "a string", "None", "objects"],
 )
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_input_that_dali_cannot_take_is_an_input_error_and_the_next_batch_is_right(
-    bad: Any, message: str, workers: int
+    bad: Any, code: str, index: int | None, workers: int
 ) -> None:
     with ProxyServer(doubled()) as server:
         loader = DataLoader(Inputs(server.proxy, [*GOOD, GOOD[0], bad, *GOOD]), 2, num_workers=workers, server=server)
         for _ in range(2):
             batches = iter(loader)
             assert next(batches).tolist() == [[0, 2], [2, 4]]
-            with pytest.raises(InputError, match=message):
+            with raises(InputError, code=code, index=index):
                 next(batches)
             assert next(batches).tolist() == [[0, 2], [2, 4]]
 
@@ -440,10 +441,9 @@ def test_a_whole_batch_of_another_kind_is_refused_before_dali_sees_it(exec_dynam
         values = [*GOOD, *(np.float64(value) for value in GOOD), *(value[None] for value in GOOD), *GOOD]
         batches = iter(DataLoader(Inputs(server.proxy, values), 2, server=server))
         assert next(batches).tolist() == [[0, 2], [2, 4]]
-        with pytest.raises(InputError, match="was float32 with 1 dimensions until now, and is float64 with 1"):
-            next(batches)
-        with pytest.raises(InputError, match="is float32 with 2"):
-            next(batches)
+        for _ in range(2):
+            with raises(InputError, code="wrong-kind"):
+                next(batches)
         assert next(batches).tolist() == [[0, 2], [2, 4]]
 
 
@@ -563,7 +563,7 @@ def test_two_servers_in_one_dataset_each_produce_their_own() -> None:
         batch = StockLoader(both, 2)
         for images in batch:
             assert b.produce_data(a.produce_data(images)).tolist() == [[0, 2], [2, 4]]
-        with pytest.raises(InputError, match="server=server"):
+        with raises(InputError, code="foreign-server"):
             list(DataLoader(both, 2, server=a))
 
 
@@ -590,8 +590,9 @@ def test_an_iterable_dataset(workers: int, batch_size: int | None) -> None:
 def test_the_proxy_says_which_inputs_it_takes() -> None:
     with ProxyServer(spelled("cpu")) as server:
         for call in (lambda: server.proxy(1, 2), lambda: server.proxy(a=1), lambda: server.proxy(a=1, c=2)):
-            with pytest.raises(InputError, match=r"the pipeline's inputs are a, b; got .*server.proxy\(a=..., b=...\)"):
+            with raises(InputError, code="wrong-number") as caught:
                 call()
+            assert "server.proxy(a=..., b=...)" in str(caught.value)
         with pytest.raises(ValueError, match="too many positional arguments"):  # DALI's words
             server.proxy(1, 2)
         copy = pickle.loads(pickle.dumps(server.proxy))
@@ -609,7 +610,7 @@ def test_in_a_forked_child_a_server_and_its_pipeline_say_whose_they_are() -> Non
 
         def told() -> None:
             for use in uses:
-                with pytest.raises(PipelineError, match="belongs to the process that this one was forked from"):
+                with raises(PipelineError, code="forked"):
                     use()
 
         assert in_fork(told) == 0
@@ -650,16 +651,18 @@ def test_decoded_images_where_bytes_are_declared_are_told_of_a_loader(folder: Im
     pipeline = pipelines.training(source="proxy", size=32, batch_size=BATCH, num_threads=1, device_id=None)
     with ProxyServer(pipeline) as server:
         dataset = ImageFolder(folder.root, server.proxy, loader=decoded)
-        with pytest.raises(InputError, match=r"uint8 with 1 dimensions, and is uint8 with 3 .*loader=read_bytes"):
+        with raises(InputError, code="wrong-kind") as caught:
             next(iter(DataLoader(dataset, BATCH, server=server)))
+        assert "loader=read_bytes" in str(caught.value)
 
 
 def test_an_encoded_image_is_no_input_of_a_pipeline_by_hand(folder: ImageFolder) -> None:
     pipeline = pipelines.training(source="proxy", size=32, batch_size=BATCH, num_threads=1, device_id=None)
     with ProxyServer(pipeline) as server:
         dataset = ImageFolder(folder.root, server.proxy, loader=EncodedImage.open)
-        with pytest.raises(InputError, match=r"dataset\[0\]: input 'images' is an EncodedImage.*loader=read_bytes"):
+        with raises(InputError, code="wrong-input", index=0) as caught:
             next(iter(DataLoader(dataset, BATCH, server=server)))
+        assert "loader=read_bytes" in str(caught.value)
 
 
 def decoded(path: str) -> np.ndarray[Any, Any]:
@@ -765,7 +768,7 @@ def test_a_pipeline_has_one_server(device: str) -> None:
     second = ProxyServer(pipeline)
     kept = second.runs.submit([[data[1]]])
     for use in (lambda: first.runs.collect(lost), lambda: first.runs.submit([[data[0]]])):
-        with pytest.raises(PipelineError, match="another ProxyServer .* made over this server's pipeline"):
+        with raises(PipelineError, code="taken"):
             use()
     (images,) = second.runs.collect(kept)
     other = ProxyServer(resized(device))
