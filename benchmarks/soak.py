@@ -577,8 +577,7 @@ class Loop:
             index = int(re.search(r"dataset\[(\d+)\] is refused", str(error))[1])  # type: ignore[index]
             return self._outer_index(index)
         if isinstance(error, proxyloader.PipelineError):
-            named = re.search(r"dataset indices \[([\d, ]+)\]", str(error))
-            if self.settings.kind != "server" or not named or not self.bad & set(map(int, named[1].split(","))):
+            if self.settings.kind != "server" or not self.bad & set(error.indices or ()):
                 raise Wrong(f"{error!r} names another batch than that of {sorted(self.bad)}") from error
         elif self.settings.kind not in ("pillow", "server"):
             files = {str(self.stand.paths[self.stand.numbers[index]]): index for index in self.bad}
