@@ -11,10 +11,12 @@ A fault is found where a test fails. Each names the test files that should find 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -342,15 +344,8 @@ def first_failure(mutation: Mutation) -> str:
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.pyc", "build", "*.egg-info"))
         plant(mutation, copy / "proxyloader")
         tests = [str(copy / "tests" / name) for name in mutation.tests.split()]
-        options = [
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--durations=0",
-            f"--rootdir={copy}",
-            f"-c={copy / 'setup.cfg'}",
-        ]
+        # In one process: of several, -x ends with another status.
+        options = ["-x", "-n0", "-p", "no:cacheprovider", f"--rootdir={copy}", f"-c={copy / 'setup.cfg'}"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     if done.returncode == TESTS_FAILED:
@@ -370,10 +365,10 @@ def main() -> int:
         print(*(each.name for each in chosen), sep="\n")
         return 0
     missed = 0
-    for mutation in (bar := tqdm(chosen, unit="fault")):
-        found = first_failure(mutation)
-        missed += not found
-        bar.write(f"{'found' if found else 'NOT FOUND'}: {mutation.name}. {found}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutation, found in tqdm(zip(chosen, pool.map(first_failure, chosen)), total=len(chosen), unit="fault"):
+            missed += not found
+            tqdm.write(f"{'found' if found else 'NOT FOUND'}: {mutation.name}. {found}")
     print(f"{len(chosen) - missed} of {len(chosen)} faults were found")
     return 1 if missed else 0
 
