@@ -144,7 +144,7 @@ MUTATIONS = [
         "data/jpeg_header.py",
         "alike = alike and adobe_transform != 0",
         "alike = alike and adobe_transform != 3",
-        "data/test_jpeg_header.py data/test_encoded_image.py test_odd_formats.py",
+        "integration/test_hostile_jpegs.py data/test_jpeg_header.py",
     ),
     Mutation(
         "a full disk is taken for a bad file",
@@ -222,7 +222,7 @@ MUTATIONS = [
         "workers/loader_state.py",
         'if state["seed"] != seed:',
         'if state["seed"] == "another":',
-        "integration/test_states.py integration/test_reproduction.py",
+        "workers/test_request_sampler.py",
     ),
     # --- the way of a batch ---
     Mutation(

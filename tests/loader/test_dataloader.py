@@ -276,6 +276,17 @@ def test_persistent_workers_keep_the_transform_they_started_with_as_torchs_do(da
     assert {tuple(images.shape[2:]) for images, _ in loader} == {(24, 32)}
 
 
+def test_a_loop_that_is_left_gives_back_its_slots(dataset: ImageFolder, device: str) -> None:
+    loader = DataLoader(dataset, 4, num_workers=2, persistent_workers=True, device=device)
+    for _ in range(3):
+        batches = iter(loader)
+        next(batches)
+        del batches
+    assert len(list(loader)) == 12
+    arena = loader._pool.arena  # type: ignore[union-attr]
+    assert [arena.lend() for _ in range(arena.slots + 1)].count(None) == 1  # type: ignore[union-attr]
+
+
 def test_an_iterator_whose_persistent_workers_were_taken_says_so(dataset: ImageFolder) -> None:
     loader = DataLoader(dataset, 8, num_workers=1, persistent_workers=True, device="cpu")
     first = iter(loader)
