@@ -110,7 +110,10 @@ def _row_of(cls: type) -> Row:
     arguments = OF_TIMM.get(cls.__name__, {}) if _is_timms(cls) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # v2.ToTensor is deprecated
-        transform = cls(**(arguments or ARGUMENTS.get(cls.__name__, {})))
+        try:
+            transform = cls(**(arguments or ARGUMENTS.get(cls.__name__, {})))
+        except TypeError as error:
+            raise TypeError(f"{error}: give {cls.__name__} a row in ARGUMENTS of docs/transform_table.py") from None
     to_tensor: list[list[Any]] = [[], [v1.ToTensor()], [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]]
     rows = [proxyloader.explain(v2.Compose([*before, transform])).rows[len(before)] for before in to_tensor]
     taken = [row for row in rows if not row.refusal]
