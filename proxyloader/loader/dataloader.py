@@ -200,7 +200,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def _iterator(self) -> Any:
-        """torch's iterator over persistent workers, or None. Trainers end the workers by it, and then set it to None."""
+        """torch's iterator over persistent workers, or None. Trainers end the workers by it, and set it to None."""
         return None if self._pool is None else self._pool.workers._iterator
 
     @_iterator.setter
