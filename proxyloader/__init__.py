@@ -2,9 +2,9 @@
 
     from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader
 
-Importing this package loads neither torch nor DALI and touches no CUDA; using a name loads what it needs. It sets one
-variable of the environment, CUDA_DEVICE_MAX_CONNECTIONS, unless you have, or have set PROXYLOADER_KEEP_ENVIRONMENT=1.
-NOTE [ Queues ] in dali/device.py says why.
+Importing this package loads neither torch nor DALI and does not initialize CUDA. Using a name loads what it needs. The
+import sets one environment variable, CUDA_DEVICE_MAX_CONNECTIONS, unless it is set already or
+PROXYLOADER_KEEP_ENVIRONMENT=1 is set. NOTE [ Queues ] in dali/device.py says why.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""``python -m proxyloader`` is the command ``proxyloader``."""
+"""Entry point of ``python -m proxyloader``, which runs the command ``proxyloader``."""
 
 import sys
 
 from .tools.cli import main
 
-if __name__ == "__main__":  # worker processes that are spawned import this module too
+if __name__ == "__main__":  # spawned worker processes import this module, too
     sys.exit(main())

@@ -1,21 +1,20 @@
 """Exit safety: end pipelines and workers before the interpreter clears its modules. Main process.
 
 NOTE [ The end of the interpreter ]
-When a script has ended, Python calls what was registered with ``atexit``, the latest first. Then it clears one module
-after the other, and destroys the objects that are left. Which modules are gone when an object is destroyed depends on
-the packages that the script imports. So no ``__del__`` of ours does anything then, and what has threads or processes is
-ended before: first pipelines, then workers.
+When a script has ended, Python calls the functions registered with ``atexit``, the latest first. Then it clears the
+modules one after the other, and destroys the remaining objects. Which modules are already cleared when an object is
+destroyed depends on the packages that the script imports. Therefore no ``__del__`` in this package does anything during
+interpreter shutdown. Objects with threads or processes are ended earlier: first pipelines, then workers.
 
-That happens where multiprocessing ends the workers of a stock loader, just before it does. torch imports
-multiprocessing, so the exit handlers that a script registers later come earlier, and may still load batches, as they
-may with torch. Handlers from before that import come last. They find no workers, as with torch; a loader without
-workers builds its pipeline anew for them. DALI would end pipelines in an exit handler of its own. That is registered
-when DALI is imported, which may be in the first epoch, so it might come before a script's; ``dali/executor.py``
-takes it back.
+They are ended just before multiprocessing ends the workers of a stock loader. torch imports multiprocessing, so exit
+handlers that a script registers later run earlier and can still load batches, as with torch. Exit handlers that were
+registered before that import run last. They find no workers, as with torch. A loader without workers builds its
+pipeline again for them. DALI registers an exit handler of its own that ends pipelines. DALI may be imported as late as
+in the first epoch, so its handler could run before the handlers of the script. ``dali/executor.py`` unregisters it.
 
-Daemon threads still run at that time. Python ends each of them when it asks for the interpreter again, and if that is
-in DALI's code, the process aborts. So one that is in DALI is waited for, and one that would enter waits until Python
-ends.
+Daemon threads still run at that time. Python ends each of them when the thread next requests the GIL. If this happens
+inside DALI's code, the process aborts. Therefore the exit waits for threads that are inside DALI, and a thread that is
+about to enter DALI blocks until Python ends.
 """
 
 from __future__ import annotations
@@ -28,35 +27,36 @@ from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 
 PRIORITY = 100
-"""Those of multiprocessing's own queues and pools, which are ended by the same means, are lower."""
+"""Priority of the exit handler. The queues and pools of multiprocessing use the same mechanism with lower
+priorities."""
 
 END_S = 1.0
-"""So long threads that are in DALI are waited for, and workers that are told to end."""
+"""Seconds that the exit waits for threads inside DALI, and for workers to end."""
 
 LOOK_S = 0.001
-"""How often it is looked whether they still are."""
+"""Seconds between two checks for threads inside DALI."""
 
 _ends: list[Callable[[], None]] = []
 _inside: set[object] = set()
-"""A token for each thread in DALI, but the main thread."""
+"""One token for each thread inside DALI, except the main thread."""
 
 _is_ending = False
 
 
 def at_exit(end: Callable[[], None]) -> Callable[[], None]:
-    """Let a function be called when the interpreter ends. What is registered later is called earlier."""
+    """Register a function to be called when the interpreter ends. Functions registered later are called earlier."""
     _ends.append(end)
     return end
 
 
 @contextlib.contextmanager
 def before_exit() -> Iterator[None]:
-    """What the body does is done before the interpreter ends, or not at all."""
+    """Context manager whose body either finishes before the interpreter ends or is not entered."""
     if threading.current_thread() is threading.main_thread():
         yield
         return
     token = object()
-    _inside.add(token)  # first, and then a look: the other way round the end could come in between
+    _inside.add(token)  # added before _is_ending is read: in the other order, the exit could start in between
     try:
         while _is_ending:
             _inside.discard(token)
@@ -77,9 +77,9 @@ def _end_all() -> None:
 
 
 def _register() -> None:
-    _inside.clear()  # in a forked child: they are threads of the parent
+    _inside.clear()  # in a forked child, these are threads of the parent
     Finalize(None, _end_all, exitpriority=PRIORITY)
 
 
 _register()
-os.register_at_fork(after_in_child=_register)  # multiprocessing asks which process has registered
+os.register_at_fork(after_in_child=_register)  # multiprocessing runs a finalizer only in the process that registered it

@@ -1,12 +1,14 @@
 """Fork safety: quiesce DALI before ``os.fork()``, disarm it in the child.
 
 NOTE [ Forks ]
-A child has one thread, and of all others what they held at the moment of the fork. So DALI's threads are given nothing
-to do then: all runs are waited for, no thread may start another one, and there is a moment more, in which DALI lets go
-of the memory it was lent. And no child may destroy a pipeline, which would wait for threads that it does not have:
-neither one in use, which is taken from its server, nor one that waits for the garbage collector. That is held from
-before the fork on, and in the child whatever was there before is never collected. The CUDA events of runs cannot be
-destroyed in a child either, and are kept.
+A forked child has one thread. Locks and other resources held by the other threads at the moment of the fork stay held
+in it. Therefore DALI's threads are idle during a fork: all runs are waited for, no thread may start another run, and a
+short sleep gives DALI the time to release the memory of its inputs.
+
+A child must not destroy a pipeline, because that would wait for threads that the child does not have. This applies to
+pipelines in use, which are taken from their servers, and to pipelines that wait for the garbage collector. Garbage
+collection is disabled from before the fork, and the child never collects objects that existed at the fork. CUDA events
+of runs cannot be destroyed in a child either, and are kept.
 """
 
 from __future__ import annotations
@@ -33,37 +35,37 @@ AFTER_THE_FORK_S = 0.1
 
 
 class Server(Protocol):
-    """Whoever has runs under way."""
+    """An object that has runs in progress."""
 
     def pause(self) -> bool:
-        """Wait for all runs, and start no others; says whether there were any."""
+        """Wait for all runs and block new ones. Return whether there were any runs."""
 
     def resume(self) -> None:
-        """In the thread that made it hold still."""
+        """Allow runs again. Called in the thread that called ``pause``."""
 
     def forget_in_child(self) -> None: ...
 
     def end(self) -> None:
-        """The interpreter ends, and its pipeline before: let no other thread use that."""
+        """Prevent other threads from using the pipeline. Called when the interpreter ends, before the pipeline."""
 
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.RLock()
-"""Several threads may fork at once; here they take turns."""
+"""Lock that serializes forks from several threads."""
 
 _starting = threading.RLock()
-"""Held where a ``ForkProcess`` starts."""
+"""Lock that is held while a ``ForkProcess`` starts."""
 
 _held: list[Server] = []
-"""Those that hold still for the fork under way."""
+"""Servers that are paused for the current fork."""
 
 _collects_garbage = False
-"""Whether the collector was on before it."""
+"""Whether garbage collection was enabled before the fork."""
 
 
 def watch(server: Server) -> None:
-    """Settle this server before each fork, and let children forget it."""
+    """Pause this server before each fork, and call its ``forget_in_child`` in each child."""
     _servers.add(server)
 
 
@@ -72,20 +74,21 @@ def watched() -> list[Server]:
 
 
 def keep_from_children(thing: Any) -> None:
-    """Never destroy this in a child."""
+    """Prevent this object from being destroyed in a forked child."""
     _kept.add(thing)
 
 
 def leak(thing: Any) -> None:
-    """Also not when the interpreter ends, which empties all modules: one reference too many, that nobody has."""
+    """Add a reference that is never released, so that the object is not destroyed even when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 class ForkProcess(multiprocessing.context.ForkProcess):
-    """That no thread starts while another one does.
+    """A forked process that is not started while another thread starts one.
 
-    Libraries may let no thread fork while another one is at it (filelock 4, which torch brings), and here a fork takes
-    as long as runs that are under way. ``_before`` comes too late: what they forbid, they forbid before it.
+    Some libraries, such as filelock 4, a dependency of torch, do not allow a thread to fork while another thread does.
+    Here a fork lasts as long as the runs in progress. Locking in ``_before`` would be too late, because the check of
+    these libraries runs before it.
     """
 
     def start(self) -> None:
@@ -98,7 +101,9 @@ class ForkContext(multiprocessing.context.ForkContext):
 
 
 def in_turn(context: Any) -> Any:
-    """A ``multiprocessing_context`` for torch's loader, whose workers are forked in turn where they are forked.
+    """Return a ``multiprocessing_context`` for torch's loader that starts forked workers one at a time.
+
+    Other start methods are returned unchanged.
 
     Args:
         context: the user's; None: Python's default.
@@ -125,7 +130,10 @@ def _before() -> None:
 
 
 def _take_turn() -> None:
-    """Python drops what is raised in here, and forks. So Ctrl-C, in whatever line it comes, has to wait."""
+    """Acquire the fork lock.
+
+    Python ignores exceptions that are raised here and forks anyway. Therefore Ctrl-C is delivered after the fork.
+    """
     while True:
         try:
             while not _forking._is_owned():  # type: ignore[attr-defined]
@@ -136,7 +144,10 @@ def _take_turn() -> None:
 
 
 def _held_still(server: Server) -> bool:
-    """Also here."""
+    """Pause one server, and deliver Ctrl-C after the fork. Return whether it had runs in progress.
+
+    Return True also if the server could not be paused.
+    """
     for _ in range(MOST_INTERRUPTS):
         try:
             were_under_way = server.pause()
@@ -162,7 +173,7 @@ def _after_in_parent() -> None:
             try:
                 while _held:
                     _held.pop().resume()
-            except KeyboardInterrupt:  # Python would drop it, and here servers would stand still for ever
+            except KeyboardInterrupt:  # Python would ignore it, and the servers would stay paused
                 _interrupt_later()
     finally:
         try:
@@ -176,7 +187,7 @@ def _after_in_child() -> None:
     global _forking, _starting
     if _servers:
         gc.freeze()
-        at_exit(gc.unfreeze)  # or modules in C that look for what is left would find all of it, and print that
+        at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would print all of them
     for thing in list(_kept):
         leak(thing)
     for server in list(_servers):

@@ -1,4 +1,4 @@
-"""Random state as a function of a seed and a position: of the default generators, for a sample or a batch."""
+"""Random state of the default generators as a function of a seed and a position, for a sample or a batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 
 def seed_generators(seed: int, *place: Any) -> None:
-    """Seed the generators that datasets draw from: torch's for the CPU, numpy's and Python's.
+    """Seed the generators that datasets draw from: torch's CPU generator, numpy's and Python's.
 
     Args:
         seed: the loader's.
-        place: what is to be drawn for, such as (epoch, index); told apart by their ``repr``.
+        place: what the numbers are drawn for, such as (epoch, index); places are distinguished by their ``repr``.
     """
     number = seed_for(seed, *place)
     torch.default_generator.manual_seed(number)
@@ -26,13 +26,13 @@ def seed_generators(seed: int, *place: Any) -> None:
 
 
 def generator_of(seed: int, *place: Any) -> torch.Generator:
-    """A generator of torch's for the CPU that depends on a seed and a place alone, as ``seed_generators`` has them."""
+    """Return a CPU generator that is seeded with ``seed_for`` of the same arguments."""
     return torch.Generator().manual_seed(seed_for(seed, *place))
 
 
 @contextlib.contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Leave the default generators as they were, whatever is drawn inside."""
+    """Restore the default generators when the context ends."""
     states = _states()
     try:
         yield
@@ -41,7 +41,7 @@ def preserve_rng() -> Iterator[None]:
 
 
 class SeededIterator:
-    """An iterator that draws from the default generators, given generators of its own: of a seed and a place."""
+    """An iterator whose draws from the default generators come from a state of its own, given by a seed and a place."""
 
     def __init__(self, iterator: Iterator[Any], seed: int, *place: Any) -> None:
         self._iterator = iterator
@@ -72,7 +72,7 @@ def _set_states(states: tuple[Any, ...]) -> None:
 
 
 def seed_for(seed: int, *place: Any) -> int:
-    """A number of 63 bits, as ``seed_generators`` seeds with."""
-    # 63 bits, which every generator takes; a hash, so that neighbours have nothing in common.
+    """Return the 63-bit integer that ``seed_generators`` seeds with."""
+    # Every generator accepts 63 bits. Hashing makes the seeds of neighbouring positions unrelated.
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

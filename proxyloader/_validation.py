@@ -6,29 +6,29 @@ import numbers
 from typing import Any
 
 MOST_THREADS = 1024
-"""Of DALI's, for it asks for all at once, and where the system refuses one, the process ends."""
+"""Most DALI threads. DALI creates all of them at once, and the process ends if the system refuses one."""
 
 
 def check_int(name: str, value: Any, least: int, other: str = "") -> None:
     """
     Args:
-        name: of the argument.
-        value: that was given for it.
-        least: that it may be.
+        name: name of the argument.
+        value: value of the argument.
+        least: smallest allowed value.
         other: what else is allowed, for the message.
 
     Raises:
-        ValueError: it is no whole number, or a smaller one.
+        ValueError: the value is not an integer, or is less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")
 
 
 def check_num_threads(num_threads: Any, other: str = "", name: str = "num_threads") -> None:
-    """How many threads DALI is to have on the CPU.
+    """Check a number of DALI's CPU threads.
 
     Raises:
-        ValueError: it is no whole number, less than 1, or more than ``MOST_THREADS``.
+        ValueError: it is not an integer, less than 1, or more than ``MOST_THREADS``.
     """
     check_int(name, num_threads, 1, other)
     if num_threads > MOST_THREADS:

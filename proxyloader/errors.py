@@ -1,4 +1,4 @@
-"""Everything proxyloader raises on purpose.
+"""Exceptions that proxyloader raises.
 
     ProxyLoaderError
     ├── UnsupportedTransformError (ValueError)   a transform has no equal in DALI; raised when the loader is built
@@ -7,11 +7,11 @@
     ├── PipelineError (RuntimeError)             DALI failed on a batch whose images are all sound
     └── MissingDaliError (ImportError)           DALI is needed and not installed
 
-One leaf for each decision a caller can take; the builtin beside each is the one that torchvision, torch or DALI
-raise in the same place, so an ``except OSError`` around a training loop goes on working.
+There is one class for each decision that a caller can take. The builtin exception beside each is the one that
+torchvision, torch or DALI raise in the same place, so ``except OSError`` around a training loop still works.
 
-Messages may change from one version to the next. Codes and fields do not, and they travel from a worker's process to
-the training process as the message does.
+Messages may change from one version to the next. Codes and fields do not. Both are preserved when an exception is
+passed from a worker process to the main process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ E = TypeVar("E", bound="ProxyLoaderError")
 
 
 class ProxyLoaderError(Exception):
-    """Base of all errors below.
+    """Base class of all exceptions of proxyloader.
 
     Attributes:
-        CODES: the codes of the class, and what each stands for. The first is the usual one.
-        code: one of them. It stays the same where the message is reworded.
+        CODES: the codes of the class with their meanings. The first is the default.
+        code: one of the codes. It does not change when the message is reworded.
     """
 
     CODES: ClassVar[dict[str, str]] = {
@@ -40,7 +40,7 @@ class ProxyLoaderError(Exception):
         self.code = code or next(iter(self.CODES))
 
     def at(self: E, where: str, **fields: Any) -> E:
-        """The same error with ``where`` before its message, and with other values for some of its fields."""
+        """Return a copy of the error with ``where`` before its message, and with the given fields replaced."""
         located = copy.copy(self)
         located.args = (f"{where}: {self}",)
         for name, value in fields.items():
@@ -49,13 +49,14 @@ class ProxyLoaderError(Exception):
 
 
 class UnsupportedTransformError(ProxyLoaderError, ValueError):
-    """A torchvision transform, or a way of using one, that is not translated.
+    """A torchvision transform, or a use of one, that is not translated.
 
     Attributes:
-        position: of the part that is refused, such as ``transform.transforms[2]``; "" where it is not about one.
-        transform: the class of that part as users write it, such as ``v2.Resize``; "" where it is not about one.
-        argument: the name of the argument that is refused; "" where it is not about one.
-        reason: why, and what to do, without the rest of the message.
+        position: position of the refused part, such as ``transform.transforms[2]``; "" if the error is not about a
+            part.
+        transform: class of that part as users write it, such as ``v2.Resize``; "" if the error is not about a part.
+        argument: name of the refused argument; "" if the error is not about an argument.
+        reason: why it is refused and what to do, without the rest of the message.
     """
 
     CODES = {
@@ -78,13 +79,13 @@ class UnsupportedTransformError(ProxyLoaderError, ValueError):
 
 
 class ImageError(ProxyLoaderError, OSError):
-    """An image that Pillow, too, could not read: missing, empty, cut off, too large, or not an image.
+    """An image that Pillow cannot read either: missing, empty, truncated, too large, or not an image.
 
     Attributes:
-        index: of the sample in the dataset; None where that is not known.
-        path: of the file; "" where there is none.
+        index: index of the sample in the dataset; None if unknown.
+        path: path of the file; "" if there is none.
         reason: what is wrong, without the rest of the message.
-        errno: of the system, where that could not read the file; else None.
+        errno: error number of the system if it could not read the file; otherwise None.
     """
 
     CODES = {
@@ -109,14 +110,14 @@ class ImageError(ProxyLoaderError, OSError):
         self.index, self.path, self.reason, self.errno = index, path, reason or message, errno
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args, {**vars(self), "errno": self.errno}  # which OSError keeps elsewhere
+        return type(self), self.args, {**vars(self), "errno": self.errno}  # OSError does not keep errno in its __dict__
 
 
 class InputError(ProxyLoaderError, ValueError):
-    """What was given to a transform or to ``server.proxy`` fits neither the pipeline nor the rest of its batch.
+    """An input of a transform or of ``server.proxy`` that does not fit the pipeline or the other samples of its batch.
 
     Attributes:
-        index: of the sample in the dataset; None where it is about a batch, or is not known.
+        index: index of the sample in the dataset; None if unknown, or if the error is about a batch.
     """
 
     CODES = {
@@ -137,10 +138,10 @@ class InputError(ProxyLoaderError, ValueError):
 
 
 class PipelineError(ProxyLoaderError, RuntimeError):
-    """The DALI pipeline raised; the message carries DALI's own. Or it cannot be used.
+    """A failure of the DALI pipeline, with DALI's own message, or a pipeline that cannot be used.
 
     Attributes:
-        indices: in the dataset, of the samples in the batch; None where they are not known.
+        indices: indices in the dataset of the samples of the batch; None if unknown.
     """
 
     CODES = {
@@ -159,6 +160,6 @@ class PipelineError(ProxyLoaderError, RuntimeError):
 
 
 class MissingDaliError(ProxyLoaderError, ImportError):
-    """DALI is not installed, and the thing asked for exists only with it."""
+    """DALI is not installed, and the requested feature requires it."""
 
     CODES = {"missing-dali": "DALI cannot be imported"}

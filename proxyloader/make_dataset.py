@@ -1,4 +1,4 @@
-"""A data set of synthetic photographs: the public name of ``tools/synthetic/dataset.py``."""
+"""A dataset of synthetic photographs: the public name of ``tools/synthetic/dataset.py``."""
 
 from .tools.synthetic.dataset import make_dataset
 

@@ -185,8 +185,8 @@ MUTATIONS = [
     Mutation(
         "the first request is drawn twice from a sampler",
         "workers/request_sampler.py",
-        "                    indices = next(remaining)  # nobody",
-        "                    indices = next(iter(self._sampler)) if first else next(remaining)  # nobody",
+        "indices = next(remaining)",
+        "indices = next(iter(self._sampler)) if first else next(remaining)",
         "integration/test_torch_contract.py workers/test_request_sampler.py",
     ),
     Mutation(

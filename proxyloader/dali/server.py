@@ -1,4 +1,4 @@
-"""ProxyServer: DALI's proxy server over a RunQueue, which has no thread. Main process."""
+"""ProxyServer: DALI's proxy server over a RunQueue, without a thread of its own. Main process."""
 
 from __future__ import annotations
 
@@ -17,38 +17,42 @@ from .substitute import map_references
 
 
 class ProxyServer(api.DALIServer):  # type: ignore[misc]
-    """DALI's proxy server, made safe: upstream's constructor, methods and ``with``; one message, no thread.
+    """A DALI proxy server, which runs a DALI pipeline on samples from a dataset.
 
-    Use ``server.proxy`` as a transform, and let ``proxyloader.DataLoader(dataset, server=server)`` do the rest; or keep
-    a stock ``torch.utils.data.DataLoader`` and call ``server.produce_data(batch)`` on what it gives. A pipeline has one
-    server, for any number of loaders; a later one takes it over, and the earlier one's use is a PipelineError then.
+    It has the constructor, methods and context manager of DALI's ``DALIServer``. It starts no thread.
+
+    Use ``server.proxy`` as a transform of the dataset, and load it with
+    ``proxyloader.DataLoader(dataset, server=server)``. Or keep a stock ``torch.utils.data.DataLoader`` and call
+    ``server.produce_data(batch)`` on each of its batches. A pipeline has one server, which any number of loaders may
+    share. A later server takes the pipeline over, and using the earlier one then raises a PipelineError.
 
     Args:
-        pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. (With ``exec_async=False`` it
-            works in ``next()`` alone, not beside the model.)
-        deterministic: as upstream: no run is started before the loop asks for its batch, which is slower. Without it,
-            too, runs are started in the loop's order, and batches are reproducible, but for what the pipeline itself
-            draws at random after a loop was left early: runs that were started ahead have drawn.
+        pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. With ``exec_async=False`` it runs
+            within ``next()``, and not while the model trains.
+        deterministic: as in DALI, start a run only when the loop asks for its batch, which is slower. If False, runs
+            are also started in the order of the loop, and batches are reproducible. The only exception are random
+            numbers of the pipeline after a loop was left early, as runs that were started ahead have drawn some.
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.
-        ValueError: its ``stream_policy`` lets other operators work in the stream of a GPU's decoder; or an external
-            source has ``source=`` or ``repeat_last=True``.
-        RuntimeError: it has no external source.
-        PipelineError: other processes use up the GPU's JPEG engines, which its decoders are to use, and that they leave
-            them alone cannot be told to them any more. (To most it can, and is.)
+        ValueError: the ``stream_policy`` of the pipeline lets other operators use the stream of a GPU decoder, or an
+            external source has ``source=`` or ``repeat_last=True``.
+        RuntimeError: the pipeline has no external source, or was deserialized.
+        PipelineError: other processes use up the JPEG engines of the GPU, and the decoders of this pipeline cannot be
+            changed any more to work without them. The decoders of most pipelines can be changed.
+        torch.OutOfMemoryError, MemoryError: there is not enough memory for the pipeline, on the GPU or on the CPU.
 
     Source: ``nvidia.dali.plugin.pytorch.experimental.proxy.DALIServer``.
     """
 
     def __init__(self, pipeline: api.Pipeline, deterministic: bool = False) -> None:
-        """Build the pipeline. Arguments and errors stand at the class."""
-        self._thread_stop_event = None  # before anything that can raise: upstream's __del__ looks at it
+        """Build the pipeline. The class documents arguments and errors."""
+        self._thread_stop_event = None  # set before anything that can raise, as the __del__ of DALIServer reads it
         self.runs = RunQueue(pipeline, deterministic)
         self.deterministic, self._started = deterministic, False
         with before_exit():
             super().__init__(pipeline, deterministic)
-            # Made here, since in a forked worker, whose dataset may hold the server, there is no pipeline to ask.
+            # Made here, as the dataset of a forked worker may hold the server, and there the pipeline cannot be used.
             self._proxy = Proxy(self.runs.key, tuple(self._dali_input_names), self._pipe.num_outputs)
 
     def __repr__(self) -> str:
@@ -61,28 +65,28 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     @property
     def proxy(self) -> Proxy:
-        """The callable that stands in for the pipeline in a dataset: give it one sample's inputs. Can be pickled."""
+        """The callable to use in a dataset: it takes the pipeline inputs of one sample. It can be pickled."""
         return self._proxy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a worker that is not forked the server is its proxy, which is all that a dataset needs of it.
+        """Pickle the server for a worker that is not forked, as a stand-in that has only the proxy.
 
         Raises:
-            TypeError: it is pickled or copied for anything else.
+            TypeError: the server is pickled or copied for any other purpose.
         """
         if get_spawning_popen() is None:
             raise TypeError("a ProxyServer cannot be pickled or copied; its proxy can: server.proxy")
         return ServerInWorker, (self._proxy,)
 
-    # --- upstream's way to start and stop ---------------------------------------------------------------------------
+    # --- start and stop, as in DALIServer ---------------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        """Open the server. DALI's own threads do the work, so none is started here."""
+        """Open the server. No thread is started here, as DALI's own threads do the work."""
         self._started = True
 
     def stop_thread(self) -> None:
-        """Forget what is under way. Returns at once; nothing of it can appear in a later batch."""
-        if not hasattr(self, "runs"):  # it could not be made
+        """Cancel all runs, without waiting. Their outputs cannot appear in a later batch."""
+        if not hasattr(self, "runs"):  # the constructor failed
             return
         self.runs.cancel_all()
         self._started = False
@@ -93,16 +97,19 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
     # --- for a stock DataLoader -------------------------------------------------------------------------------------
 
     def produce_data(self, obj: Any) -> Any:
-        """Put the pipeline's outputs where ``obj``, a batch of a stock DataLoader, has references to them.
+        """Replace the references to pipeline outputs in a batch of a stock DataLoader.
 
         Args:
-            obj: any structure of lists, tuples, named tuples, dicts, and objects with attributes.
+            obj: the batch: any structure of lists, tuples, named tuples, dicts, sets, and objects with attributes.
 
         Returns:
-            The structure with tensors in place of this server's references; those of other servers stay.
+            The structure with tensors in place of this server's references. References of other servers are kept.
 
         Raises:
-            InputError, PipelineError: as ``RunQueue.submit`` and ``collect``.
+            InputError: the samples of an input differ in dtype or number of dimensions, or the pipeline declares others
+                or took others before.
+            PipelineError: DALI failed, or the pipeline was taken over by another server.
+            torch.OutOfMemoryError, MemoryError: there is not enough memory for a run, on the GPU or on the CPU.
         """
         found: list[ProxyBatch | ProxySample] = []
 
@@ -131,7 +138,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         return any(call.server == self.runs.key for call in calls)
 
     def _run(self, run: ProxyInputBatch) -> Outputs | None:
-        """The outputs of a batch; None while it waits for another server, too."""
+        """Return the outputs of a batch, or None while it also waits for the outputs of another server."""
         if len(run.calls) <= self._pipe.max_batch_size and all(call.server == self.runs.key for call in run.calls):
             return self._run_calls(run.calls)
         own = [row for row, call in enumerate(run.calls) if call.server == self.runs.key]
@@ -142,7 +149,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         return [stacked_or_listed(list(output)) for output in zip(*rows)]
 
     def _rows_of(self, calls: Sequence[ProxyInputs]) -> list[list[torch.Tensor]]:
-        """The outputs of each call, from as many runs as they need."""
+        """Return the outputs of each call. Calls beyond the batch size of the pipeline take several runs."""
         rows: list[list[torch.Tensor]] = []
         for start in range(0, len(calls), self._pipe.max_batch_size):
             outputs = self._run_calls(calls[start : start + self._pipe.max_batch_size])

@@ -1,4 +1,4 @@
-"""The user's dataset and what it hands out: encoded images and placeholders. Runs where the dataset does."""
+"""The user's dataset and what it returns: encoded images and placeholders. Runs where the dataset runs."""
 
 __all__ = [
     "bad_samples",
@@ -11,4 +11,4 @@ __all__ = [
     "placeholders",
     "sharded_sampler",
 ]
-"""What other folders may import."""
+"""Modules that other folders may import."""

@@ -18,7 +18,8 @@ OnError = Literal["raise", "skip", "replace"]
 ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "replace")
 
 UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
-"""What Pillow, ``open`` and this library raise for a file that is missing or no image (broken PNGs: SyntaxError)."""
+"""Exceptions that Pillow, ``open`` and this library raise for a file that is missing or not an image. Pillow raises
+SyntaxError for broken PNGs."""
 
 MACHINE_ERRNOS = frozenset(
     {
@@ -37,13 +38,13 @@ MACHINE_ERRNOS = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""Faults of the machine or of the network. No file is to blame, so none is left out for them."""
+"""Error numbers of failures of the machine or of the network. Samples are not left out because of them."""
 
 MOST_LOG_LINES = 20
 
 
 def is_about_the_file(error: BaseException) -> bool:
-    """The sample itself is to blame, so that another one may do in its place."""
+    """Return whether the error is caused by the sample itself, so that another sample can replace it."""
     return isinstance(error, UNREADABLE) and getattr(error, "errno", None) not in MACHINE_ERRNOS
 
 
@@ -52,9 +53,9 @@ class UnreadableSample:
     """One sample that could not be read.
 
     Attributes:
-        index: in the dataset; None where it is not known (an IterableDataset).
-        path: of the file; "" where there is none.
-        reason: what was wrong with it.
+        index: index in the dataset; None for an IterableDataset.
+        path: path of the file; "" if there is none.
+        reason: what was wrong with the sample.
     """
 
     index: Any
@@ -63,17 +64,17 @@ class UnreadableSample:
 
     @classmethod
     def of(cls, index: Any, error: BaseException) -> UnreadableSample:
-        """From what a dataset raised."""
+        """Create one from an exception that the dataset raised."""
         if isinstance(error, ImageError):
             return cls(index, error.path, error.reason)
         return cls(index, str(getattr(error, "filename", None) or ""), f"{type(error).__name__}: {error}")
 
 
 class UnreadableSamples(Sequence[UnreadableSample]):
-    """``DataLoader.errors``: each sample that could not be read, once, in the order in which they were met.
+    """``DataLoader.errors``: each sample that could not be read, once, in the order of first occurrence.
 
     Attributes:
-        total: how often it happened, all epochs together.
+        total: number of failed reads in all epochs.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class UnreadableSamples(Sequence[UnreadableSample]):
         return list(self._seen.values())[at]
 
     def add(self, samples: Iterable[UnreadableSample], on_error: OnError) -> None:
-        """Note samples; those that are new get a line in the log, where the loop is not told by an exception."""
+        """Add samples. New ones are logged unless ``on_error`` is "raise"."""
         for sample in samples:
             self.total += 1
             key = repr(sample.index), sample.path

@@ -1,4 +1,4 @@
-"""CompiledTransform: a Plan that a dataset calls in the place of its transform. Runs in the worker."""
+"""CompiledTransform: a Plan that a dataset calls in place of its transform. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
 
 @dataclass(frozen=True)
 class CompiledTransform(TransformStandIn):
-    """Takes an image where the torchvision transform took one; draws what is random, and leaves the rest to DALI.
+    """Compiled form of a torchvision transform. Draws the random parameters, and leaves the rest to DALI.
 
     Attributes:
         plan: what the DALI pipeline will do.
-        max_pixels: most that an image may have; by default what Pillow opens.
+        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
     """
 
     plan: Plan
@@ -34,15 +34,16 @@ class CompiledTransform(TransformStandIn):
     ) -> ProxySample | tuple[ProxySample, ...]:
         """
         Args:
-            image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or all bytes of an image file.
-            others: nothing; a v2 transform takes labels, too.
+            image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or the content of an image file.
+            others: must be empty. v2 transforms accept labels here, a compiled transform does not.
 
         Returns:
-            What stands for the tensor that the transform gives, or for each of them, as behind FiveCrop.
+            A placeholder for the output tensor, or a tuple of them if the transform has several outputs, as FiveCrop
+                has.
 
         Raises:
-            ImageError: the image is too large, or the bytes are no image that Pillow reads.
-            InputError: its mode is not RGB, or it is something else; or there is more than the image.
+            ImageError: the image is too large, or Pillow cannot read the bytes.
+            InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
         if others:
             raise InputError(
@@ -73,21 +74,21 @@ class CompiledTransform(TransformStandIn):
 
 @dataclass(frozen=True)
 class WorkerTransform(TransformStandIn):
-    """Takes an image where the torchvision transform took one, and lets torchvision do all of it, in the worker.
+    """A transform that torchvision runs in the worker, on the image that Pillow decodes.
 
     Attributes:
-        transform: torchvision's, or of any kind.
-        max_pixels: as of CompiledTransform.
+        transform: torchvision's, or any other callable.
+        max_pixels: see CompiledTransform.
     """
 
     transform: Any
     max_pixels: int | None = None
 
     def __call__(self, image: Any) -> Any:
-        """What the transform makes of the image; an EncodedImage is decoded by Pillow.
+        """Apply the transform to the image. Pillow decodes an EncodedImage first.
 
         Raises:
-            ImageError: it cannot be, or it is too large.
+            ImageError: the image cannot be decoded, or is too large.
         """
         if isinstance(image, EncodedImage):
             refuse_too_large(image.height, image.width, image.path, self.max_pixels)
@@ -96,22 +97,23 @@ class WorkerTransform(TransformStandIn):
 
 
 def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["raise", "batch"] = "raise") -> Any:
-    """Translate a torchvision transform, to be called in a dataset of your own.
+    """Translate a torchvision transform that your own dataset calls.
 
     ``DataLoader`` does this by itself for every dataset that keeps its transform in ``dataset.transform``.
 
     Args:
-        transform: a torchvision Compose (v1 or v2) or one transform; or an object of your own that holds such in its
-            attributes and calls them, once or several times for an image, as ``TwoCropsTransform`` does.
-        unsupported: what becomes of a part that is not translated: "raise", or "batch": it and what follows is called
-            on the decoded batches, if images are tensors of one size there. Random numbers are then drawn once for
-            the whole batch.
+        transform: a torchvision Compose (v1 or v2) or one transform. Or an object of your own that holds such
+            transforms in its attributes and calls them once or several times for an image, as ``TwoCropsTransform``
+            does.
+        unsupported: what to do with a part that is not translated. "raise" raises an error. "batch" calls it and all
+            following parts on the decoded batches, if images are tensors of one size there. Random numbers are then
+            drawn once for the whole batch.
 
     Returns:
-        A CompiledTransform; or a copy of your object, which holds CompiledTransforms.
+        A CompiledTransform; or a copy of your object that holds CompiledTransforms.
 
     Raises:
-        UnsupportedTransformError: something in it has no equal in DALI; names the position and the class.
+        UnsupportedTransformError: a part has no equal in DALI; names the position and the class.
     """
     if isinstance(transform, CompiledTransform):
         return transform
@@ -122,7 +124,7 @@ def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["r
 
 
 def left_to_torchvision(transform: Any) -> Any:
-    """A WorkerTransform of it, unless it is compiled already; where some of what it holds is, of each of the others."""
+    """Wrap a transform in a WorkerTransform. In an object that holds compiled transforms, wrap each of the others."""
     if not compiled_in(transform):
         return WorkerTransform(transform)
     return replace_nested(
@@ -137,13 +139,13 @@ def _compiled(transform: Any, position: str, rest: bool) -> CompiledTransform:
 
 
 def compiled_in(transform: Any) -> list[CompiledTransform]:
-    """What ``compile_transforms`` has put there; nothing where it has not."""
+    """Return the CompiledTransforms that ``transform`` is or holds; [] if there are none."""
     found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
     return [each for each in found if isinstance(each, CompiledTransform)]
 
 
 def with_max_pixels(transform: Any, max_pixels: int | None) -> Any:
-    """As it was, with another limit for the images that it takes."""
+    """Return a copy of the transform with another limit for the number of pixels of its images."""
     if isinstance(transform, (CompiledTransform, WorkerTransform)):
         return replace(transform, max_pixels=max_pixels)
     return replace_nested(

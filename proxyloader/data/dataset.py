@@ -1,4 +1,4 @@
-"""Wrap a dataset so that it hands out encoded images. Main process, when the loader is built."""
+"""Wrap a dataset so that it returns encoded images. Main process, when the loader is built."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ D = TypeVar("D")
 
 
 def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
-    """A shallow copy of ``dataset`` whose images travel encoded and are transformed in DALI.
+    """Return a shallow copy of ``dataset`` whose images stay encoded and are transformed in DALI.
 
-    ``DataLoader`` does this by itself, and the original stays as it is. What is exchanged in the copy: ``transform``,
-    by its compiled equal; in a ``DatasetFolder`` with one of torchvision's PIL loaders the ``loader``, by one that
-    reads bytes (where all is left to torchvision, by one that names the file when Pillow cannot decode it); in timm's
-    ``ImageDataset`` ``load_bytes``, which becomes True. All else, ``target_transform``, ``classes``, ``samples`` and
-    the dataset's own ``__getitem__`` among it, is the user's.
+    ``DataLoader`` does this by itself. The original dataset does not change. The copy differs in these attributes:
+    ``transform`` is compiled. The ``loader`` of a ``DatasetFolder`` with one of torchvision's PIL loaders is replaced
+    by one that reads bytes; if the whole transform is left to torchvision, by one that names the file if Pillow cannot
+    decode it. ``load_bytes`` of timm's ``ImageDataset`` is True if its images are RGB. All other attributes and
+    methods, such as ``target_transform``, ``classes``, ``samples`` and ``__getitem__``, are those of the original.
 
     Args:
-        dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and what inherits from them; ``Subset``,
-            ``random_split`` and ``ConcatDataset`` of such, nested at will; any dataset that keeps a torchvision
-            or timm transform in ``.transform``, or an object that calls some, and calls it with an RGB image (then
-            Pillow decodes, in the worker).
-        max_pixels: most that an image may have; by default what Pillow opens.
-        compile: makes what stands in the place of a transform.
+        dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and their subclasses; ``Subset``, ``random_split`` and
+            ``ConcatDataset`` of such datasets, also nested; any dataset that keeps a torchvision or timm transform, or
+            an object that calls some, in ``.transform`` and calls it with an RGB image. Pillow decodes the images of
+            the latter in the worker.
+        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
+        compile: function that returns the replacement of a transform.
 
     Returns:
-        The copy; or the dataset itself where there is nothing to exchange.
+        The copy; or the dataset itself if nothing is replaced.
 
     Raises:
         UnsupportedTransformError: the transform is not translated.
@@ -50,7 +50,7 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
         return _with(dataset, datasets=[wrap(part, max_pixels, compile=compile) for part in dataset.datasets])
     transform = getattr(dataset, "transform", None)
-    if _is_of_timm(dataset, "AugMixDataset"):  # its transform is the first of three
+    if _is_of_timm(dataset, "AugMixDataset"):  # its transform is only the first of three
         return dataset
     if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_for_images(dataset, transform):
         return dataset
@@ -69,33 +69,33 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
 
 
 def _opened_by_pillow(path: str, max_pixels: int | None = None) -> Image.Image:
-    """What torchvision's loaders give; what cannot be read raises an ImageError."""
+    """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read."""
     return EncodedImage.open(path, max_pixels).decoded()
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:
-    """The plans that a wrapped dataset refers to, by key: each needs a pipeline."""
+    """Return the plans that a wrapped dataset refers to, by key. Each of them needs a pipeline."""
     if isinstance(dataset, Subset):
         return plans_in(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return {key: plan for part in dataset.datasets for key, plan in plans_in(part).items()}
     attributes = [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
-    attributes.append(getattr(dataset, "transform", None))  # where there are __slots__
+    attributes.append(getattr(dataset, "transform", None))  # also found if the class has __slots__
     return {each.plan.key: each.plan for value in attributes for each in compiled_in(value)}
 
 
 def path_of(dataset: Any, index: Any) -> str:
-    """The file of a sample that is handed out as bytes, of timm's dataset; "" elsewhere."""
+    """Return the path of a sample of timm's dataset, which returns bytes without a path; "" for other datasets."""
     return str(dataset.filename(index, absolute=True)) if _is_of_timm(dataset, "ImageDataset") else ""
 
 
 def is_for_images(dataset: Any, transform: Any) -> bool:
-    """Other libraries' datasets have a ``transform`` too, and it may be about graphs or sound."""
+    """Return whether ``transform`` is for images. Datasets of other libraries have one for graphs or audio."""
     return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(find_nested(transform))
 
 
 def _is_of_timm(dataset: Any, name: str) -> bool:
-    """It hands out images as timm's class of this name does. timm is not imported for that."""
+    """Return whether the dataset uses the ``__getitem__`` of timm's class of this name. timm is not imported."""
     method = getattr(type(dataset), "__getitem__", None)
     named = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
     return named == ("timm.data.dataset", f"{name}.__getitem__")
@@ -109,7 +109,7 @@ def _with(dataset: D, /, **changed: Any) -> D:
     for name, value in changed.items():
         try:
             setattr(wrapped, name, value)
-        except AttributeError as error:  # a property, or a dataclass that is frozen
+        except AttributeError as error:  # a property without a setter, or a frozen dataclass
             kind = type(dataset).__name__
             raise TypeError(
                 f"{kind}.{name} cannot be set ({error}), and the loader puts a transform of its own there, in a copy "

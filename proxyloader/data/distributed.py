@@ -16,14 +16,14 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class World:
-    """The processes that share a dataset, seen from one of them.
+    """The number of processes that share a dataset, and the rank of this one.
 
     Attributes:
-        num_shards: how many there are, 1 or more.
-        shard_id: which of them this is, from 0.
+        num_shards: number of processes, 1 or more.
+        shard_id: rank of this process, from 0.
 
     Raises:
-        ValueError: these are no such numbers.
+        ValueError: the numbers are not valid.
     """
 
     num_shards: int
@@ -40,18 +40,18 @@ class World:
 
     @classmethod
     def current(cls) -> World:
-        """The processes of torch.distributed, if it is initialised; else those that torchrun tells of; else one alone.
+        """Return the processes of torch.distributed if it is initialized, otherwise those of torchrun, otherwise one.
 
-        torchrun tells by WORLD_SIZE and RANK in the environment.
+        The processes of torchrun are given by WORLD_SIZE and RANK in the environment.
 
         Raises:
-            ValueError: the environment has one of them without the other, or numbers that cannot be.
+            ValueError: only one of these variables is set, or their values are not valid.
         """
         return cls.detect() or cls(1, 0)
 
     @classmethod
     def detect(cls) -> World | None:
-        """As ``current``; None where nothing tells."""
+        """Return the same as ``current``, but None if neither torch.distributed nor the environment tells."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
         size, rank = _from_environment("WORLD_SIZE", 1), _from_environment("RANK", 0)
@@ -72,10 +72,11 @@ class World:
 
     @classmethod
     def of(cls, num_shards: int | Auto, shard_id: int | Auto) -> World:
-        """These numbers; for "auto" those of ``current``.
+        """Create a World from numbers, with "auto" replaced by the number from ``current``.
 
         Raises:
-            ValueError: they are wrong, or the shard is to be found, of another number of processes than there are.
+            ValueError: a number is not valid. Or only ``shard_id`` is "auto", and ``num_shards`` differs from
+                ``current``.
         """
         if num_shards == "auto":
             current = cls.current()
@@ -93,10 +94,10 @@ class World:
     def check_processes(self, otherwise: str = "") -> None:
         """
         Args:
-            otherwise: what to do where that is meant, for the message.
+            otherwise: what to do if this is intended, for the message.
 
         Raises:
-            ValueError: there are other processes, as far as anything tells.
+            ValueError: the number of processes found by ``detect`` is a different one.
         """
         told = World.detect()
         if told is not None and told.num_shards != self.num_shards:
@@ -106,7 +107,7 @@ class World:
             )
 
     def in_words(self) -> str:
-        """For messages."""
+        """Return a description for messages."""
         return f"rank {self.shard_id} of {self.num_shards}"
 
 

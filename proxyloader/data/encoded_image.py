@@ -1,4 +1,4 @@
-"""EncodedImage: one image's bytes, size and file, undecoded. Runs in the worker."""
+"""EncodedImage: bytes, size and path of one image that is not decoded. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from .bad_samples import MACHINE_ERRNOS
 from .jpeg_header import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
 
 SMALLEST_SIDE_PX = 8
-"""Slivers go to Pillow: in a 4:2:0 image one pixel wide, the GPU's engine is up to 8 levels off."""
+"""Smaller images are left to Pillow. In a 4:2:0 image one pixel wide, the GPU's engine is off by up to 8 levels."""
 
 MOST_READ_BYTES = 64 << 20
-"""Of a file. What does not end before is left to Pillow, which reads no more than it needs."""
+"""Maximum number of bytes read from a file. A larger file is left to Pillow, which reads only what it needs."""
 
 MOST_PIXEL_BYTES = 2**31 - 1
-"""Of an image that travels uncompressed: DALI counts them in an int."""
+"""Maximum number of bytes of an uncompressed image. DALI counts them in an int."""
 
 NOT_YET = (
     "Give it to the transform as it is. For a second transform of the same image there is "
     "proxyloader.compile_transforms(transform), and image.decoded() is a PIL image; or use torch.utils.data.DataLoader "
     "for this dataset"
 )
-"""What to do about an image that is used as if it were decoded."""
+"""Advice for messages about an image that is used as if it were decoded."""
 
 PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
 MOST_PASSES = 20
-"""Over the largest picture that is taken: each scan of a JPEG costs its decoder one, even a scan that holds nothing."""
+"""Maximum number of decoder passes over an image of the largest allowed size. Each scan of a JPEG costs one pass, even
+an empty scan."""
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An RGB image as bytes that DALI's image decoder turns into the same pixels as Pillow.
+    """An RGB image as bytes that DALI decodes to the same pixels as Pillow.
 
     Attributes:
-        data: a JPEG file, or a binary PPM (uncompressed) made from what Pillow decoded.
+        data: a JPEG file, or an uncompressed binary PPM with the pixels that Pillow decoded.
         height, width: in pixels.
-        path: the file it came from, for error messages; "" where there is none.
-        header: of a JPEG; None of a PPM.
+        path: path of the file, for error messages; "" if there is none.
+        header: header of a JPEG; None for a PPM.
     """
 
     data: bytes = field(repr=False)
@@ -57,19 +58,19 @@ class EncodedImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) in pixels, as of a PIL image."""
+        """(width, height) in pixels, as in a PIL image."""
         return self.width, self.height
 
     @property
     def mode(self) -> str:
-        """As of a PIL image."""
+        """ "RGB", as in a PIL image."""
         return "RGB"
 
     def convert(self, mode: str) -> EncodedImage:
-        """As of a PIL image, to "RGB", which it is.
+        """Return the image itself for mode "RGB", as a PIL image in this mode can be converted.
 
         Raises:
-            InputError: to any other mode.
+            InputError: the mode is another one.
         """
         if mode != "RGB":
             raise InputError(
@@ -79,7 +80,7 @@ class EncodedImage:
         return self
 
     def decoded(self) -> Image.Image:
-        """The image in Pillow's hands, as torchvision's ``pil_loader`` opens it.
+        """Return the image decoded by Pillow, as torchvision's ``pil_loader`` returns it.
 
         Raises:
             ImageError: Pillow cannot decode it.
@@ -94,11 +95,11 @@ class EncodedImage:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], max_pixels: int | None = None) -> EncodedImage:
-        """Read an image file without decoding it, or, where DALI would see it differently, with Pillow.
+        """Read an image file without decoding it. Files that DALI would decode differently are decoded by Pillow.
 
         Args:
-            path: of the file.
-            max_pixels: most that the image may have; by default twice ``PIL.Image.MAX_IMAGE_PIXELS``, as with Pillow.
+            path: path of the file.
+            max_pixels: maximum number of pixels; None: twice ``PIL.Image.MAX_IMAGE_PIXELS``, as in Pillow.
 
         Raises:
             ImageError: the file is missing, empty, too large, or not an image that Pillow reads.
@@ -112,12 +113,14 @@ class EncodedImage:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
-        """Take an image file's content. Only JPEGs stay encoded: DALI has no faster decoder for the other formats.
+        """Create an image from the content of a file. Only JPEGs stay encoded; Pillow decodes the other formats.
+
+        DALI has no faster decoder for the other formats.
 
         Args:
-            data: all of the file.
-            path: for messages.
-            max_pixels: as of ``open``.
+            data: whole content of the file.
+            path: path for messages.
+            max_pixels: see ``open``.
 
         Raises:
             ImageError: Pillow cannot decode it either, or it is too large.
@@ -137,16 +140,16 @@ class EncodedImage:
                     scans, end = count_scans(memoryview(data)[:MOST_READ_BYTES], header)
                     refuse_too_large(header.height, header.width, path, max_pixels, scans)
                     jpeg = data[:end]
-                if jpeg:  # in a JPEG that ends as it should scans are counted later, where that is not known yet
+                if jpeg:  # the scans of any other JPEG are counted later, unless they are known to be sound
                     return cls(jpeg, header.height, header.width, path, header)
         return cls.by_pillow(data if is_whole else None, path, max_pixels)
 
     @classmethod
     def by_pillow(cls, data: bytes | None, path: str = "", max_pixels: int | None = None) -> EncodedImage:
-        """Decode with Pillow, whatever the format; the pixels travel uncompressed.
+        """Decode with Pillow, whatever the format. The pixels are passed on uncompressed.
 
         Args:
-            data: all of the file; None: Pillow reads it, at ``path``.
+            data: whole content of the file; None: Pillow reads it from ``path``.
 
         Raises:
             ImageError: Pillow cannot decode it, or it is too large.
@@ -155,11 +158,11 @@ class EncodedImage:
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
-        """Take a decoded RGB image; it travels uncompressed, as a PPM.
+        """Create an image from a decoded RGB image. It is passed on uncompressed, as a PPM.
 
         Raises:
-            InputError: it is of another mode.
-            ImageError: it is larger than DALI takes.
+            InputError: the image is in another mode.
+            ImageError: the image is larger than DALI accepts.
         """
         if image.mode != "RGB":
             raise InputError(
@@ -180,8 +183,8 @@ class EncodedImage:
 def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None, scans: int = 1) -> None:
     """
     Raises:
-        ImageError: the image has more than ``max_pixels``; without that, more than Pillow opens. Or it has so many
-            scans that decoding it would take minutes.
+        ImageError: the image has more than ``max_pixels`` pixels; None: more than Pillow opens. Or it has so many scans
+            that decoding it would take minutes.
     """
     if max_pixels is not None:
         limit, raised = max_pixels, "Give the loader a larger max_pixels"
@@ -198,11 +201,12 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
 
 
 def _content(path: str) -> bytes:
-    """All of a file, in four calls of the system; Python's own way takes three more. Of a larger one a byte more than
-    ``MOST_READ_BYTES``.
+    """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more.
+
+    This takes four system calls; Python's ``open`` and ``read`` take three more.
 
     Raises:
-        OSError: it cannot be read, or is none: a directory, or a device, which might have no end.
+        OSError: the file cannot be read, or it is a directory, or a device, which might be endless.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
@@ -211,11 +215,11 @@ def _content(path: str) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
             raise OSError(errno.EINVAL, "it is no file, but a device")
-        wanted = min(status.st_size, MOST_READ_BYTES) + 1  # so that a short answer is all there is
+        wanted = min(status.st_size, MOST_READ_BYTES) + 1  # one byte more, so that a short read means end of file
         data = os.read(descriptor, wanted)
         if len(data) == wanted - 1:
             return data
-        parts = [data]  # it has grown, or does not say how large it is, as those of /proc
+        parts = [data]  # the file has grown, or reports no size, as in /proc
         missing = MOST_READ_BYTES + 1 - len(data)
         while parts[-1] and missing:
             parts.append(os.read(descriptor, min(missing, 1 << 20)))
@@ -226,13 +230,13 @@ def _content(path: str) -> bytes:
 
 
 def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Image:
-    """The image in mode RGB.
+    """Return the image in mode RGB.
 
     Args:
-        data: all of its file; None: it is read at ``path``.
+        data: whole content of the file; None: it is read from ``path``.
 
     Raises:
-        ImageError: as of ``EncodedImage.by_pillow``.
+        ImageError: see ``EncodedImage.by_pillow``.
     """
     try:
         file: IO[bytes]
@@ -257,20 +261,20 @@ def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Ima
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
         raise _bad(path, f"{size} bytes, in no image format that Pillow knows") from error
-    except Exception as error:  # whatever the library behind a format raises; AVIF's is a RuntimeError
+    except Exception as error:  # each format raises its own exceptions; AVIF raises RuntimeError
         raise _bad(path, f"Pillow cannot decode it: {error}") from error
 
 
 def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
-    """As Pillow opens it; with a limit of our own without Pillow's, which is one of the whole process."""
+    """Open an image as Pillow does. With ``max_pixels``, skip Pillow's limit, which is global to the process."""
     if max_pixels is None:
         return Image.open(file)
     Image.init()
     start = file.read(16)
     for opens, accepts in [Image.OPEN[name] for name in Image.ID]:
-        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):  # of a format that it is not
+        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):  # raised for other formats
             accepted = accepts is None or accepts(start)
-            if accepted and not isinstance(accepted, str):  # which says why it is not
+            if accepted and not isinstance(accepted, str):  # a string says why the file is not accepted
                 file.seek(0)
                 image: Image.Image = opens(file, "")
                 return image

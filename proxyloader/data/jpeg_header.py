@@ -1,4 +1,4 @@
-"""JPEG headers: size, kind, and the number of scans. Runs in the worker."""
+"""JPEG headers: size, kind, and number of scans. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 
-# Baseline, extended and progressive Huffman: what libjpeg and the GPU's decoders agree on. Lossless, hierarchical and
-# arithmetic frames go to Pillow, which decodes some of them and names the rest.
+# Baseline, extended and progressive Huffman frames, which libjpeg and the GPU's decoders decode alike. Lossless,
+# hierarchical and arithmetic frames are left to Pillow, which decodes some of them and raises for the others.
 _DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _RGB_COMPONENT_IDS = b"RGB"
@@ -25,14 +25,14 @@ _SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)
 
 @dataclass(frozen=True)
 class JpegHeader:
-    """What a JPEG file says of itself before its first scan.
+    """Properties of a JPEG file that its header gives before the first scan.
 
     Attributes:
-        height, width: in pixels, as stored (the EXIF orientation is not applied; torchvision ignores it too).
-        as_pillow: DALI's decoders and Pillow give the same RGB for this file, as far as its header tells.
-        is_progressive: its scans refine each other.
-        first_scan: where that begins, in bytes.
-        component_ids: a byte for each.
+        height, width: in pixels, as stored. The EXIF orientation is not applied, as in torchvision.
+        as_pillow: whether DALI's decoders and Pillow give the same RGB for this file, as far as the header tells.
+        is_progressive: whether the scans refine each other.
+        first_scan: offset of the first scan, in bytes.
+        component_ids: one byte for each component.
     """
 
     height: int
@@ -44,10 +44,10 @@ class JpegHeader:
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B). None where they make no sense.
+    """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B); None if they are not valid.
 
     Args:
-        data: all of the file, or as much of it as is at hand.
+        data: content of the file, whole or truncated.
     """
     at, end = 2, len(data)
     frame: tuple[int, int, bool, bytes, bool] | None = None
@@ -71,7 +71,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
             ids = bytes(data[at + 10 : at + 10 + 3 * components : 3])
             alike = marker in _DECODED_ALIKE and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
             if components == 1 and data[at + 11] != _NO_SAMPLING:
-                alike = False  # it means nothing in a grey image; the GPU's decoders take it at its word
+                alike = False  # meaningless in a grey image, but the GPU's decoders apply it
             frame = height, width, alike, ids, marker == 0xC2
         elif marker == 0xEE and length >= 14 and bytes(data[at + 4 : at + 9]) == b"Adobe":
             adobe_transform = data[at + 15]
@@ -88,15 +88,16 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def count_scans(data: bytes | memoryview, header: JpegHeader) -> tuple[int, int]:
-    """Walk over all of a JPEG's scans, which takes longer than reading its header.
+    """Read through all scans of a JPEG. This takes longer than reading the header.
 
     Args:
-        data: what the header was read from.
+        data: the data that the header was read from.
 
     Returns:
-        How many there are, and where the JPEG ends, in bytes; there may be something behind. (0, 0) where decoders may
-        differ, and only Pillow's verdict counts: a marker stands where none belongs, a part of the picture comes twice
-        or never (libjpeg smooths over what is not there), or the file is cut off.
+        The number of scans, and the end of the JPEG in bytes; other data may follow. (0, 0) if decoders may differ, so
+            that
+        only Pillow decides: a marker is misplaced, coefficients come twice or are missing (libjpeg interpolates missing
+        ones), or the file is truncated.
     """
     array = np.frombuffer(data, np.uint8)
     is_marker = array[:-1] == 0xFF
@@ -127,7 +128,10 @@ def count_scans(data: bytes | memoryview, header: JpegHeader) -> tuple[int, int]
 
 
 def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, int], progressive: bool) -> bool:
-    """Take the coefficients of a scan from the missing ones; a bit for each of a component's 64."""
+    """Remove the coefficients of a scan from ``missing``, which has one bit for each of the 64 of a component.
+
+    Return False if the scan is not valid, or brings a coefficient again.
+    """
     if not header or len(header) != 4 + 2 * header[0]:
         return False
     first, last, bits = header[-3:]
@@ -137,11 +141,11 @@ def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, in
     for component in header[1:-3:2]:
         if missing.get(component, 0) & band != band:
             return False
-        if bits & 15 == 0:  # the last bit, that is
+        if bits & 15 == 0:  # the least significant bit
             missing[component] &= ~band
     return True
 
 
 def count_scan_headers(data: bytes) -> int:
-    """What looks like the header of a scan, in a JPEG of any kind."""
+    """Return how many byte sequences look like the header of a scan, in a JPEG of any kind."""
     return len(_SCAN_HEADER.findall(data))

@@ -1,19 +1,20 @@
-"""JPEG integrity: whether a scan is complete, which a GPU's decoders take for granted. Checked once for each sample.
+"""JPEG integrity: whether a scan is complete, which a GPU's decoders do not check. Checked once for each sample.
 
 NOTE [ Damaged scans ]
-Where a scan ends before the image does, libjpeg (and Pillow, and DALI on the CPU) paints the rest grey. The decoders of
-a GPU leave there whatever was in that memory before, such as part of another picture, and report nothing. So before a
-JPEG goes to a GPU for the first time its scan is read through on the CPU, as libjpeg reads it and strictly; that takes
-0.6 to 0.9 ms. A damaged one goes to Pillow, then and in later epochs. The main process remembers which sample is which,
-by its index: a dataset that opens other files for the same index is looked at the first time only. (A file that was
-sound, and does not end as a JPEG any more, is looked at again: it may have been cut off meanwhile.)
+If a scan ends before the image does, libjpeg paints the rest grey, and so do Pillow and DALI on the CPU. The decoders
+of a GPU leave the previous contents of that memory, such as part of another image, and report nothing. Therefore the
+scan of a JPEG is read on the CPU, as libjpeg reads it and strictly, before the JPEG is sent to a GPU for the first
+time. This takes 0.6 to 0.9 ms. A damaged JPEG is decoded by Pillow, then and in later epochs. The main process records
+the result by the index of the sample. If a dataset opens other files for the same index, only the first is checked.
+There is one exception: a file that was sound, and no longer ends as a JPEG, is checked again, because it may have been
+truncated.
 
-Images are looked at when the dataset has given its sample, in the thread that asked for it. So it does not matter in
-which threads the dataset opens them, and what other loaders of the process read meanwhile.
+Images are checked after the dataset has returned the sample, in the thread that requested it. Therefore it does not
+matter in which threads the dataset opens them, or what other loaders of the process read meanwhile.
 
-Damage in the later scans of a progressive JPEG may be such that libjpeg does not notice it, and a GPU makes of it what
-Pillow does not. No engine decodes those, and most of the work is to read their scans (three quarters of
-Pillow's and more, ``parts.jsonl``), which is looking at them. So all of them go to Pillow.
+libjpeg may miss damage in the later scans of a progressive JPEG, and a GPU then decodes them differently from Pillow.
+The JPEG engines do not decode progressive JPEGs, and most of the work is to read their scans, which is what a check
+does: at least three quarters of Pillow's time, ``parts.jsonl``. Therefore Pillow decodes all of them.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from .placeholders import image_calls_in
 
 
 class ScanStatus(enum.IntEnum):
-    """What is known of the scans of a sample's images."""
+    """What is known of the scans of the images of a sample."""
 
     UNKNOWN = 0
     SOUND = 1
     DAMAGED = 2
-    UNCHECKED = 3  # and nobody is to look, or to remember
+    UNCHECKED = 3  # not to be checked or recorded
 
 
 class IntegrityTable:
-    """What is known of each sample of a dataset. Main process.
+    """The scan status of each sample of a dataset. Main process.
 
     Args:
-        size: of the dataset; indices that are no whole numbers below it stay unknown.
+        size: length of the dataset. Indices that are not integers below it stay unknown.
     """
 
     def __init__(self, size: int) -> None:
         self._known: NDArray[np.uint8] = np.zeros(size, np.uint8)
 
     def of(self, indices: Sequence[Any]) -> bytes | None:
-        """One ``ScanStatus`` for each index; None where all are sound."""
+        """Return one ``ScanStatus`` for each index; None if all are sound."""
         try:
             known = self._known[_numbers(indices)]
         except IndexError:
@@ -59,7 +60,7 @@ class IntegrityTable:
         return None if (known == ScanStatus.SOUND).all() else known.tobytes()
 
     def note(self, indices: Sequence[Any], damaged: Sequence[Any]) -> None:
-        """The samples of these indices were looked at, and those were found damaged."""
+        """Record that the samples of these indices were checked, and which of them were damaged."""
         with contextlib.suppress(IndexError):
             numbers = _numbers(indices)
             self._known[numbers] = np.where(np.isin(numbers, _numbers(damaged)), ScanStatus.DAMAGED, ScanStatus.SOUND)
@@ -73,30 +74,30 @@ def _numbers(indices: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def leave_to_pillow(sample: Any, known: int) -> bool:
-    """Decode with Pillow, of a sample's images, those whose scans DALI is not to be given. Worker.
+    """Decode with Pillow those images of a sample that must not be sent to DALI. Worker.
 
     Args:
-        sample: as the dataset gave it.
+        sample: as the dataset returned it.
         known: the ``ScanStatus`` of its images.
 
     Returns:
-        A scan was damaged, which is to be remembered.
+        Whether a damaged scan was found, which must be recorded.
 
     Raises:
-        ImageError: Pillow cannot decode it either.
+        ImageError: Pillow cannot decode the image either.
     """
     found_damage = False
     for call in image_calls_in(sample):
         image = call.image
         if image.header is not None and _is_for_pillow(image, image.header, known):
-            # The limit was held when it was opened.
+            # The limit of pixels was checked when the image was opened.
             call.take(EncodedImage.by_pillow(image.data, image.path, max_pixels=image.height * image.width))
             found_damage |= not image.header.is_progressive
     return found_damage
 
 
 def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: int) -> bool:
-    if header.is_progressive:  # its scans were counted when it was opened
+    if header.is_progressive:  # its scans were checked when it was opened
         return known != ScanStatus.UNCHECKED
     if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):
         return known == ScanStatus.DAMAGED
@@ -104,11 +105,11 @@ def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: int) -> bool:
 
 
 def is_whole(data: bytes) -> bool:
-    """libjpeg-turbo reads the JPEG without a complaint."""
+    """Return whether libjpeg-turbo reads the JPEG without a warning."""
     import simplejpeg
 
     try:
-        # An eighth of the size in grey, which leaves little to do but reading the scan.
+        # Grey at an eighth of the size, so that most of the time is spent on reading the scan.
         simplejpeg.decode_jpeg(data, "GRAY", fastdct=True, fastupsample=True, min_height=1, min_width=1, min_factor=8)
     except ValueError:
         return False

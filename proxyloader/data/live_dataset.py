@@ -1,7 +1,7 @@
 """Live dataset: a translated view that shares its attributes with the user's dataset, for num_workers=0. Main process.
 
-A stock loader without workers reads the dataset itself. So a change of the dataset or of its transform holds from the
-next batch on, and what ``__getitem__`` assigns to ``self`` stays.
+A stock loader without workers reads the dataset itself. Therefore a change of the dataset or of its transform takes
+effect with the next batch, and attributes that ``__getitem__`` sets on ``self`` persist.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 EXCHANGED = ("transform", "transforms", "loader", "load_bytes", "dataset", "datasets")
-"""Attributes that a translated dataset may have of its own."""
+"""Attributes that differ between a translated dataset and the user's."""
 
 
 class LiveDataset:
-    """Translates a dataset, for each batch anew.
+    """Translate a dataset again for each batch.
 
     Args:
         dataset: the user's.
-        translate: gives a translated copy of it, or itself.
+        translate: returns a translated copy of the dataset, or the dataset itself.
     """
 
     def __init__(self, dataset: Any, translate: Callable[[], Any]) -> None:
         self._dataset, self._translate = dataset, translate
-        self._views: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the id of a dataset that its view keeps
+        self._views: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the id of the dataset, which the view keeps alive
 
     def __call__(self) -> Any:
-        """The dataset as it is now, translated: the same object each time, unless it has become another kind."""
+        """Return the translated view of the dataset as it is now. It is the same object in each call, if possible."""
         return self._view(self._dataset, self._translate())
 
     def _view(self, dataset: Any, translated: Any) -> Any:
@@ -44,7 +44,7 @@ class LiveDataset:
             exchanged: dict[str, Any] = {}
             try:
                 self._views[id(dataset)] = _view_of(dataset, exchanged), exchanged
-            except TypeError:  # it keeps something elsewhere than in a __dict__
+            except TypeError:  # some attributes are not in a __dict__
                 return translated
         view, exchanged = self._views[id(dataset)]
         exchanged.clear()
@@ -53,10 +53,10 @@ class LiveDataset:
 
 
 def _view_of(dataset: Any, exchanged: dict[str, Any]) -> Any:
-    """An object that is the dataset, but for what is exchanged.
+    """Return an object that shares all attributes with the dataset except those in ``exchanged``.
 
     Raises:
-        TypeError: not all that it holds is in a ``__dict__``.
+        TypeError: some attributes are not in a ``__dict__``.
     """
     kind = type(dataset)
     if any(vars(base).get("__slots__") for base in kind.__mro__):
@@ -64,7 +64,7 @@ def _view_of(dataset: Any, exchanged: dict[str, Any]) -> Any:
     body: dict[str, Any] = {name: _exchanged(dataset, name, exchanged) for name in EXCHANGED}
     body |= {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     body["__class__"] = property(lambda self: kind)
-    body["__reduce_ex__"] = lambda self, protocol: dataset.__reduce_ex__(protocol)  # a copy is one of the user's
+    body["__reduce_ex__"] = lambda self, protocol: dataset.__reduce_ex__(protocol)  # copied as the user's dataset
     metaclass: Any = type(kind)
     view: Any = object.__new__(metaclass(kind.__name__, (kind,), body))
     view.__dict__ = vars(dataset)
@@ -76,7 +76,7 @@ def _exchanged(dataset: Any, name: str, exchanged: dict[str, Any]) -> property:
         return exchanged[name] if name in exchanged else getattr(dataset, name)
 
     def set(self: Any, value: Any) -> None:
-        exchanged.clear()  # until the next batch all is as with a stock loader
+        exchanged.clear()  # until the next batch, behave as the user's dataset
         setattr(dataset, name, value)
 
     return property(get, set)

@@ -1,6 +1,6 @@
-"""Placeholders for an image on its way from dataset to batch: a DALI sample's inputs, and references to outputs.
+"""Placeholders for an image until its batch is there: the inputs of a DALI sample, and references to outputs.
 
-All of it can be pickled, and none of it needs DALI: workers hold nothing else.
+They can be pickled and do not need DALI, because workers hold nothing else.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .encoded_image import EncodedImage
 
 
 class ProxyInputs:
-    """The inputs of one sample of a pipeline run, until they are packed.
+    """Inputs of one sample of a pipeline run, until they are packed.
 
     Attributes:
-        server: key of the server, or of the compiled transform, that is to run it.
+        server: key of the server, or of the compiled transform, whose pipeline takes them.
         inputs: one array for each external source of the pipeline, in its order.
-        source: the file the sample came from, for error messages; "" where there is none.
-        names: of the inputs, for error messages, too; "" where they have none.
+        source: path of the file of the sample, for error messages; "" if there is none.
+        names: names of the inputs, for error messages; "" for inputs without a name.
     """
 
     __slots__ = ("inputs", "names", "run", "server", "source")
@@ -54,17 +54,17 @@ class ProxyInputs:
 
 
 class ImageCall(ProxyInputs):
-    """Of a compiled transform: the inputs are an image and what was drawn for it.
+    """Inputs of a compiled transform: an image and its random parameters.
 
     Attributes:
-        plan: of the transform.
-        image: the first input.
+        plan: plan of the transform.
+        image: the image of the first input.
     """
 
     __slots__ = ("image", "plan")
 
     was_made: ClassVar[bool] = False
-    """In this process, so that batches may hold some."""
+    """Whether this process has created one, so that batches may contain some."""
 
     def __init__(self, plan: Plan, image: EncodedImage, row: NDArray[np.float32]) -> None:
         super().__init__(plan.key, (_as_bytes(image), row) if row.size else (_as_bytes(image),), image.path)
@@ -75,7 +75,7 @@ class ImageCall(ProxyInputs):
         return ImageCall, (self.plan, self.image, self.inputs[1] if len(self.inputs) > 1 else np.empty(0, np.float32))
 
     def take(self, image: EncodedImage) -> None:
-        """Another one, of the same size, in the place of its image."""
+        """Replace the image by another one of the same size."""
         self.image, self.inputs = image, (_as_bytes(image), *self.inputs[1:])
 
 
@@ -84,11 +84,11 @@ def _as_bytes(image: EncodedImage) -> NDArray[np.uint8]:
 
 
 class ProxyInputBatch:
-    """The calls of one batch. Its outputs share it, so an image and its mask come from one run of the pipeline.
+    """Calls of one batch. The outputs of the batch share it, so an image and its mask come from the same run.
 
     Attributes:
-        calls: of its samples; they may be of several servers.
-        done: outputs of each row, while some of the servers have produced theirs.
+        calls: calls of the samples, which may belong to several servers.
+        done: outputs by row, while only some of the servers have produced theirs.
     """
 
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:
@@ -99,7 +99,7 @@ class ProxyInputBatch:
         return f"ProxyRun({len(self.calls)} samples)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only on a stock DataLoader's queue, where torch's shared memory is the fastest way there is.
+        # Used only on the queue of a stock DataLoader, where torch's shared memory is the fastest way.
         arrays = [np.asarray(array, order="C") for call in self.calls for array in call.inputs]
         blob = torch.from_numpy(np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays]))
         shapes = [(array.dtype.str, array.shape) for array in arrays]
@@ -133,7 +133,7 @@ NO_BATCH_YET = (
 
 
 class TensorPlaceholder:
-    """Stands for a tensor; who takes it for one is told what to do."""
+    """Placeholder for a tensor. Using it as a tensor raises an error with advice."""
 
     _advice: ClassVar[str]
 
@@ -153,7 +153,7 @@ class TensorPlaceholder:
 
 @dataclass(frozen=True)
 class ProxySample(TensorPlaceholder):
-    """Stands for one output of one sample, wherever the user's code puts it, until the pipeline has run."""
+    """Placeholder for one output of one sample. User code may put it anywhere in the sample."""
 
     _advice = NO_TENSOR_YET
 
@@ -163,7 +163,7 @@ class ProxySample(TensorPlaceholder):
 
 @dataclass(frozen=True)
 class ProxyBatch(TensorPlaceholder):
-    """Stands for one output of a whole run: what ``default_collate`` makes of a list of ProxySample."""
+    """Placeholder for one output of a whole run. ``default_collate`` makes it from a list of ProxySample."""
 
     _advice = NO_BATCH_YET
 
@@ -172,10 +172,10 @@ class ProxyBatch(TensorPlaceholder):
 
 
 def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None) -> ProxyBatch:
-    """``default_collate`` for ProxySample (by the protocol of ``torch.utils.data.default_collate``).
+    """Collate ProxySamples. This has the signature that ``torch.utils.data.default_collate`` requires.
 
     Raises:
-        InputError: not all are such.
+        InputError: some of the samples are not ProxySamples.
     """
     others = [type(sample).__name__ for sample in samples if not isinstance(sample, ProxySample)]
     if others:
@@ -196,14 +196,14 @@ default_collate_fn_map[ProxySample] = collate_proxy_samples
 
 
 def image_calls_in(content: Any) -> list[ImageCall]:
-    """The calls of compiled transforms in a sample or a batch, wherever it holds them: that is, where pickle goes."""
+    """Return the calls of compiled transforms in a sample or a batch, in every object that pickle would visit."""
     if not ImageCall.was_made:
         return []
     found: dict[int, ImageCall] = {}
     if not _note_calls(content, found):
         walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
         walk.found = found
-        with contextlib.suppress(Exception):  # if it holds images, it fails when it is packed
+        with contextlib.suppress(Exception):  # if it holds images, packing raises the same error
             walk.dump(content)
     return list(found.values())
 
@@ -212,7 +212,7 @@ _WITHOUT_CALLS = frozenset({int, float, bool, str, bytes, type(None), torch.Tens
 
 
 def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
-    """Note those in what nearly all samples are made of, which takes a tenth of what pickle takes; False elsewhere."""
+    """Collect the calls of common sample types, in a tenth of the time of pickle. Return False for other types."""
     kind = type(content)
     if kind is tuple or kind is list:
         return all(_note_calls(each, found) for each in content)
@@ -225,27 +225,27 @@ def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
 
 class _Walk(ForkingPickler):
     found: dict[int, ImageCall]
-    """By id, as several outputs may be of one."""
+    """Calls by id, because several outputs may refer to the same call."""
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, (ProxySample, ProxyBatch)):
             calls = [obj.call] if isinstance(obj, ProxySample) else obj.run.calls
             self.found |= {id(call): call for call in calls if isinstance(call, ImageCall)}
-        # What is large and holds none is not copied for that.
+        # Large objects that hold no calls are not copied.
         elif not isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)):
             return None
         return ""
 
 
 class Proxy:
-    """Stands in for a transform: takes the inputs of one DALI sample, gives what its outputs will be.
+    """``ProxyServer.proxy``, which a dataset calls in place of a transform. Takes the inputs of one DALI sample.
 
-    It is ``ProxyServer.proxy``, in a form that reaches workers under every start method.
+    It reaches workers under every start method.
 
     Attributes:
         server: key of the server that runs the pipeline.
-        input_names: of the pipeline's external sources, in the pipeline's order.
-        num_outputs: of the pipeline.
+        input_names: names of the pipeline's external sources, in its order.
+        num_outputs: number of outputs of the pipeline.
     """
 
     def __init__(self, server: str, input_names: tuple[str, ...], num_outputs: int) -> None:
@@ -257,14 +257,14 @@ class Proxy:
     def __call__(self, *args: Any, **inputs: Any) -> ProxySample | tuple[ProxySample, ...]:
         """
         Args:
-            args: the input of a pipeline that has one; each is an array, a tensor, bytes, or a number.
-            inputs: by the names of the pipeline's external sources.
+            args: the input of a pipeline with one input; an array, a tensor, bytes, or a number.
+            inputs: inputs by the names of the pipeline's external sources.
 
         Returns:
-            A ProxySample, or a tuple of them where the pipeline has several outputs.
+            A ProxySample, or a tuple of them if the pipeline has several outputs.
 
         Raises:
-            InputError: the names differ from the pipeline's, or a value is nothing that DALI takes.
+            InputError: the names differ from those of the pipeline, or DALI does not accept a value.
         """
         if len(args) == len(self.input_names) == 1 and not inputs:
             inputs, args = {self.input_names[0]: args[0]}, ()
@@ -283,7 +283,7 @@ class Proxy:
 
 @dataclass(frozen=True)
 class ServerInWorker:
-    """What a ProxyServer is in a worker that was not forked, where a dataset holds one."""
+    """Replacement of a ProxyServer in a worker that was not forked, if a dataset holds one."""
 
     proxy: Proxy
 
@@ -305,13 +305,13 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
             + (f" of dtype {array.dtype}" if isinstance(value, np.ndarray) else "")
             + "; DALI takes arrays and tensors of numbers, numbers, and bytes"
         )
-    return np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
+    return np.asarray(array, order="C")  # np.ascontiguousarray would make a 0-d array 1-d
 
 
 def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
     """
     Raises:
-        InputError: this input's arrays differ in dtype or number of dimensions, which DALI takes in no batch.
+        InputError: the arrays of this input differ in dtype or number of dimensions; DALI requires one kind per batch.
     """
     kinds = {(array.dtype.str, array.ndim) for array in arrays}
     if len(kinds) > 1:

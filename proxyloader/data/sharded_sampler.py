@@ -1,15 +1,15 @@
 """ShardedSampler: which samples belong to which process. Index arithmetic, without DALI and without CUDA.
 
-Shards are those of DALI's readers: of N samples in S shards, shard k is the range [k*N//S, (k+1)*N//S) of the epoch's
-order. Here that order is one permutation of all samples, the same in every process. So shards differ in length by one
-sample at most; what becomes of the difference is what ``LastBatchPolicy`` says.
+Shards are those of DALI's readers: of N samples in S shards, shard k is the range [k*N//S, (k+1)*N//S) of the order of
+the epoch. Here that order is one permutation of all samples, the same in every process. So shards differ in length by
+at most one sample. ``LastBatchPolicy`` says what happens to the difference.
 
 NOTE [ Shards and DALI's ]
 DALI's file reader with ``pad_last_batch=True`` under DALI's iterators gives the same samples in the same batches, with
-three differences. A shard that ends a batch before the others gives an empty batch there with PARTIAL, and none here.
-With DROP, DALI begins the next epoch with what was left; here each epoch begins at its shard's start. And fewer samples
-than shards are refused by DALI; here the shards that are empty give no batch with PARTIAL and DROP, and with FILL they
-repeat the sample that they would begin with, so that all processes take the same number of steps.
+three differences. With PARTIAL, a shard that ends a batch before the others gives an empty batch in DALI, and none
+here. With DROP, DALI begins the next epoch with the remaining samples; here each epoch begins at the start of its
+shard. DALI refuses fewer samples than shards. Here, empty shards give no batch with PARTIAL and DROP. With FILL they
+repeat the sample at which they would begin, so that all processes take the same number of steps.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .distributed import Auto, World
 
 
 class LastBatchPolicy(enum.Enum):
-    """What becomes of a shard's last batch where the samples do not fill it; names and meanings are DALI's.
+    """What to do with the last batch of a shard if the samples do not fill it. Names and meanings are those of DALI.
 
     FILL: all processes take the same number of steps, and all batches are full: the shard's last sample is repeated.
     PARTIAL: each sample comes once. The last batch is smaller, and some processes may have one batch more than others.
-    DROP: all processes take the same number of steps, and all batches are full: the samples that are left do not come.
+    DROP: all processes take the same number of steps, and all batches are full: the remaining samples are dropped.
     """
 
     FILL = "fill"
@@ -42,10 +42,10 @@ class LastBatchPolicy(enum.Enum):
     def of(cls, policy: str | enum.Enum) -> LastBatchPolicy:
         """
         Args:
-            policy: one of these, of DALI's ``LastBatchPolicy``, or "fill", "partial" or "drop".
+            policy: a member of this class or of DALI's ``LastBatchPolicy``; or "fill", "partial" or "drop".
 
         Raises:
-            ValueError: it is none of them.
+            ValueError: it is none of these.
         """
         name = policy.name.lower() if isinstance(policy, enum.Enum) else str(policy).lower()
         if name not in [each.value for each in cls]:
@@ -55,26 +55,26 @@ class LastBatchPolicy(enum.Enum):
 
 
 class ShardedSampler(Sampler[int]):
-    """The indices of one shard of a dataset, in an order that changes with the epoch.
+    """Sampler of the indices of one shard of a dataset, in an order that changes with the epoch.
 
-    The order is a function of (seed, epoch) alone, so processes with the same seed agree on it without a word. Each
-    iteration is the next epoch, from 0; ``set_epoch`` says another, and must where a process iterates more often than
-    others.
+    The order depends only on seed and epoch, so processes with the same seed agree on it without communication. Each
+    iteration is the next epoch, from 0. ``set_epoch`` sets another epoch; this is required if a process iterates more
+    often than others.
 
     Args:
-        data_source: what is shared; its length counts.
-        num_shards: how many processes share it; "auto" takes ``World.current()``.
-        shard_id: which one this is, from 0; "auto" takes ``World.current()``.
-        shuffle: all samples, before they are dealt out. Else they come as they are.
-        seed: of the order.
+        data_source: dataset that is shared; only its length is used.
+        num_shards: number of processes that share it; "auto" takes ``World.current()``.
+        shard_id: rank of this process, from 0; "auto" takes ``World.current()``.
+        shuffle: whether to shuffle all samples before they are split into shards.
+        seed: seed of the order.
         last_batch_policy: see ``LastBatchPolicy``; also DALI's own, or "fill", "partial", "drop".
-        batch_size: of the batches that are made of the indices, in samples; needed by FILL and DROP.
+        batch_size: number of samples in the batches that are made from the indices; required for FILL and DROP.
 
     Attributes:
-        epoch: that the next iteration is.
+        epoch: number of the next epoch.
 
     Raises:
-        ValueError: an argument is wrong, or the environment (see ``World``).
+        ValueError: an argument or the environment is not valid; see ``World``.
     """
 
     def __init__(
@@ -104,19 +104,19 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def num_shards(self) -> int:
-        """How many processes share the dataset."""
+        """Number of processes that share the dataset."""
         return self.world.num_shards
 
     @property
     def shard_id(self) -> int:
-        """Which of them this is, from 0."""
+        """Rank of this process, from 0."""
         return self.world.shard_id
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is.
+        """Set the epoch of the next iteration.
 
         Raises:
-            ValueError: it is no whole number, or less than 0.
+            ValueError: it is not an integer, or less than 0.
         """
         check_int("epoch", epoch, 0)
         self.epoch = epoch
@@ -126,27 +126,27 @@ class ShardedSampler(Sampler[int]):
         return iter(self.indices(epoch))
 
     def indices(self, epoch: int) -> list[int]:
-        """Those of this shard in one epoch, in their order.
+        """Return the indices of this shard in one epoch, in order.
 
         Raises:
-            ValueError: "auto" found another shard than this process has by now.
+            ValueError: "auto" found another rank or number of processes than this process has now.
         """
         self._check_world()
         samples, (shards, shard) = len(self.data_source), (self.num_shards, self.shard_id)
         first, end = shard * samples // shards, (shard + 1) * samples // shards
         length = len(self)
-        order = self._order(epoch, samples, slice(first, max(end, first + 1)))  # one of an empty shard, to repeat it
+        order = self._order(epoch, samples, slice(first, max(end, first + 1)))  # an empty shard gets one to repeat
         taken = order[: min(length, end - first)]
         return taken + order[-1:] * (length - len(taken))
 
     def __len__(self) -> int:
-        """Indices in an epoch, with those that are repeated and without those that are dropped."""
+        """Return the number of indices in an epoch, with repeated ones and without dropped ones."""
         samples, (shards, shard) = len(self.data_source), (self.num_shards, self.shard_id)
         if self.last_batch_policy is LastBatchPolicy.PARTIAL:
             return (shard + 1) * samples // shards - shard * samples // shards
         assert self.batch_size is not None
         if self.last_batch_policy is LastBatchPolicy.DROP:
-            return samples // shards // self.batch_size * self.batch_size  # the shortest shard's full batches
+            return samples // shards // self.batch_size * self.batch_size  # the full batches of the shortest shard
         longest = -(-samples // shards)
         return -(-longest // self.batch_size) * self.batch_size
 
@@ -158,7 +158,7 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def shard_spec(self) -> dict[str, Any]:
-        """How the samples are dealt out: what a checkpoint in mid-epoch depends on. The same in all processes."""
+        """How the samples are split into shards, the same in all processes. A checkpoint in mid-epoch depends on it."""
         full = self.last_batch_policy is not LastBatchPolicy.PARTIAL
         return {
             "num_shards": self.num_shards,
@@ -199,10 +199,10 @@ def build_sampler(
     drop_last: bool,
     seed: int | None,
 ) -> ShardedSampler | None:
-    """The sampler that a loader's arguments ask for; None where they ask for no shards.
+    """Return the sampler for the arguments of a loader; None if they ask for no shards.
 
     Raises:
-        ValueError: they contradict each other, or the processes that there are.
+        ValueError: the arguments contradict each other, or the number of running processes.
     """
     if num_shards is None:
         for name, value in (("shard_id", shard_id), ("last_batch_policy", last_batch_policy)):
@@ -237,7 +237,7 @@ def build_sampler(
 
 
 def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
-    """What num_shards cannot deal out."""
+    """Raise ValueError for datasets and samplers that num_shards does not work with."""
     if isinstance(dataset, IterableDataset):
         raise ValueError(
             "num_shards deals out indices, and an IterableDataset has none: let its __iter__ yield the share of this "
@@ -273,25 +273,25 @@ def _check_batch_size(sampler: Any, batch_size: int | None) -> None:
 
 
 def find_sharded(sampler: Any) -> ShardedSampler | None:
-    """The sharded sampler that a batch sampler of torch's takes its indices from, or that it is itself."""
+    """Return the ShardedSampler that ``sampler`` is, or that torch's BatchSampler uses; None if there is none."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, ShardedSampler) else None
 
 
 def shard_spec_in(sampler_state: Any) -> dict[str, Any] | None:
-    """How a sharded sampler dealt the samples out, of what a checkpoint keeps of a sampler; None of another sampler."""
+    """Return the ``shard_spec`` in the state that a checkpoint keeps of a sampler; None for another sampler."""
     return sampler_state.get("dealt") if isinstance(sampler_state, dict) else None
 
 
 def check_dealt(was: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Whether an epoch that was begun in one way can go on in another.
+    """Check that an epoch that was begun with one shard spec can go on with another.
 
     Args:
-        was: how the samples were dealt out, as ``ShardedSampler.shard_spec``; None: not by one.
-        now: the same of the loader that is to go on.
+        was: ``ShardedSampler.shard_spec`` at the start of the epoch; None: without a ShardedSampler.
+        now: the same for the loader that continues.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: they differ.
     """
     if was != now:
         told = [

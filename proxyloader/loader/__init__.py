@@ -1,4 +1,4 @@
-"""DataLoader: the training loop's side."""
+"""DataLoader: the training loop's side. Main process."""
 
 __all__ = ["dataloader"]
-"""What other folders may import."""
+"""Modules that other folders may import."""

@@ -1,4 +1,4 @@
-"""BatchAssembler: a packed batch and the outputs of its runs, put together as the batch that the loop sees."""
+"""BatchAssembler: combines a packed batch and the outputs of its runs into the user's batch. Main process."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ RESIZE_IN_GRAPH = (
     "Give them one size in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a ready one, "
     "or give the loader a collate_fn that takes tensors of several shapes"
 )
-"""What to do about images of several sizes, of a transform and of a hand-written pipeline."""
+"""Advice for images of several sizes, from a transform and from a hand-written pipeline."""
 
 NOTHING = object()
-"""In the place of a batch, none of whose samples could be read."""
+"""Returned instead of a batch if none of its samples could be read."""
 
 
 class BatchAssembler:
-    """
+    """Turns batches in flight into the batches of the training loop.
+
     Args:
-        pool: where batches come from.
-        servers: by the key that runs name them with.
-        errors: of the loader; what cannot be read is noted there.
-        collate_fn: for batches that come as lists of samples.
-        pin: put CPU tensors into page-locked memory.
-        options: of the loader. Images of plans are in their format already.
+        pool: the pool of the workers.
+        servers: the run queues by their keys.
+        errors: the list of the loader to which unreadable samples are added.
+        collate_fn: the user's collate_fn, for batches that arrive as lists of samples.
+        pin: whether to copy CPU tensors to page-locked memory.
+        options: the options of the loader. Images of plans have their output format already.
     """
 
     def __init__(
@@ -66,20 +67,20 @@ class BatchAssembler:
         self._recovery = BatchRecovery(servers, pool, self._on_error, self._format)
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
-        """The batch, or ``NOTHING``.
+        """Return the batch, or ``NOTHING`` if it has no readable sample.
 
         Raises:
-            Exception: the worker's, the dataset's, or an ImageError, of this batch.
+            Exception: the error of this batch: from the worker, from the dataset, or an ImageError.
         """
         if in_flight.batch is not None:
-            # Of a batch that has failed nothing is left out or replaced.
+            # In a batch that has failed, no sample is skipped or replaced.
             self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else "raise")
         if in_flight.error is not None:
             error, in_flight.error = in_flight.error, None
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame
+                del error  # the traceback keeps this frame alive
         batch = in_flight.batch
         assert batch is not None
         if batch.is_empty:
@@ -100,7 +101,7 @@ class BatchAssembler:
         return content if batch.collated else self._collated(batch, content)
 
     def warn_of_idle_server(self, batch: PackedBatch | None) -> None:
-        """Log it where a server was given and nothing of the loader's first batch goes through it."""
+        """Log a warning if the loader has a server that the first batch does not use."""
         if batch is None or batch.is_empty:
             return
         if self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}:
@@ -110,9 +111,10 @@ class BatchAssembler:
             )
 
     def check_not_all_skipped(self) -> None:
-        """
+        """Check an epoch without a batch for samples that were skipped.
+
         Raises:
-            ImageError: every sample of an epoch that gave no batch was left out.
+            ImageError: every sample of the epoch was skipped.
         """
         if not self._errors or self._on_error != "skip":
             return
@@ -131,10 +133,10 @@ class BatchAssembler:
         try:
             return self._format.of_outputs(self._servers[run.server].collect(pipeline_run))
         except PipelineError as error:
-            return error.with_traceback(None)  # which would hold this frame
+            return error.with_traceback(None)  # the traceback would keep this frame alive
 
     def _without_lost(self, batch: PackedBatch, saved: RecoveredBatch) -> Any:
-        """The batch with what ``on_error`` puts in the place of samples whose images are lost."""
+        """Return the batch without samples whose images are lost, or with replacements, depending on ``on_error``."""
         if self._on_error == "raise":
             errors = self._recovery.errors(batch, saved)
             self._errors.add([UnreadableSample.of(error.index, error) for error in errors], self._on_error)
@@ -144,7 +146,7 @@ class BatchAssembler:
             )
         try:
             samples, unreadable = self._recovery.samples(batch, saved)
-        except ImageError as error:  # nothing replaces one of them
+        except ImageError as error:  # there is no replacement for one of them
             self._errors.add([UnreadableSample.of(error.index, error)], "raise")
             raise
         self._errors.add(unreadable, self._on_error)
@@ -153,7 +155,7 @@ class BatchAssembler:
         return self._collated(batch, samples if batch.batched else samples[0])
 
     def _collated(self, batch: PackedBatch, samples: Any) -> Any:
-        """The user's collate_fn over decoded samples, under its own seed where there is one."""
+        """Call the user's collate_fn on decoded samples, with the seed of the batch if the loader has a seed."""
         fetcher = self._pool.fetcher
         with fetcher.generators():
             if batch.request is not None:
@@ -162,7 +164,12 @@ class BatchAssembler:
 
 
 def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
-    """The tensor that a reference stands for: a run's whole output, one row of it, or rows gathered from several."""
+    """Return the tensor of a reference.
+
+    Args:
+        output: index of the output.
+        place: index of a run, for its whole output; (run, row), for one row; a list of these, for rows to be stacked.
+    """
     if isinstance(place, int):
         found = outputs[place][output]
         return found if isinstance(found, torch.Tensor) else _stacked(found, advice)

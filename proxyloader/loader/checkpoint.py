@@ -1,4 +1,4 @@
-"""CheckpointedLoader: the epoch that comes next, and ``state_dict`` in the middle of one."""
+"""CheckpointedLoader: the next epoch, and ``state_dict`` at any point of an epoch. Main process."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ T = TypeVar("T")
 
 
 class CheckpointedLoader(TorchDataLoader[T]):
-    """What DataLoader keeps of its epochs.
+    """Base class of DataLoader that keeps the state of its epochs.
 
     Attributes:
-        seed: of the loader.
+        seed: the seed of the loader, or None.
     """
 
     seed: int | None
     _pool: WorkerPool | None
     _next_epoch: LoaderState
     _loader_state: LoaderState | None
-    """Of the epoch that was begun last."""
+    """State of the epoch that was begun last, or None."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, as for a ``DistributedSampler``. Without it the loader counts them."""
+        """Set the epoch of the next iteration, as with ``DistributedSampler``. By default the loader counts epochs."""
         check_int("epoch", epoch, 0)
         if self._upcoming.epoch != epoch:
             self._begin(LoaderState(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands: epoch, batches that it was given, and what their order came from.
+        """Return the position of the loop: the epoch, the number of batches returned, and the state behind the order.
 
-        It may be called at any time, at each step too, and can be pickled (``torch.save``). The contract is that of
-        ``torchdata.stateful_dataloader.StatefulDataLoader``.
+        It may be called at any time, also at each step. The state can be pickled, and saved with ``torch.save``. The
+        contract is that of ``torchdata.stateful_dataloader.StatefulDataLoader``.
 
         Raises:
-            ValueError: with ``in_order=False``, in the middle of an epoch: what is left is not known.
+            ValueError: the loader has ``in_order=False`` and is in the middle of an epoch, so the remaining batches are
+                not known.
         """
         begun = self._loader_state
         if begun is not None and begun.batches and not begun.finished and not self.in_order and self.num_workers > 1:
@@ -63,14 +64,14 @@ class CheckpointedLoader(TorchDataLoader[T]):
             note_the_order_to_come(here, of_samples(self._own_sampler), self.seed, "next")
         if not self.num_workers and self._pool is not None:
             here.worker_states = {0: state} if (state := self._pool.source.state()) else {}
-        elif self._pool is not None:  # the batches bring it
+        elif self._pool is not None:  # batches bring the states of their workers
             unknown = [worker for worker in range(self.num_workers) if worker not in here.worker_states]
             here.worker_states |= self._pool.states_at_start(unknown)
         return here
 
     def _between_epochs(self) -> LoaderState:
         here, before = self._upcoming.copied(), self._loader_state
-        if here.resumes:  # a state that was loaded, and not yet begun
+        if here.resumes:  # a state was loaded, and its epoch has not begun
             return here
         sampler = of_samples(self._own_sampler)
         note_the_order_to_come(here, sampler, self.seed, "iter")
@@ -79,7 +80,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
         goes_on = self.persistent_workers and self._pool is not None and self._pool.has_workers
         here.new_workers = not goes_on and (own_generator(sampler) is not None or self.generator is None)
         if before is not None:
-            # One that is told its epoch begins that anew, wherever it was in another.
+            # A sampler with set_epoch restarts at each epoch, so its position does not matter.
             if not hasattr(sampler, "set_epoch"):
                 here.sampler_state = sampler_state(sampler)
             if not self.num_workers:
@@ -96,22 +97,22 @@ class CheckpointedLoader(TorchDataLoader[T]):
 
     @property
     def _generator_of_seeds(self) -> torch.Generator | None:
-        """The user's, from which torch draws the workers' seeds, where the sampler draws from another one."""
+        """The user's generator, from which torch draws the seeds of workers; None if it is also the sampler's."""
         return None if self.generator is own_generator(of_samples(self._own_sampler)) else self.generator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next iteration go on where ``state_dict`` was called: with the batches that were left.
+        """Let the next iteration continue where ``state_dict`` was called, with the remaining batches.
 
-        The order and the samples are those that were left in any case. Their random numbers are, too, where both
-        loaders have the same ``seed``; the number of workers may then be another, and with a ``DistributedSampler``
-        the number of processes (with ``num_shards`` between epochs alone). A custom batch sampler is asked for the
-        batches before and they are thrown away; so are those of an IterableDataset, which needs as many workers as
-        before.
+        The remaining samples and their order are always restored. Their random numbers are restored if both loaders
+        have the same ``seed``. The number of workers may then differ, and with a ``DistributedSampler`` the number of
+        processes. With ``num_shards`` the number of processes may differ only between epochs. From a custom batch
+        sampler the earlier batches are drawn and discarded. So are the earlier batches of an IterableDataset, which
+        needs the same number of workers.
 
         Raises:
-            ValueError: it is no such state, or that of a loader with another seed or another number of samples; or it
-                is of mid-epoch, and of other shards, or in another order (``shuffle``), or of an IterableDataset with
-                another number of workers.
+            ValueError: the argument is no such state, or the state of a loader with another seed or another number of
+                samples; or the state is from the middle of an epoch, and the shards, the order (``shuffle``) or, for an
+                IterableDataset, the number of workers differ.
         """
         here = self.seed, self._dataset_length, self._order, self.num_workers
         saved = LoaderState.from_state_dict(state_dict, *here)
@@ -124,7 +125,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
 
     @property
     def _order(self) -> str:
-        """Of torch's own samplers, "shuffled" or "unshuffled"; "" where the order is another one's matter."""
+        """Order of torch's own samplers, "shuffled" or "unshuffled"; "" for any other sampler."""
         names = {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}
         return names.get(type(of_samples(self._own_sampler)), "")
 
@@ -139,7 +140,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
 
     @property
     def _upcoming(self) -> LoaderState:
-        """The next epoch: the one that a sharded sampler was set to, for scripts that do so by ``loader.sampler``."""
+        """State of the next epoch. An epoch set by ``loader.sampler.set_epoch`` on a sharded sampler has precedence."""
         if self._sharded is not None and self._sharded.epoch != self._next_epoch.epoch:
             self._next_epoch = LoaderState(self._sharded.epoch)
         return self._next_epoch

@@ -1,4 +1,4 @@
-"""DataLoader, as the training loop sees it."""
+"""DataLoader: the public class. Main process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _one_begins = threading.RLock()
-"""Held while an iteration of a loader is given its epoch and its workers: several threads may share a loader."""
+"""Lock around the start of an iteration, which sets its epoch and its workers. Several threads may share a loader."""
 
 os.register_at_fork(after_in_child=_one_begins._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -44,64 +44,63 @@ os.register_at_fork(after_in_child=_one_begins._at_fork_reinit)  # type: ignore[
 class DataLoader(CheckpointedLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
 
-    Takes every argument of torch's, positionally and by keyword, with torch's meaning and defaults. Workers read files
-    and draw random numbers; the training process decodes, transforms and collates. Batches are those of the stock
-    loader under the same seed: same order, same labels, same crops.
+    It takes every argument of torch's loader, positionally and by keyword, with the same meaning and defaults. Worker
+    processes read files and draw random numbers. The main process decodes, transforms and collates. Under the same seed
+    the batches have the order, labels and crops of the stock loader.
 
-    Images arrive as tensors (N, C, H, W) on ``device``, floats or uint8 as the transform says. Labels and everything
-    else arrive as from torch's loader. A dataset that has no images to translate is loaded exactly as by torch's.
+    Images are returned as tensors (N, C, H, W) on ``device``, floating-point or uint8 depending on the transform.
+    Labels and all other data are returned as by torch's loader. A dataset without images is loaded as by torch's.
 
     Args:
-        dataset: see ``proxyloader.wrap`` for which are translated.
-        collate_fn: as torch's, but it gets decoded samples, and so it runs in the main process.
-        num_workers: as torch's; with 0, images are decoded in the calling thread.
-        device: where images arrive; by default the current CUDA device where there is one, else the CPU. In a script
-            under ``torchrun`` that has not set a device it is the one of ``LOCAL_RANK``.
-        dtype: of images that the transform makes floats: ``torch.float16``, ``torch.bfloat16`` or ``torch.float32``,
-            the default; ``torch.uint8`` goes with a transform that gives it. As ``images.to(dtype)``, for less.
-        memory_format: of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``; as
-            ``images.to(memory_format=...)``, for less. (In batches that torchvision makes in the workers, or a
-            ``collate_fn`` in the main process, and among the outputs of a ``server``, all tensors of four dimensions
-            are taken for images: those of floats get this ``dtype``, all of them ``torch.channels_last`` where that is
-            asked for.)
-        server: a ``ProxyServer`` that the dataset's ``server.proxy`` belongs to, for a hand-written pipeline.
-        seed: makes the order and each sample's random numbers a function of (seed, epoch, index) alone, so that they
-            are the same for any number of workers and any start method, and after ``load_state_dict``. (Where a
-            ``generator`` is given, or a sampler with one, that decides the order.) By default they come from torch's
-            generators, as the stock loader's do.
-        on_error: what becomes of a sample that cannot be read: "raise" an ImageError at its batch, "skip" it with its
-            label and all else that belongs to it, or "replace" it by the next of the dataset that can be read.
-            ``loader.errors`` lists them.
-        max_pixels: most pixels that an image may have; by default what Pillow opens, twice
+        dataset: the dataset. See ``proxyloader.wrap`` for the datasets that are translated.
+        collate_fn: as in torch, but called on decoded samples, in the main process.
+        num_workers: as in torch. With 0, images are decoded in the calling thread.
+        device: device of the images. Default: the current CUDA device if there is one, else the CPU. In a script under
+            ``torchrun`` that has not set a device, it is the device of ``LOCAL_RANK``.
+        dtype: dtype of images that are floating-point after the transform: ``torch.float16``, ``torch.bfloat16`` or
+            ``torch.float32``, the default. ``torch.uint8`` is allowed if the transform returns uint8. The values are
+            those of ``images.to(dtype)``, at less cost.
+        memory_format: memory format of image batches, ``torch.contiguous_format`` or ``torch.channels_last``. The
+            result is that of ``images.to(memory_format=...)``, at less cost. In batches made by torchvision in the
+            workers or by a ``collate_fn``, and among the outputs of a ``server``, every four-dimensional tensor counts
+            as images. There ``dtype`` applies to floating-point tensors, and ``torch.channels_last`` to all of them.
+        server: the ``ProxyServer`` of a hand-written pipeline, whose ``server.proxy`` the dataset calls.
+        seed: makes the order and the random numbers of each sample a function of (seed, epoch, index) alone. They are
+            then the same for any number of workers, any start method, and after ``load_state_dict``. A ``generator``,
+            or a sampler that has one, still decides the order. Default: torch's generators, as in the stock loader.
+        on_error: what to do with a sample that cannot be read. "raise" raises an ImageError at its batch. "skip" leaves
+            out the sample with its label. "replace" uses the next readable sample of the dataset. ``loader.errors``
+            lists these samples.
+        max_pixels: maximum number of pixels of an image. Default: the limit of Pillow, which is twice
             ``PIL.Image.MAX_IMAGE_PIXELS``.
-        check_scans: before a JPEG goes to a GPU for the first time, look in the worker whether its scan is whole, which
-            takes 0.6 to 0.9 ms; a damaged one is left to Pillow, and so are progressive ones, in which damage may not
-            be seen. Without it CUDA decodes those, and damaged ones may show parts of others.
-        unsupported: what becomes of a transform that is not translated: "raise" when the loader is built; "batch": it
-            and what follows it is called on each batch (N, C, H, W) on ``device``, if images are tensors of one size
-            there (random numbers are then drawn once for the batch, in the training process); "cpu": torchvision does
-            all of it in the workers, and the batches are CPU tensors. (On a CPU that is done by itself where
-            torchvision is faster at a transform than DALI.)
-        num_shards: how many processes share the dataset, each loading its shard (see ``ShardedSampler``); "auto" takes
-            ``World.current()``. By default each loads all of it, as with torch's. With ``shuffle=True`` the order is a
-            function of ``seed`` (or 0) and the epoch alone, and ``generator`` has no part in it.
-        shard_id: which of them this is, from 0; by default its rank.
-        last_batch_policy: what becomes of a shard's last batch, a ``LastBatchPolicy`` or "fill", "partial" or "drop";
-            also DALI's own. By default "drop" with ``drop_last``, else "partial", with which some processes may have
-            one batch more than others.
-        prefetch: most decoded batches that wait for the training loop. (``prefetch_factor`` counts, as torch's, those
-            of each worker that are still to be decoded.)
-        num_threads: DALI's CPU threads, 1024 at most. "auto": one more than this process has cores; where a GPU
-            decodes, at most 4, or what a measurement finds clearly faster.
-        hw_decoder_load: share of the JPEGs, 0 to 1, for the GPU's JPEG engines where it has some. "auto": all, or what
-            is found clearly faster, with the first batch of 32 images or more. The answer is kept for later runs, in
-            ``~/.cache/proxyloader/decoding.json``.
+        check_scans: check in the worker that the scan of a JPEG is complete, before the first time a GPU decodes it.
+            This takes 0.6 to 0.9 ms. Pillow decodes damaged JPEGs, and all progressive ones, in which damage may go
+            unnoticed. If False, CUDA decodes them, and a damaged image may show parts of other images.
+        unsupported: what to do with a transform that is not translated. "raise" raises when the loader is built.
+            "batch" calls it and the transforms after it on each batch (N, C, H, W) on ``device``. This needs tensors of
+            one size at that point, and draws random numbers once per batch, in the main process. "cpu" runs the whole
+            transform with torchvision in the workers and returns CPU tensors. Without a GPU this is always done for a
+            dataset with a transform at which torchvision is faster than DALI.
+        num_shards: number of processes that share the dataset, each of which loads its shard. See ``ShardedSampler``.
+            "auto" uses ``World.current()``. Default: each process loads the whole dataset, as in torch. With
+            ``shuffle=True`` the order depends only on ``seed``, or 0, and the epoch. ``generator`` is not used for it.
+        shard_id: index of this process's shard, from 0. Default: the rank of the process.
+        last_batch_policy: what to do with the last batch of a shard: a ``LastBatchPolicy`` of this package or of DALI,
+            or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
+            processes may have one batch more than others.
+        prefetch: maximum number of decoded batches that wait for the training loop. ``prefetch_factor`` counts, as in
+            torch, the batches of each worker, which are not decoded yet.
+        num_threads: number of DALI's CPU threads, at most 1024. "auto": on the CPU, the number of cores of this process
+            plus one; on a GPU, at most 4, or another number if a measurement finds it clearly faster.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any. "auto": all
+            of them, or another share if a measurement on the first batch of at least 32 images finds it clearly faster.
+            The result is stored for later runs in ``~/.cache/proxyloader/decoding.json``.
 
     Raises:
-        UnsupportedTransformError: the dataset's transform is not translated; names position and class.
-        ImageError: from the loop, at the batch that holds the image; names the dataset's index and the file. The loop
-            may go on with the next batch.
-        ValueError: an argument is wrong, or two contradict each other; torch's own checks, and those of the above.
+        UnsupportedTransformError: the dataset's transform is not translated. The error names its position and class.
+        ImageError: an image cannot be read. Raised by the loop at the batch of the image, with the dataset index and
+            the file. The loop may continue with the next batch.
+        TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
     """
 
     _pool: WorkerPool | None = None
@@ -177,8 +176,8 @@ class DataLoader(CheckpointedLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        # Libraries build a loader anew from its public attributes, with a sampler of theirs. So each is an argument.
-        # What has become the sampler, as shards have, is no attribute, as with torch's ``shuffle``.
+        # Libraries rebuild a loader from its public attributes, with their own sampler. So each attribute is an
+        # argument. Arguments that only define the sampler, as num_shards and torch's ``shuffle``, are not attributes.
         self.device = device
         self.dtype = dtype
         self.memory_format = memory_format
@@ -201,7 +200,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def _iterator(self) -> Any:
-        """torch's iterator over persistent workers. Trainers end these by it: ``_shutdown_workers``, and None here."""
+        """torch's iterator over persistent workers, or None. Trainers end the workers by it, and set it to None."""
         return None if self._pool is None else self._pool.workers._iterator
 
     @_iterator.setter
@@ -212,15 +211,15 @@ class DataLoader(CheckpointedLoader[T]):
     def __iter__(self) -> Any:
         with _one_begins:
             if self._process != os.getpid():
-                # A forked copy: workers, pipelines and the memory between them belong to the parent.
+                # A forked copy: workers, pipelines and shared memory belong to the parent process.
                 self._pool, self._servers, self._process = None, PlanServers(run_size(self)), os.getpid()
             loader_state = self._upcoming
             pool, at_first = self._pool_for_epoch(loader_state), loader_state.copied()
-            self._next_epoch = loader_state.following()  # which another thread may begin meanwhile
+            self._next_epoch = loader_state.following()  # another thread may begin this epoch meanwhile
         try:
             iterator = self._begin_epoch(pool, loader_state)
         except BaseException:
-            self._begin(at_first)  # so that the next attempt is at this epoch
+            self._begin(at_first)  # the next iteration tries this epoch again
             raise
         self._loader_state = loader_state
         return iterator
@@ -228,7 +227,7 @@ class DataLoader(CheckpointedLoader[T]):
     def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState) -> LoaderIterator:
         batches: Any = None
         try:
-            # Workers start while the pipelines are built, and are forked before DALI has threads.
+            # Workers start while the pipelines are built. They are forked before DALI starts threads.
             try:
                 batches = self._start(pool, loader_state)
             except RuntimeError as error:
@@ -249,12 +248,12 @@ class DataLoader(CheckpointedLoader[T]):
             raise
 
     def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
-        pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # so that torch's warning comes
+        pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # for torch's warning
         return pool.start(loader_state, self.seed, self.generator, self._generator_of_seeds)
 
     @property
     def errors(self) -> UnreadableSamples:
-        """The samples that could not be read, of all epochs."""
+        """The samples of all epochs that could not be read."""
         return self._errors
 
     @property
@@ -262,7 +261,7 @@ class DataLoader(CheckpointedLoader[T]):
         return LoaderOptions.of(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # As before the first epoch: a copy has workers, and a count of epochs, of its own.
+        # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
         own: dict[str, Any] = {
             "_pool": None,
             "_servers": PlanServers(run_size(self)),
@@ -275,8 +274,8 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def _translate(self) -> Callable[[], Translated]:
-        """Gives the dataset that workers get, and its plans; without plans DALI has nothing to do."""
-        # Without this loader, which an iterator may outlive.
+        """A function that returns the dataset of the workers and its plans."""
+        # It holds no reference to this loader, as an iterator may outlive the loader.
         options = self._options
         how = options.max_pixels, options.unsupported, options.on_gpu, options.format, options.server
         return functools.partial(translated, self.dataset, *how)
@@ -286,7 +285,7 @@ class DataLoader(CheckpointedLoader[T]):
         if pool is not None and self.persistent_workers and not pool.broken and not is_given_states:
             if not loader_state.resumes and self._loader_state is not None:
                 loader_state.worker_states = self._states_at_end(self._loader_state)
-            return pool  # its workers keep the dataset that they were given
+            return pool  # its workers keep their dataset
         translate = self._translate
         dataset, plans = translate()
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate()[0])

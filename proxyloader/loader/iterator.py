@@ -1,12 +1,12 @@
-"""LoaderIterator: keeps DALI busy with packed batches, and hands out finished batches in order.
+"""LoaderIterator: submits packed batches to DALI ahead of time, and returns finished batches in order. Main process.
 
 NOTE [ Who waits for what ]
-All of it runs in the thread that iterates, at each ``next()``: batches that workers have ready are taken until
-``prefetch`` + 1 are under way, then the oldest is collected and handed out, and the others go on in DALI's threads
-while the model trains. ``next()`` waits for a worker only when nothing is under way, or while the oldest batch will not
-be done anyway, and for DALI only for the oldest batch. So the sampler and torch's generators are used where a stock
-loader uses them, and an error stays with its batch. (What takes long about a batch that is not urgent is left to a
-thread: see NOTE [ Beside the model ] in ``loader/submitter.py``.)
+The work is done at each ``next()``, in the thread that iterates. Batches that are ready in the workers are taken until
+``prefetch`` + 1 are in flight. Then the oldest batch is collected and returned. The others go on in DALI's threads
+while the model trains. ``next()`` waits for a worker only if nothing is in flight, or while the oldest batch cannot be
+finished yet. It waits for DALI only for the oldest batch. So the sampler and torch's generators are used where a stock
+loader uses them, and an error stays with its batch. Submitting a batch that is not urgent is left to a thread: see
+NOTE [ Beside the model ] in ``loader/submitter.py``.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ if TYPE_CHECKING:  # importing it imports DALI
 log = logging.getLogger(__name__)
 
 POLLS = 20
-"""Looks at the workers while DALI decodes a batch."""
+"""How often workers are polled while DALI decodes a batch."""
 
 ENOUGH = 2
-"""Batches under way, with which the next one is not urgent."""
+"""Number of batches in flight from which the next one is not urgent."""
 
 LONG_STEP_S = 2 * sys.getswitchinterval()
-"""Of the loop: in so much a thread gets the interpreter, even from one that never waits."""
+"""Duration of a step of the loop in which another thread surely gets the interpreter lock, in seconds."""
 
 OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
-"""Attributes, where it has workers, or a thread that pins."""
+"""Attributes of torch's iterator that it has with workers, and with a thread that pins memory."""
 
 
 class LoaderIterator:
     """The iterator of a DataLoader.
 
     Args:
-        batches: torch's iterator over the pool's workers.
-        pool: where they come from.
-        servers: by the key that runs name them with.
-        loader_state: of the epoch, from where it goes on; kept up to date.
-        assembler: puts finished batches together.
-        prefetch: most decoded batches that wait.
-        serve: makes the server of a plan that came with a batch.
+        batches: torch's iterator over the workers of the pool.
+        pool: the pool of the workers.
+        servers: the run queues by their keys.
+        loader_state: the position in the epoch at which it starts. It is updated by the iterator.
+        assembler: turns batches in flight into the batches of the training loop.
+        prefetch: maximum number of decoded batches that wait.
+        serve: returns the run queue of a plan that arrived with a batch.
     """
 
     _process = 0
-    """That it belongs to; 0: it was not finished."""
+    """ID of the process that made it; 0 if its construction failed."""
 
     _is_interpreter_ending = staticmethod(sys.is_finalizing)
-    """Here, since a module's names are gone then."""
+    """A class attribute, as the names of modules are gone when the interpreter ends."""
 
     def __init__(
         self,
@@ -81,18 +81,18 @@ class LoaderIterator:
         self._batches: Iterator[BatchMessage | PackedBatch] | None = batches
         self._pool, self._servers, self._loader_state = pool, servers, loader_state
         self._submitter, self._assembler, self._serve = RunSubmitter(pool, servers), assembler, serve
-        # In the calling thread nothing is gained by decoding ahead, and random numbers would be drawn too early.
-        # Nor may runs be started ahead of a loop that is left early, where what they draw is to be the same again.
+        # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
+        # server, no run is started ahead, as a loop that is left early must not change what later runs draw.
         runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
         self._ahead = prefetch if runs_ahead else 0
-        # Scripts ask torch's iterators for these, to see that the workers end.
+        # Scripts read these attributes of torch's iterators to check that the workers end.
         vars(self).update({name: getattr(batches, name) for name in OF_TORCHS_ITERATOR if hasattr(batches, name)})
-        # A stream has no sampler that could start further on: what the loop had of it is thrown away.
-        # Not where its dataset or its iterators were given their states.
+        # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded.
+        # If the dataset or its iterators have restored their states, they start at the position.
         self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
         self._nothing_yet = not loader_state.batches
         self._handed_out_s = time.monotonic()
-        self._cut_short = False  # a worker was lost: the error, and then no more batches
+        self._cut_short = False  # a worker was lost: after its error there are no more batches
         self._was_interrupted = False
         self._turn = threading.RLock()  # threads that share the iterator take turns
         self._process = os.getpid()
@@ -102,15 +102,15 @@ class LoaderIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._pool.workers._index_sampler)  # as torch's iterators; those of streams have none
+        return len(self._pool.workers._index_sampler)  # as torch's iterators; TypeError for an IterableDataset
 
     def __del__(self) -> None:
         if not self._is_interpreter_ending():
             self.close()
 
     def close(self) -> None:
-        """Forget the batches under way and let the workers go. An iterator that is dropped does it by itself."""
-        if self._process == os.getpid():  # what a forked child has are copies, and locks that nobody may ever open
+        """Cancel the batches in flight and release the workers. ``__del__`` calls this."""
+        if self._process == os.getpid():  # a forked child has copies, with locks that may never be released
             while self._in_flight:
                 in_flight = self._in_flight.popleft()
                 self._submitter.forget(in_flight)
@@ -132,7 +132,7 @@ class LoaderIterator:
                 for in_flight in self._in_flight:
                     self._submitter.start_soon(in_flight)
                 self._handed_out_s = time.monotonic()
-            except (KeyboardInterrupt, SystemExit):  # in whatever line it was, of torch's queues, too
+            except (KeyboardInterrupt, SystemExit):  # it may have come in any line, also in torch's queues
                 self._was_interrupted = self._pool.broken = True
                 raise
             return batch
@@ -192,7 +192,11 @@ class LoaderIterator:
         return requests is None or requests.has_ready_batch(self._pool.in_order)
 
     def _wait_while_dali_is_busy(self) -> None:
-        """Let the next batches join the first one of an epoch: waiting for DALI, nobody would look for them."""
+        """Wait for the next ready batch of the workers, as long as DALI is surely busy with the oldest one.
+
+        While ``next()`` waits for DALI, it takes no batches. So the batches after the first one of an epoch would be
+        submitted late.
+        """
         if self._batches is None or not self._has_room():
             return
         until_s = max((pipeline_run.busy_until_s for pipeline_run in self._in_flight[0].pipeline_runs), default=0.0)
@@ -201,7 +205,7 @@ class LoaderIterator:
             time.sleep(pause_s)
 
     def _prefetch_one(self, is_urgent: bool) -> None:
-        """Take the next batch from the workers, and start its runs, or leave that for later."""
+        """Take the next batch from the workers. Start its runs now if it is urgent."""
         assert self._batches is not None
         in_flight = InFlightBatch()
         try:
@@ -220,7 +224,7 @@ class LoaderIterator:
                 self._cut_short, self._batches = True, None
         else:
             request = self._request_of(message)
-            in_flight.batch = PackedBatch(request)  # whose slot will go back in any case
+            in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
             try:
                 in_flight.batch = (
                     message.open(request, self._pool.arena) if isinstance(message, BatchMessage) else message
@@ -228,7 +232,7 @@ class LoaderIterator:
                 if self._pool.requests is not None and request is not None and in_flight.batch.failure is None:
                     unreadable = [each.index for each in in_flight.batch.unreadable]
                     self._pool.requests.note_scans(request, unreadable, in_flight.batch.damaged)
-                for plan in in_flight.batch.plans:  # of a transform that no attribute of the dataset holds
+                for plan in in_flight.batch.plans:  # plans of transforms that no attribute of the dataset holds
                     self._servers[plan.key] = self._serve(plan)
                     self._pool.plans[plan.key] = plan
                 in_flight.is_to_start = True

@@ -1,4 +1,4 @@
-"""LoaderOptions: the arguments of DataLoader that torch's does not have, checked."""
+"""LoaderOptions: the arguments of DataLoader that torch's does not have, checked. Main process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .strategy import UNSUPPORTED, Unsupported
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """What they mean is said at ``DataLoader``.
+    """The arguments that ``DataLoader`` adds to torch's. Their meaning is documented there.
 
     Raises:
-        ValueError, TypeError: one is wrong.
+        ValueError, TypeError: an argument is invalid.
     """
 
     device: str | int | torch.device | None
@@ -59,7 +59,11 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, loader: Any) -> LoaderOptions:
-        """Those that a loader has now: each is an attribute, which the user may have set anew."""
+        """Return the options of a loader from its attributes, which the user may have changed.
+
+        Raises:
+            ValueError, TypeError: an option is invalid, or ``on_error="replace"`` is used with an IterableDataset.
+        """
         options = cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
         if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
             raise ValueError(
@@ -70,15 +74,15 @@ class LoaderOptions:
 
     @property
     def format(self) -> OutputFormat:
-        """Of the images."""
+        """The output format of the images."""
         return OutputFormat(self.dtype, self.memory_format)
 
     @property
     def on_gpu(self) -> bool:
-        """Images arrive on a GPU."""
+        """Whether images are returned on a GPU."""
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
 
     @property
     def checks_scans(self) -> bool:
-        """Workers check the scans of JPEGs."""
+        """Whether workers check the scans of JPEGs."""
         return self.check_scans and self.on_gpu

@@ -1,4 +1,4 @@
-"""PlanServers: the servers of a loader's plans, which are kept from epoch to epoch."""
+"""PlanServers: the servers of a loader's plans, which are kept from epoch to epoch. Main process."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 
 class PlanServers:
-    """
+    """The servers of the plans of a loader.
+
     Args:
-        run_size: most samples that a run takes.
+        run_size: maximum number of samples of a run.
     """
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
         self.kept: dict[str, RunQueue] = {}
-        """Of plans, by their keys."""
+        """The server of each plan, by the key of the plan."""
         self.found: dict[str, Plan] = {}
-        """Plans of transforms that no attribute of the dataset holds. They came with a batch."""
+        """Plans of transforms that no attribute of the dataset holds. They arrived with a batch."""
 
     def of(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
-        """The servers of an epoch, by the key that runs name them with; the user's own is one of them."""
+        """Return the servers of an epoch by their keys, among them the server that the user passed."""
         given = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans:
             if options.device is not None:
-                cuda_ordinal(options.device)  # which says so where it does not exist
+                cuda_ordinal(options.device)  # raises if there is no such device
             return given
         self.kept = {key: self.kept.get(key) or self._made(plan, options) for key, plan in plans.items()}
         return self.kept | given
 
     def serve(self, plan: Plan, options: LoaderOptions) -> RunQueue:
-        """The server of a plan that came with a batch, and is known from the next epoch on."""
+        """Return the server of a plan that arrived with a batch, and remember the plan for later epochs."""
         options.format.check(plan)
         self.found[plan.key] = plan
         server = self.kept[plan.key] = self.kept.get(plan.key) or self._made(plan, options)

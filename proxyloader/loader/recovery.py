@@ -28,15 +28,16 @@ if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run_queue import RunQueue
 
 NO_LIMIT_PIXELS = 1 << 62
-"""The worker has looked at the size already."""
+"""Limit for Pillow. The worker has checked the size already."""
 
 
 @dataclass
 class RecoveredBatch:
-    """
+    """A batch after the runs that failed were repeated.
+
     Attributes:
-        outputs: of each run of the batch, in their order; rows that are lost hold something.
-        lost: why, by (run, row).
+        outputs: the outputs of each run, in the order of the runs. The rows of lost images hold arbitrary values.
+        lost: the error of each lost image, by (run, row).
     """
 
     outputs: list[Outputs] = field(default_factory=list)
@@ -44,12 +45,13 @@ class RecoveredBatch:
 
 
 class BatchRecovery:
-    """
+    """Finds the images that made a run fail, and repeats the run without them.
+
     Args:
-        servers: by the key that runs name them with.
-        pool: that batches come from.
-        on_error: what becomes of a sample that cannot be read.
-        format: of images.
+        servers: the run queues by their keys.
+        pool: the pool of the workers.
+        on_error: what to do with a sample that cannot be read.
+        format: the output format of images.
     """
 
     def __init__(
@@ -58,13 +60,15 @@ class BatchRecovery:
         self._servers, self._pool, self._on_error, self._format = servers, pool, on_error, format
 
     def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
-        """Run again what failed.
+        """Repeat the runs that failed.
 
         Args:
-            found: for each run of the batch its outputs, or the error.
+            batch: the batch.
+            found: for each run of the batch, its outputs or its error.
 
         Raises:
-            PipelineError: the images are sound, and DALI failed all the same; or nothing can be said of them.
+            PipelineError: DALI fails although Pillow decodes all images, or the images of a hand-written pipeline
+                cannot be told apart because ``on_error`` is "raise".
         """
         saved = RecoveredBatch()
         for number, (run, outputs) in enumerate(zip(batch.runs, found)):
@@ -78,7 +82,7 @@ class BatchRecovery:
         self, batch: PackedBatch, run: PackedRun, error: PipelineError
     ) -> tuple[Outputs, dict[int, ImageError]]:
         if not self._servers[run.server].pipeline.exec_dynamic:
-            outputs = self._run(batch, run)  # the old executor fails sound batches behind a bad one, too
+            outputs = self._run(batch, run)  # DALI's old executor also fails the batches after a bad one
             if not isinstance(outputs, PipelineError):
                 return outputs, {}
         if run.server in self._pool.plans:
@@ -89,11 +93,17 @@ class BatchRecovery:
         raise error.at(f"{_place_of(batch)} ({advice})", indices=indices_of(batch)) from error
 
     def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
-        """One for each image that is lost, with the index of its sample."""
+        """Return the error of each lost image, with the index of its sample if that is known."""
         return [_named(batch, row, error) for (_, row), error in saved.lost.items()]
 
     def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
-        """The batch's samples without those that have lost an image, or with others in their places."""
+        """Return the samples of the batch, and the samples that were lost.
+
+        Samples with a lost image are left out, or replaced if ``on_error`` is "replace".
+
+        Raises:
+            ImageError: there is no readable sample to replace one.
+        """
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
         indices = indices_of(batch) or [None] * len(batch.samples)
@@ -101,7 +111,7 @@ class BatchRecovery:
             try:
                 samples.append(ContentUnpickler(data, _Resolver(saved), kept=batch.kept).load())
             except ImageError as error:
-                error.__traceback__ = None  # which would hold this frame
+                error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "replace":
                     samples.append(self._replacement(batch, index, unreadable))
@@ -120,14 +130,14 @@ class BatchRecovery:
         sound = next((row for row in range(len(decoded)) if row not in lost), None)
         if sound is None or (lost and self._on_error == "raise"):
             return [], lost
-        for row in lost:  # something has to stand there
+        for row in lost:  # the run needs an input in each row
             for part in (decoded, *rest):
                 part[row] = part[sound]
         server = self._servers[run.server]
         return server.collect(server.submit([decoded, *map(_as_one, rest)])), lost
 
     def _one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        """A hand-written pipeline may do anything: the sample to blame is the one that fails alone."""
+        """Run each sample by itself. Of a hand-written pipeline nothing is known but which samples fail alone."""
         server, memory = self._servers[run.server], batch.memory(self._pool.arena)
         inputs = [part.views(memory) for part in run.inputs]
         rows: list[Outputs] = []
@@ -160,7 +170,7 @@ class BatchRecovery:
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
-        server.pause()  # alone: the old executor lets a bad batch spoil those that run beside it
+        server.pause()  # with DALI's old executor, a bad batch also fails the batches in flight with it
         try:
             return server.collect(server.submit([part.views(batch.memory(self._pool.arena)) for part in run.inputs]))
         except PipelineError as error:
@@ -170,7 +180,7 @@ class BatchRecovery:
 
 
 class _Resolver:
-    """Gives a sample's images for its references; raises the error of one that is lost."""
+    """Returns the image of a reference in a sample, or raises the error of a lost image."""
 
     def __init__(self, saved: RecoveredBatch) -> None:
         self._saved = saved
@@ -183,7 +193,7 @@ class _Resolver:
 
 
 def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
-    """The index of each sample in the batch; None for an IterableDataset's."""
+    """Return the dataset index of each sample in the batch, or None for an IterableDataset."""
     if batch.indices is not None:
         return batch.indices
     return batch.request.each() if batch.request is not None else None
@@ -205,7 +215,7 @@ def _place_of(batch: PackedBatch) -> str:
 
 
 def _what_failed(error: BaseException) -> str:
-    """The operator and what it met, in one line of the dozen that DALI says; all of them where there is no such."""
+    """Return the failed operator and its error in one line, or DALI's whole message if it names no operator."""
     found = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
     return ": ".join(found.groups()) if found is not None else str(error)
 
@@ -214,7 +224,7 @@ def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | Image
     try:
         return np.frombuffer(EncodedImage.by_pillow(image.tobytes(), source, NO_LIMIT_PIXELS).data, np.uint8)
     except ImageError as error:
-        return error.with_traceback(None)  # which would hold this frame
+        return error.with_traceback(None)  # the traceback would keep this frame alive
 
 
 def _as_one(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:

@@ -1,5 +1,4 @@
-"""Choose the loading strategy: DALI, torchvision in workers, or pass-through; and log the choice. Main
-process, when the loader is built."""
+"""Choose the loading strategy: DALI, torchvision in workers, or pass-through; and log the choice. Main process."""
 
 from __future__ import annotations
 
@@ -23,22 +22,23 @@ Unsupported = Literal["raise", "batch", "cpu"]
 UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
 
 Translated = tuple[Any, dict[str, Plan]]
-"""The dataset that workers get, and its plans; without plans DALI has nothing to do."""
+"""The dataset of the workers, and its plans by their keys. Without plans DALI is not used."""
 
 
 def translated(
     dataset: Any, max_pixels: int | None, unsupported: Unsupported, on_gpu: bool, format: OutputFormat, server: Any
 ) -> Translated:
-    """
+    """Return the dataset of the workers and its plans, for the chosen strategy.
+
     Args:
-        dataset: the user's.
-        max_pixels, unsupported, server: as ``DataLoader`` is given them.
-        on_gpu: whether a GPU decodes.
-        format: what images are handed out in.
+        dataset: the user's dataset.
+        max_pixels, unsupported, server: the arguments of ``DataLoader``.
+        on_gpu: whether images are decoded on a GPU.
+        format: the output format of images.
 
     Raises:
-        UnsupportedTransformError: a transform is not translated, and ``unsupported`` is "raise".
-        ValueError: a transform gives what cannot be handed out in this format.
+        UnsupportedTransformError: a transform is not translated, and ``unsupported`` is not "cpu".
+        ValueError: the output of a transform cannot be returned in this format.
     """
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
@@ -71,7 +71,7 @@ def translated(
 
 
 def _left_to_torchvision(dataset: Any, max_pixels: int | None) -> Translated:
-    """Its plans are those of transforms that the user compiled, which stay with DALI."""
+    """Leave the dataset's transforms to torchvision. Transforms that the user compiled keep their plans."""
     left = wrap(dataset, max_pixels, compile=left_to_torchvision)
     return left, plans_in(left)
 

@@ -1,12 +1,12 @@
 """Submit the runs of a batch that came from a worker; in a thread beside the model where that helps. Main process.
 
 NOTE [ Beside the model ]
-Giving DALI a large batch takes a good part of ``next()``. Many training loops wait for the GPU in each step (a
-GradScaler often does), and ask for the next batch when the GPU has nothing left to do: what ``next()`` takes then is
-lost. So a batch that is not urgent, since others are under way and the steps of the loop are long, is left to a thread.
-It begins when ``next()`` is over, and gets the interpreter when the training thread waits for the GPU, or has queued
-work for it. The thread does nothing else: it touches neither the sampler nor torch's iterator nor a random generator,
-unpickles nothing (which may import modules), and a batch that is asked for is waited for.
+Submitting a large batch to DALI takes a considerable part of ``next()``. Many training loops wait for the GPU in each
+step, for example in a GradScaler, and ask for the next batch when the GPU is idle. The time of ``next()`` is lost then.
+So a batch that is not urgent, because others are in flight and the steps of the loop are long, is submitted by a
+thread. The thread starts when ``next()`` has returned. It gets the interpreter lock when the training thread waits for
+the GPU, or has queued work for it. It uses neither the sampler nor torch's iterator nor a random generator. It
+unpickles nothing, as that may import modules. If the loop asks for the batch, it waits for the thread.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A batch under way.
+    """A batch between the workers and the training loop.
 
     Attributes:
-        batch: what came from the worker.
-        pipeline_runs: for each of its runs.
-        error: what went wrong with it.
-        is_to_start: its runs are still to be started.
-        starting: of the thread that starts them, or did.
-        is_forgotten: nobody will ask for it.
+        batch: the batch from the worker; None if there was an error before it arrived.
+        pipeline_runs: the DALI runs that were started for ``batch.runs``, in their order.
+        error: the error of the batch, or None.
+        is_to_start: whether its runs are still to be started.
+        starting: the future of the thread's work on it; None if it was not given to the thread.
+        is_forgotten: whether the loop has dropped it.
     """
 
     batch: PackedBatch | None = None
@@ -57,10 +57,11 @@ class InFlightBatch:
 
 
 class RunSubmitter:
-    """
+    """Starts the runs of batches, in the calling thread or in a thread of its own.
+
     Args:
-        pool: that batches come from.
-        servers: by the key that runs name them with.
+        pool: the pool of the workers.
+        servers: the run queues by their keys.
     """
 
     def __init__(self, pool: WorkerPool, servers: Mapping[str, RunQueue]) -> None:
@@ -69,13 +70,13 @@ class RunSubmitter:
         self._has_no_thread = False
 
     def start(self, in_flight: InFlightBatch) -> None:
-        """Start its runs now, or wait for the thread that is to start them. What goes wrong is ``in_flight.error``."""
+        """Start the runs of a batch now, or wait for the thread to start them. Errors go to ``in_flight.error``."""
         if in_flight.starting is not None:
             in_flight.starting.result()
         self._start(in_flight)
 
     def start_soon(self, in_flight: InFlightBatch) -> None:
-        """Start its runs beside the model."""
+        """Let the thread start the runs of a batch, beside the model."""
         if not in_flight.is_to_start or in_flight.starting is not None or self._has_no_thread:
             return
         if self._thread is None:
@@ -86,7 +87,7 @@ class RunSubmitter:
             self._has_no_thread, self._thread = True, None
 
     def forget(self, in_flight: InFlightBatch) -> None:
-        """Nobody will ask for it. Waits for nothing: the garbage collector may call this in any thread, at any time."""
+        """Cancel a batch. This does not wait, as the garbage collector may call it in any thread at any time."""
         in_flight.is_forgotten = True
         if in_flight.starting is not None:
             in_flight.starting.cancel()
@@ -94,7 +95,7 @@ class RunSubmitter:
             pipeline_run.cancel()
 
     def close(self) -> None:
-        """Let the thread end, when it has done what it was given."""
+        """Let the thread end after its remaining work. This does not wait."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 

@@ -1,4 +1,4 @@
-"""FileReaderLoader: DALI's readers and iterators with the interface of a DataLoader. No workers. Main process."""
+"""FileReaderLoader: DALI's readers and iterators with the interface of a DataLoader, without workers. Main process."""
 
 from __future__ import annotations
 
@@ -20,53 +20,55 @@ STYLES = ("torch", "dali")
 
 
 class FileReaderLoader:
-    """Batches read, decoded and augmented by DALI alone: its reader, its operators, its iterator.
+    """A loader whose batches DALI reads, decodes and augments, with its own reader, operators and iterator.
 
-    Without a Python dataset and without workers, it needs less of the CPU than ``DataLoader``; in exchange, labels and
-    what is random are DALI's. To build the pipeline yourself: ``FileReaderLoader.from_pipeline``.
+    It has no Python dataset and no workers, and needs less CPU time than ``DataLoader``. Labels and random numbers come
+    from DALI. ``FileReaderLoader.from_pipeline`` takes a pipeline that was built elsewhere.
 
     Args:
-        root: what is read; for the file reader a folder ``root/class/image.jpg``, for tfrecord and webdataset a file or
-            several, for caffe2 (LMDB) and numpy a folder. None: ``reader_options`` says it (``file_list``). What
-            lies in it is listed when the loader is made, and again after a loop that was left early: leave it as it is.
-            DALI reads each file as a whole, however large; ``DataLoader`` reads no more than an image needs.
-        pipeline: ``pipelines.training``, ``pipelines.validation``, or a function of your own made by
-            ``@pipeline_def`` that takes ``source``: ``encoded, labels = source()`` adds the reader to its graph. Or a
-            torchvision transform without chance, as for validation, whose pixels are then those of ``DataLoader``.
-        batch_size: samples in a batch.
-        shuffle: DALI's ``random_shuffle``: samples are picked at random among the next ``initial_fill`` (1024) of a
-            list that was shuffled once. The order of an epoch follows from those that were read before it, and from
-            where loops were left.
+        root: the data. For the file reader a folder with ``root/class/image.jpg``, for tfrecord and webdataset one or
+            several files, for caffe2 (LMDB) and numpy a folder. None: ``reader_options`` names the data, with
+            ``file_list`` or ``files``. The files are listed when the loader is built, and again after a loop that was
+            left early, so they must not change. DALI reads whole files. ``DataLoader`` reads only what an image needs.
+        pipeline: ``pipelines.training``, ``pipelines.validation``, or a function made by ``@pipeline_def`` with an
+            argument ``source``, in which ``encoded, labels = source()`` adds the reader to the graph. Or a torchvision
+            transform without random numbers, as for validation. Its pixels are then those of ``DataLoader``.
+        batch_size: number of samples in a batch.
+        shuffle: DALI's ``random_shuffle``: each sample is drawn from the next ``initial_fill`` (1024) samples of a list
+            that was shuffled once. The order of an epoch depends on the epochs before it, and on where loops were left.
         reader: "file", "tfrecord", "webdataset", "caffe2" or "numpy".
-        reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``. Of webdataset ``ext`` names the
-            parts of a sample (["jpg;jpeg;png", "cls"]), of which cls is a label in digits and others come as bytes; of
-            tfrecord ``features`` names image and label (("image/encoded", "image/class/label")), or the image alone.
-            (The file reader keeps 32 bits of a label of its ``file_list``; larger ones it changes.)
-        num_shards: how many processes share the data; this one reads its shard, and another shard in each epoch, unless
-            ``reader_options={"stick_to_shard": True}``. "auto" takes ``World.current()``. By default it reads all.
-        shard_id: which of them this is, from 0; by default its rank.
-        last_batch_policy: "partial": each sample once in an epoch; shards may differ by one batch. "fill": the last
-            batch is filled up with its last sample. "drop": the last batch is left out if it is not full. With these
-            two all shards have as many batches. Also DALI's ``LastBatchPolicy``.
-        auto_reset: for ``next(loader)``: whether the next epoch begins by itself, or with ``reset()``. A ``for`` loop
-            always begins one.
-        style: "torch": what the pipeline gives, as a tuple, or alone where it is one output; what is named "label" and
-            is a whole number for each sample as (N,) int64, on the device of the images. "dali": as DALI's iterators,
-            ``[{"data": ..., "label": ...}]``.
-        output_map: names of the pipeline's outputs; None: "data", "label".
-        device: CUDA device, "cpu", or None: a GPU where there is one.
-        num_threads: DALI's CPU threads.
-        seed: the same gives the same batches, in two runs whose loops are the same; None: drawn from torch's default
-            generator. (Needed to load a state.)
-        prefetch: batches that DALI prepares ahead.
-        graph_options: all else goes to ``pipeline``, such as ``size=192``; or ``enable_checkpointing=False``, where an
-            operator has no checkpoints.
+        reader_options: more arguments of that reader in ``nvidia.dali.fn.readers``. For webdataset ``ext`` names the
+            parts of a sample, by default ["jpg;jpeg;png", "cls"]. The part cls is a label in digits, and other parts
+            are returned as bytes. For tfrecord ``features`` names the image and the label, by default
+            ("image/encoded", "image/class/label"), or the image alone. The file reader keeps only 32 bits of each label
+            in its ``file_list``.
+        num_shards: number of processes that share the data. Each reads one shard, and the next shard in each epoch,
+            unless ``reader_options={"stick_to_shard": True}``. "auto" uses ``World.current()``. Default: the process
+            reads all data.
+        shard_id: index of this process's first shard, from 0. Default: the rank of the process.
+        last_batch_policy: "partial" returns each sample once in an epoch, and shards may differ by one batch. "fill"
+            repeats the last sample to fill the last batch. "drop" leaves out a last batch that is not full. With "fill"
+            and "drop" all shards have the same number of batches. DALI's ``LastBatchPolicy`` is accepted as well.
+        auto_reset: whether ``next(loader)`` begins the next epoch after the end of one, or ``reset()`` must be called.
+            A ``for`` loop always begins an epoch.
+        style: "torch" returns the outputs as a tuple, or a single output by itself. An output that is named "label" and
+            has one integer for each sample is returned as (N,) int64 on the device of the images. "dali" returns
+            ``[{"data": ..., "label": ...}]``, as DALI's iterators do.
+        output_map: names of the pipeline's outputs. None: "data" for one output, "data" and "label" for two.
+        device: a CUDA device or "cpu". None: a GPU if there is one.
+        num_threads: number of DALI's CPU threads. None: on the CPU, the number of cores plus one; on a GPU, at most 4.
+        seed: seed of DALI's random numbers. Two runs with the same seed and the same loops return the same batches.
+            None: drawn from torch's default generator. Loading a state requires the same seed.
+        prefetch: number of batches that DALI prepares ahead.
+        graph_options: further arguments of ``pipeline``, such as ``size=192``; or ``enable_checkpointing=False``, for
+            an operator that does not support checkpoints.
 
     Raises:
-        FileNotFoundError: ``root`` is not there, or nothing in it can be read.
-        UnsupportedTransformError: ``pipeline`` is a transform that draws random numbers, or is not translated.
-        TypeError, ValueError: what an argument should be, and is not.
-        PipelineError: as ``ProxyServer``.
+        FileNotFoundError: ``root`` does not exist, or has nothing that can be read.
+        UnsupportedTransformError: ``pipeline`` is a transform that draws random numbers, returns several images, or is
+            not translated.
+        TypeError, ValueError: an argument is invalid.
+        PipelineError: the reader cannot read the data, or the pipeline cannot be built, as for ``ProxyServer``.
 
     Source: ``nvidia.dali.plugin.pytorch.DALIClassificationIterator``, ``DALIGenericIterator``.
     """
@@ -110,14 +112,20 @@ class FileReaderLoader:
         style: Literal["torch", "dali"] = "torch",
         output_map: Sequence[str] | None = None,
     ) -> FileReaderLoader:
-        """A loader over a pipeline of your own, which has a reader of that name: ``fn.readers.file(name="Reader")``.
+        """Return a loader over a pipeline that was built elsewhere.
 
-        Give the reader ``pad_last_batch=True``: DALI's iterators keep epochs apart only then. A pipeline has one
-        loader; a later one takes it over, and begins it anew where it was left in the middle of an epoch.
+        Give the reader ``pad_last_batch=True``, as DALI's iterators separate epochs only then. A pipeline has one
+        loader. A later loader takes the pipeline over, and restarts it if it was left in the middle of an epoch.
+
+        Args:
+            pipeline: a pipeline with a reader, as ``fn.readers.file(name="Reader", ...)``.
+            reader_name: name of the reader that sets the length of an epoch.
+            last_batch_policy, auto_reset, style, output_map: as for the class.
 
         Raises:
-            TypeError, ValueError: it is no pipeline, has no such reader, is to be fed by hand, or was left in the
-                middle of an epoch and cannot begin anew; and as the class.
+            TypeError: ``pipeline`` is not a DALI pipeline.
+            ValueError: the pipeline has no reader of this name, has inputs that must be fed, or was left in the middle
+                of an epoch and cannot be restarted; or another argument is invalid.
         """
         loader = cls.__new__(cls)
         loader._set_up(GivenPipeline(pipeline, reader_name), last_batch_policy, auto_reset, style, output_map)
@@ -141,36 +149,38 @@ class FileReaderLoader:
 
     @property
     def output_map(self) -> list[str]:
-        """Names of the pipeline's outputs."""
+        """The names of the pipeline's outputs."""
         return self._epochs.output_map
 
     def __len__(self) -> int:
-        """How many batches the epoch has that is under way, or comes next."""
+        """Number of batches of the current epoch, or of the next one between epochs."""
         return len(self._loops)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch. A loop that was under way ends: one pipeline cannot read two at once."""
+        """Begin an epoch. This ends a loop in progress, as a pipeline reads one epoch at a time."""
         return self._loops.begin_loop()
 
     def __next__(self) -> Any:
-        """The next batch of the epoch that ``next`` has begun, as with DALI's iterators.
+        """Return the next batch of the epoch of ``next(loader)``, and begin one if necessary, as DALI's iterators do.
 
-        Where threads share an epoch let them share a loop, ``iter(loader)``: with ``auto_reset`` this begins another
-        epoch for a thread that asks once more behind the end.
+        Threads that share an epoch should share one ``iter(loader)``. With ``auto_reset``, a thread that calls
+        ``next(loader)`` after the end of the epoch begins another one.
         """
         return self._loops.next_of_own()
 
     def reset(self) -> None:
-        """Let ``next(loader)`` begin an epoch, also in the middle of one."""
+        """Let ``next(loader)`` begin a new epoch, also in the middle of one."""
         self._loops.end_own()
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next loop is: which shard it reads, and what DALI draws. Without it the loader counts its
-        loops: in all processes alike, then, or they would read the same shard. (With ``shuffle=True`` the epoch has
-        another order than after the epochs before it; ``load_state_dict`` brings that back.)
+        """Set the epoch of the next loop, which determines its shard and DALI's random numbers.
+
+        By default the loader counts its loops. All processes must then run the same number of loops, or some would read
+        the same shard. With ``shuffle=True`` the order differs from that after the preceding epochs. To restore that
+        order, use ``load_state_dict``.
 
         Raises:
-            ValueError: it is no whole number, or less than 0; or the pipeline was given.
+            ValueError: ``epoch`` is not an integer of at least 0, or the loader was made by ``from_pipeline``.
         """
         check_int("epoch", epoch, 0)
         self._epochs.factory.check_set_epoch()
@@ -180,7 +190,7 @@ class FileReaderLoader:
                 self._loops.end_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands, with DALI's own checkpoint of the pipeline. Can be pickled (``torch.save``).
+        """Return the position of the loop, with DALI's checkpoint of the pipeline. ``torch.save`` can save it.
 
         Raises:
             ValueError: the pipeline was built without ``enable_checkpointing=True``.
@@ -189,11 +199,11 @@ class FileReaderLoader:
             return self._epochs.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next loop go on where ``state_dict`` was called: with the batches that were left, bit for bit.
+        """Let the next loop continue where ``state_dict`` was called, with bit-identical remaining batches.
 
         Raises:
-            ValueError: it is no such state, or that of a loader with other arguments or another number of samples; or
-                this loader was made by ``from_pipeline``.
+            ValueError: the argument is no such state, or the state of a loader with other arguments or another number
+                of samples; or this loader was made by ``from_pipeline``.
         """
         self._epochs.factory.check_load_state_dict()
         with self._loops.lock:
@@ -201,7 +211,7 @@ class FileReaderLoader:
             self._loops.end_all()
 
     def close(self) -> None:
-        """Free the pipeline: its threads, its memory on a GPU. What was handed out stays."""
+        """Free the pipeline with its threads and GPU memory. Batches that were returned stay valid."""
         with self._loops.lock:
             self._epochs.close()
 

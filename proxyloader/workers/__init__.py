@@ -1,4 +1,4 @@
-"""torch's worker processes, and the memory that they share with the training process."""
+"""torch's worker processes, and the memory that they share with the main process."""
 
 __all__ = ["dataset_state", "fetch", "loader_state", "messages", "packing", "pool", "request_sampler"]
-"""What other folders may import."""
+"""Modules that other folders may import."""

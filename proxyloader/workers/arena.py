@@ -1,11 +1,11 @@
 """Arena: shared memory for batches, lent to workers slot by slot. Owned by the main process, written by workers.
 
 NOTE [ The way of a slot ]
-The main process owns the arena. Its sampler lends a free slot with every request; the request travels to a worker on
-torch's index queue; the worker writes the batch's bytes into the slot, marks it ready, and sends back a PackedBatch
-that says where they lie. The main process feeds DALI views of the slot, and when DALI has finished with the batch the
-slot is free again. One side writes at a time, so there is no lock. Where no slot is free, the bytes travel in torch's
-shared memory instead: slower, never wrong.
+The main process owns the arena. Its sampler assigns a free slot to each request. The request is sent to a worker on
+torch's index queue. The worker writes the bytes of the batch into the slot, marks the slot as ready, and returns a
+PackedBatch that says where they are. The main process feeds DALI views of the slot. When DALI has finished with the
+batch, the slot is free again. Only one process writes at a time, so there is no lock. If no slot is free, the bytes are
+sent in torch's shared memory instead, which is slower.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from numpy.typing import NDArray
 PAGE_BYTES = mmap.PAGESIZE
 
 SLOT_STRIDE_BYTES = 1 << 40
-"""From one slot to the next in the file. A file has memory only where it was written, and a process addresses only what
-it maps, so a slot may grow to whatever a batch needs."""
+"""Distance between two slots in the file. Only pages that were written use memory, and only mapped pages use address
+space, so a slot can grow to any size that a batch needs."""
 
 Memory = NDArray[np.uint8]
 
 
 class Reader(Protocol):
-    """Whoever reads a slot: the runs of its batch."""
+    """A reader of a slot: the runs of its batch."""
 
     def inputs_released(self) -> bool:
-        """The slot may be written to."""
+        """Return whether the slot may be written again."""
 
     def wait_until_read(self) -> None:
-        """Wait for the GPU, if that is all there is to wait for."""
+        """Wait until the GPU has read the slot, unless something other than the GPU must finish first."""
 
 
 class Arena:
-    """Memory in slots, one for each batch on its way; shared with the workers by a file descriptor.
+    """Shared memory in slots, one for each batch in progress. Workers receive it as a file descriptor.
 
-    It is an anonymous file (``memfd_create``), so the size of ``/dev/shm`` does not matter.
+    The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter.
 
     Args:
-        slots: how many.
-        slot_bytes: how much of a slot is mapped at first.
+        slots: number of slots.
+        slot_bytes: number of bytes of a slot that are mapped at first.
 
     Raises:
-        OSError: the system gives no such file (too many open files).
+        OSError: the system cannot create such a file, for example because too many files are open.
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -70,16 +70,16 @@ class Arena:
         return f"Arena({self.slots} slots of {self.slot_bytes} bytes)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only while a worker process is being started (spawn, forkserver): DupFd hands the descriptor over.
+        # Only while a worker process is being started by spawn or forkserver. DupFd passes the descriptor on.
         from multiprocessing.reduction import DupFd  # not on Windows
 
         return _attach_arena, (DupFd(self._fd), self.slots, self.slot_bytes)
 
     def lend(self) -> int | None:
-        """Take a free slot; None where there is none. Main process."""
+        """Take a free slot, or return None if there is none. Main process."""
         self._take_back()
         if not self._free and self._read_by:
-            # The training loop runs ahead of the GPU; here it waits for it, instead of piling up work.
+            # The training loop is ahead of the GPU. Wait for the GPU here, so that queued work does not accumulate.
             self._read_by[0][1].wait_until_read()
             self._take_back()
         if not self._free:
@@ -89,7 +89,7 @@ class Arena:
         return slot
 
     def give_back(self, slot: int | None, reader: Reader | None = None) -> None:
-        """Make a slot free again, as soon as ``reader`` has finished with it. Main process."""
+        """Make a slot free again once ``reader`` has finished with it. Main process."""
         if slot is not None and (reader is None or reader.inputs_released()):
             self._free.append(slot)
         elif slot is not None and reader is not None:
@@ -100,27 +100,28 @@ class Arena:
             self.give_back(*self._read_by.popleft())
 
     def memory(self, slot: int, size_bytes: int) -> Memory:
-        """The beginning of a slot, ``size_bytes`` of it or more, (bytes,) uint8. What was written before is there."""
+        """Return the beginning of a slot, at least ``size_bytes`` long, (bytes,) uint8. Earlier contents are kept."""
         mapped = self._mapped.get(slot)
         if mapped is None or len(mapped) < size_bytes:
-            # Half as much again, so that a slot that grows step by step is not mapped at each of them.
+            # Map half as much again, so that a slot that grows in small steps is not mapped at each of them.
             length = max(self.slot_bytes, size_bytes if mapped is None else size_bytes * 3 // 2)
             mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)
         return mapped
 
     def mark_ready(self, slot: int, ready: bool = True) -> None:
-        """Say that the slot's batch is on its way. Worker."""
+        """Mark whether the batch of a slot is complete and about to be sent. Worker."""
         self._ready[slot] = ready
 
     def is_ready(self, slot: int) -> bool:
-        """Whether the slot's batch is on its way: asking torch for it now will not wait long. Main process."""
+        """Return whether the batch of a slot is complete, so that torch can return it soon. Main process."""
         return bool(self._ready[slot])
 
 
 def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
-    """Part of a file as memory, (bytes,) uint8, in whole pages; given back when nobody refers to it.
+    """Map part of a file, (bytes,) uint8, in whole pages. It is unmapped when nothing refers to it.
 
-    By libc's ``mmap``: Python's keeps a copy of the descriptor for each mapping, and descriptors can be few.
+    This calls ``mmap`` of libc, because Python's ``mmap`` duplicates the descriptor for each mapping, and the number of
+    descriptors is limited.
     """
     length = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
     libc = ctypes.CDLL(None, use_errno=True)

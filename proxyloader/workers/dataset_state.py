@@ -1,7 +1,8 @@
 """States of datasets and their iterators: recorded with each batch, and restored from a checkpoint.
 
-As ``torchdata.stateful_dataloader`` does it: each worker's dataset has a state of its own, which is that after its last
-batch that the loop was given. Runs in the worker; in the main process where there are no workers.
+As in ``torchdata.stateful_dataloader``, each worker's dataset has its own state. The recorded state is that after the
+last batch of the worker that the training loop received. Runs in the worker, or in the main process if there are no
+workers.
 """
 
 from __future__ import annotations
@@ -23,35 +24,36 @@ LENGTH_BYTES = 8
 LOOK_AGAIN_S = 0.001
 
 WorkerStates = Mapping[int, dict[str, Any]]
-"""By the worker's number, or 0: "dataset" and "iterator", each where it has a state. "itself" is that of a dataset that
-is its own iterator. "ended": this epoch has no more samples there; the dataset may be at the start of the next one."""
+"""States by worker number, which is 0 without workers. The keys of a state are "dataset" and "iterator", each present
+if the object has a state. "itself" is the state of a dataset that is its own iterator. "ended" means that the worker
+has no more samples in this epoch; the dataset may then already be at the start of the next epoch."""
 
 
 def dataset_state(dataset: Any) -> dict[str, Any]:
-    """Of a dataset that is not being iterated over."""
+    """Return the state of a dataset that is not being iterated over."""
     return {"dataset": dataset.state_dict()} if is_stateful(dataset) else {}
 
 
 def load_dataset_state(dataset: Any, state: dict[str, Any]) -> None:
-    """Give a dataset the state that it had, before anything is asked of it."""
+    """Restore the state of a dataset before it is used."""
     if "dataset" in state and is_stateful(dataset):
         dataset.load_state_dict(state["dataset"])
 
 
 def between_epochs(state: dict[str, Any]) -> dict[str, Any]:
-    """What is left of a state when the iteration is over: the iterator is another one then."""
+    """Return the dataset's part of a state, which is kept between epochs. The next epoch has a new iterator."""
     kept = [state[name] for name in ("dataset", "itself") if name in state]
     return {"dataset": kept[0]} if kept else {}
 
 
 class StateBoard:
-    """Memory in which workers leave the states that come with no batch: those of an epoch's start and of its end.
+    """Shared memory for dataset states that are not sent with a batch: those at the start and at the end of an epoch.
 
     Args:
-        workers: how many.
+        workers: number of workers.
 
     Raises:
-        OSError: the system gives no memory to share.
+        OSError: the system cannot provide shared memory.
     """
 
     def __init__(self, workers: int) -> None:
@@ -59,12 +61,12 @@ class StateBoard:
 
     @classmethod
     def of(cls, dataset: Any, workers: int) -> StateBoard | None:
-        """One for a dataset that may have states; None where it has none, or where there is nobody to share with."""
+        """Return a board if the dataset may have a state and memory can be shared with workers; otherwise None."""
         may_have = isinstance(dataset, IterableDataset) or is_stateful(dataset)
         return cls(workers) if workers and may_have and hasattr(os, "memfd_create") else None
 
     def write(self, worker: int, state: dict[str, Any], is_end: bool = False) -> None:
-        """In the worker."""
+        """Write the state at the start or at the end of an epoch. Worker."""
         slot, data = worker + is_end * self._workers, np.frombuffer(pickle.dumps(state), np.uint8)
         memory = self._arena.memory(slot, LENGTH_BYTES + len(data))
         memory[:LENGTH_BYTES].view(np.int64)[0] = len(data)
@@ -72,18 +74,18 @@ class StateBoard:
         self._arena.mark_ready(slot)
 
     def forget(self) -> None:
-        """Before an epoch begins. In the main process."""
+        """Discard all states before an epoch begins. Main process."""
         for slot in range(2 * self._workers):
             self._arena.mark_ready(slot, False)
 
     def read_start(self, worker: int, is_alive: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for a worker that is starting. In the main process."""
+        """Wait for a worker that is starting. Return its state at the epoch's start; {} if it died. Main process."""
         while not self._arena.is_ready(worker) and is_alive():
             time.sleep(LOOK_AGAIN_S)
         return self._read(worker)
 
     def read_ends(self) -> dict[int, dict[str, Any]]:
-        """Of the workers that have come so far. In the main process."""
+        """Return the states of the workers that have reached the end of the epoch, by worker number. Main process."""
         found = {worker: self._read(worker + self._workers) for worker in range(self._workers)}
         return {worker: state for worker, state in found.items() if state}
 
@@ -96,12 +98,12 @@ class StateBoard:
 
 
 class StatefulStream(IterableDataset[Any]):
-    """An IterableDataset, whose iterator can be asked for its state.
+    """An IterableDataset that can return the state of its current iterator.
 
     Args:
         dataset: the user's, or a copy of it.
-        states: to begin the first iteration with.
-        board: that workers write to.
+        states: states to begin the first iteration with.
+        board: where workers write states; None if there is none.
     """
 
     def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None) -> None:
@@ -110,7 +112,7 @@ class StatefulStream(IterableDataset[Any]):
         self._has_ended = False
 
     def __repr__(self) -> str:
-        return repr(self.dataset)  # which torch's warning about a wrong length names
+        return repr(self.dataset)  # torch's warning about a wrong length prints it
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -143,7 +145,7 @@ class StatefulStream(IterableDataset[Any]):
             yield sample
 
     def state(self) -> dict[str, Any]:
-        """Of the dataset and of the iterator that was made last."""
+        """Return the state of the dataset and of the latest iterator."""
         ended = {"ended": True} if self._has_ended else {}
         if self._iterator is self.dataset:
             return ended | ({"itself": self.dataset.state_dict()} if is_stateful(self.dataset) else {})

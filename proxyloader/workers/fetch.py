@@ -1,6 +1,6 @@
 """Fetch the samples of a request from the user's dataset: each under its own seed, without unreadable ones.
 
-Runs in the worker; in the main process where there are no workers, and for the few samples that replace others late.
+Runs in the worker. Runs in the main process if there are no workers, and for a few samples that are replaced late.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..errors import ImageError, InputError, ProxyLoaderError
 from .request_sampler import BatchRequest
 
 MOST_TRIES = 100
-"""Samples in a row that may be unreadable before nothing is found that could replace one."""
+"""Most consecutive unreadable samples before the search for a replacement fails."""
 
 
 _NOTHING = object()
-"""In the place of a list of samples; a dataset may give anything, None too."""
+"""Marks a missing list of samples. None does not work, because a dataset may return None."""
 
 
 @dataclass
 class Fetched:
     """
     Attributes:
-        samples: as the dataset gave them; a list, or what it gave for a list of indices.
-        indices: of each.
-        unreadable: those that are missing.
-        damaged: indices whose JPEG is not whole; see NOTE [ Damaged scans ].
+        samples: list of samples from the dataset, or what its ``__getitems__`` returned for a list of indices.
+        indices: index of each sample.
+        unreadable: samples that are missing because they could not be read.
+        damaged: indices of samples whose JPEG is damaged; see NOTE [ Damaged scans ].
     """
 
     samples: Any = field(default_factory=list)
@@ -50,10 +50,10 @@ class Fetcher:
     """
     Args:
         dataset: the user's, wrapped.
-        on_error: what becomes of a sample that cannot be read.
-        seed: that draws follow; None: torch's generators, as they are.
-        otherwise: what is known of samples of which the request does not say it.
-        live: gives the dataset as it is when a batch begins. None: it is what it was.
+        on_error: what to do with a sample that cannot be read.
+        seed: seed of the random numbers; None: use torch's generators as they are.
+        otherwise: scan status of samples for which the request does not give one.
+        live: returns the dataset as it is when a batch begins; None: the dataset does not change.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Fetcher:
         at_once = self._at_once(request)
         is_at_once = at_once is not _NOTHING
         if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
-            # A batch of the dataset's own making, in which nobody knows which image is whose.
+            # The dataset made the batch itself, so it is not known which image belongs to which index.
             damaged = leave_to_pillow(at_once, self._unknown if request.scans else self._otherwise)
             return Fetched(at_once, indices, damaged=indices if damaged else [])
         fetched = Fetched()
@@ -97,18 +97,18 @@ class Fetcher:
             fetched.samples.append(sample)
             fetched.indices.append(index)
         if is_at_once and not fetched.unreadable:
-            fetched.samples = at_once  # of whatever kind that list is
+            fetched.samples = at_once  # keep the type of the returned sequence
         return fetched
 
     def look_again(self) -> None:
-        """Take the dataset as it is now, before a batch is asked for."""
+        """Update to the current state of the user's dataset before a batch is requested."""
         if self._live is not None:
             self.dataset = self._live()
 
     def of_stream(self, samples: list[Any]) -> Fetched:
         """
         Args:
-            samples: as an IterableDataset gave them.
+            samples: samples from an IterableDataset.
 
         Raises:
             ImageError: an image cannot be decoded.
@@ -125,11 +125,11 @@ class Fetcher:
         return fetched
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
-        """The index and the sample that come after ``index`` and can be read; those between are noted.
+        """Return index and sample of the next readable sample after ``index``. Add skipped ones to ``unreadable``.
 
         Raises:
-            ImageError: there is none nearby.
-            ProxyLoaderError: nothing comes after an index of this kind.
+            ImageError: none of the following samples can be read.
+            ProxyLoaderError: the index is not an integer, or the dataset has no length.
         """
         try:
             first, size = operator.index(index), len(self.dataset)
@@ -151,24 +151,24 @@ class Fetcher:
         raise nothing_replaces(index, unreadable, min(MOST_TRIES, size - 1))
 
     def seed_batch(self, request: BatchRequest) -> None:
-        """Let a collate_fn draw what depends on the seed, the epoch and the batch's indices alone."""
+        """Seed the generators for the collate_fn with the seed, the epoch and the indices of the batch."""
         if self._seed is not None:
             seed_generators(self._seed, request.epoch, "batch", request.each())
 
     def generators(self) -> contextlib.AbstractContextManager[None]:
-        """Around all of the above: where the loop is, the user's own random numbers go on as if nothing had been."""
+        """Context for all calls above. In the process of the training loop it restores the user's generators."""
         draws_here = self._seed is not None and own_worker_info(self.dataset) is None
         return preserve_rng() if draws_here else contextlib.nullcontext()
 
     @property
     def _takes_lists(self) -> bool:
         dataset = self.dataset
-        while isinstance(dataset, Subset):  # which takes lists where what it is a part of does
+        while isinstance(dataset, Subset):  # a Subset accepts lists if its dataset does
             dataset = dataset.dataset
         return getattr(dataset, "__getitems__", None) is not None
 
     def _at_once(self, request: BatchRequest) -> Any:
-        """What the dataset gives for a list of indices; nothing where each sample is to be read by itself."""
+        """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
         if not request.batched or self._seed is not None or not self._takes_lists:
             return _NOTHING
         try:
@@ -176,7 +176,7 @@ class Fetcher:
         except Exception as error:
             if self._on_error == "raise" or not is_about_the_file(error):
                 raise
-            return _NOTHING  # to know which of them it is
+            return _NOTHING  # read each sample by itself to find the unreadable one
 
     def _leaves_to_pillow(self, sample: Any, known: int, index: Any) -> bool:
         try:
@@ -190,7 +190,7 @@ class Fetcher:
         try:
             return self.dataset[index]
         except StopIteration as error:
-            # Which would end the epoch without a word.
+            # StopIteration would silently end the epoch.
             raise RuntimeError(
                 f"dataset[{index}] raised StopIteration, and a dataset with indices has no end"
             ) from error
@@ -214,16 +214,16 @@ class Fetcher:
 
 
 def own_worker_info(dataset: Any) -> Any:
-    """torch's ``get_worker_info()`` in a worker of the loader that reads this dataset.
+    """Return torch's ``get_worker_info()`` in a worker of the loader that reads this dataset; otherwise None.
 
-    None elsewhere: in the main process, and where a loader without workers runs in a worker of another one.
+    It is None in the main process, and if a loader without workers runs inside a worker of another loader.
     """
     info = get_worker_info()
     return info if info is not None and info.dataset is dataset else None
 
 
 def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
-    """The error of a sample with so many unreadable ones behind it, all of which were noted."""
+    """Return the error for a sample that is followed by ``tries`` unreadable samples, all listed in ``unreadable``."""
     last = unreadable[-1]
     itself, *_ = (each for each in unreadable if each.index == index)
     return ImageError(
@@ -237,7 +237,7 @@ def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: 
 
 
 def _plain(index: Any) -> Any:
-    """A number as Python writes it, whether it came as numpy's or torch's."""
+    """Return an integer of any type, such as numpy's or torch's, as a Python int; other indices unchanged."""
     try:
         return operator.index(index)
     except TypeError:

@@ -14,32 +14,31 @@ STATE_VERSION = 3
 
 
 def is_stateful(thing: Any) -> bool:
-    """Whether it has the two methods of ``torchdata.stateful_dataloader.Stateful``."""
+    """Return whether the object has the two methods of ``torchdata.stateful_dataloader.Stateful``."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
 @dataclass
 class LoaderState:
-    """Where the loop stands in an epoch: what a checkpoint keeps of a loader.
+    """Position of the training loop in an epoch: what a checkpoint keeps of a loader.
 
     Attributes:
-        epoch: its number, from 0.
-        batches: that the loop was given.
-        samples: that were in them; of a sampler for several processes, in all of them together; of a
-            ``ShardedSampler``, in this shard, if all of them had been full.
-        finished: the epoch has ended.
-        resumes: it comes from a state, so samplers and generators are put back into theirs.
-        random_states: of torch's default generator when the order was drawn: when the sampler was asked for an
-            iterator ("iter"), and when that was asked for its first batch ("next"). Empty where a seed tells them.
-        generator_states: the same of the sampler's own generator, where it has one.
-        new_workers: of a state between epochs: the next epoch begins with a new iterator of torch's, which draws a
-            seed for its workers between "iter" and "next".
-        sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", how a ``ShardedSampler`` deals the samples
-            out; "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the last batch
-            that the loop was given, where they have one.
-        worker_states: by the worker's number, 0 without workers, "dataset" and "iterator": the ``state_dict`` of the
-            dataset, and of its iterator, after the last batch of that worker that the loop was given.
-        next_worker: number of the worker whose batch comes next.
+        epoch: number of the epoch, from 0.
+        batches: number of batches that the training loop received.
+        samples: number of samples in these batches. For a sampler for several processes, the number in all of them
+            together. For a ``ShardedSampler``, the number in this shard, counting each batch as full.
+        finished: whether the epoch has ended.
+        resumes: whether the position comes from a checkpoint, so that states of samplers and generators are restored.
+        random_states: states of torch's default generator when the order was drawn: when the iterator of the sampler
+            was created ("iter"), and when its first batch was requested ("next"). Empty if a seed determines the order.
+        generator_states: the same for the sampler's own generator, and "workers" for one that torch draws seeds from.
+        new_workers: for a state between epochs: the next epoch creates a new iterator in torch, which draws a seed for
+            its workers between "iter" and "next".
+        sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``;
+            "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the last batch that the
+            training loop received, if they have one.
+        worker_states: see ``dataset_state.WorkerStates``, after the last batch of each worker that the loop received.
+        next_worker: number of the worker that gives the next batch.
     """
 
     epoch: int = 0
@@ -55,20 +54,26 @@ class LoaderState:
     next_worker: int = 0
 
     def following(self) -> LoaderState:
-        """The start of the next epoch."""
+        """Return the start of the next epoch."""
         return LoaderState(self.epoch + 1)
 
     def copied(self) -> LoaderState:
-        """Another one, whose dicts are its own."""
+        """Return a copy whose dicts are copied, too."""
         return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
     def state_dict(
         self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
     ) -> dict[str, Any]:
-        """All of it, to be loaded by a loader with the same seed, over as many samples (None: nobody knows), in
-        the same order ("": nobody knows), and with as many workers (None: any number will do)."""
+        """Return the position as a dict, with the properties that the loader which loads it must share.
+
+        Args:
+            seed: seed of the loader.
+            dataset_length: number of samples; None if unknown.
+            order: description of the order of the samples; "" if unknown.
+            num_workers: number of workers; None if any number will do.
+        """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED}
-        for name in GENERATORS:  # as text, so that a state can be written as JSON, too
+        for name in GENERATORS:  # as text, so that a state can be written as JSON
             state[name] = {moment: each.numpy().tobytes().hex() for moment, each in state[name].items()}
         fingerprint = {"seed": seed, "dataset_length": dataset_length, "order": order, "num_workers": num_workers}
         return {"version": STATE_VERSION, **fingerprint, **state}
@@ -84,12 +89,11 @@ class LoaderState:
     ) -> LoaderState:
         """
         Raises:
-            ValueError: it is no state of a loader, or of one with another seed or another number of samples; or of
-                mid-epoch, and in another order, or of a dataset whose state depends on the number of workers, and
-                that is another one.
+            ValueError: it is not a state of a loader, or it has another seed or another number of samples. Or it was
+                saved in mid-epoch in another order. Or it depends on the number of workers, and that is different.
         """
         _check_saved(state, seed, dataset_length, order, num_workers)
-        # Copies, for the loop notes in them what it draws from, and the state is the user's.
+        # Copies, because they change during the epoch and the given state belongs to the user.
         own = {name: copy.copy(state[name]) for name in SAVED}
         for name in GENERATORS:
             found = {moment: bytearray.fromhex(text) for moment, text in own[name].items()}
@@ -98,10 +102,10 @@ class LoaderState:
         return cls(**own, resumes=True)
 
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
-        """What is left of the epoch for a loader with that sampler, or without shards.
+        """Return the remainder of the epoch for a loader with that sampler; None: without shards.
 
         Raises:
-            ValueError: the epoch was begun with samples dealt out in another way.
+            ValueError: the epoch was begun with other shards.
         """
         was, now = shard_spec_in(self.sampler_state), None if sampler is None else sampler.shard_spec
         if self.batches:
@@ -112,7 +116,7 @@ class LoaderState:
 def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order: str, num_workers: int | None) -> None:
     """
     Raises:
-        ValueError: as of ``LoaderState.from_state_dict``.
+        ValueError: see ``LoaderState.from_state_dict``.
     """
     if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order"} <= state.keys():
         raise ValueError(
@@ -167,4 +171,4 @@ SAVED = (
     "worker_states",
     "next_worker",
 )
-"""What of it is in a state."""
+"""Attributes that a state contains."""

@@ -1,4 +1,4 @@
-"""Messages from a worker to the main process. One batch is one message, so that images and labels cannot part."""
+"""Messages from a worker to the main process. One batch is one message, so images and labels stay together."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True)
 class PackedInput:
-    """Where one input of a run lies in its batch's memory.
+    """Location of one input of a run in the memory of its batch.
 
     Attributes:
-        dtype: numpy's short name.
+        dtype: dtype string of numpy, such as "|u1".
         offsets: (N,) int64, in bytes.
         shapes: (N, ndim) int64.
     """
@@ -42,7 +42,7 @@ class PackedInput:
     shapes: NDArray[np.int64]
 
     def views(self, memory: Memory) -> NDArray[Any] | list[NDArray[Any]]:
-        """The input as one array (N, ...) where all samples have one shape, else as a list of N arrays."""
+        """Return the input as one array (N, ...) if all samples have the same shape; otherwise as N arrays."""
         dtype = np.dtype(self.dtype)
         if (self.shapes == self.shapes[0]).all():
             shape = (len(self.shapes), *map(int, self.shapes[0]))
@@ -50,7 +50,7 @@ class PackedInput:
             return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
         spans = zip(self.offsets.tolist(), ends.tolist())
-        if self.shapes.shape[1] == 1 and dtype == np.uint8:  # encoded images, of which there are many
+        if self.shapes.shape[1] == 1 and dtype == np.uint8:  # fast path for encoded images
             return [memory[start:end] for start, end in spans]
         shapes = self.shapes.tolist()
         return [memory[start:end].view(dtype).reshape(shape) for (start, end), shape in zip(spans, shapes)]
@@ -58,7 +58,7 @@ class PackedInput:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """One run of one pipeline: its inputs, in the pipeline's order, and the files they came from."""
+    """One run of one pipeline: its inputs in the order of the pipeline, and the paths of their files."""
 
     server: str
     inputs: tuple[PackedInput, ...]
@@ -73,12 +73,13 @@ class PackedRun:
 
 @dataclass(frozen=True)
 class WorkerError:
-    """An exception on its way to the main process.
+    """An exception that is sent to the main process.
 
     Attributes:
-        wrapper: torch's, for exceptions of the user's code: re-raised with its type, as a stock loader does.
-        error: one of ours; its message says all there is to say, and the worker's traceback is its cause. Or, where
-            there are no workers, the exception itself, which has come from nowhere else.
+        wrapper: torch's wrapper of the exception. It re-raises exceptions of the user's code with their type, as a
+            stock loader does. None if there are no workers.
+        error: a ``ProxyLoaderError``, which is raised with the traceback of the worker as its cause; None for
+            exceptions of the user's code. If there are no workers, the exception itself.
     """
 
     wrapper: ExceptionWrapper | None
@@ -86,15 +87,15 @@ class WorkerError:
 
     @classmethod
     def caught(cls, where: str) -> WorkerError:
-        """Of the exception that is being handled."""
+        """Return the exception that is being handled."""
         error = sys.exc_info()[1]
         wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         if isinstance(error, MemoryError):
-            wrapper.exc_type = MemoryError  # numpy's own is not made of a message
+            wrapper.exc_type = MemoryError  # numpy's subclass of it cannot be created from a message
         failure = cls(wrapper, error if isinstance(error, ProxyLoaderError) else None)
         try:
             ForkingPickler.dumps(failure)
-        except Exception:  # of a class that only the worker can see
+        except Exception:  # its class cannot be pickled
             wrapper.exc_type = RuntimeError
             failure = cls(wrapper, None)
         return failure
@@ -107,8 +108,9 @@ class WorkerError:
                 assert error is not None
                 raise error
             finally:
-                del error  # it would hold this frame, and the frame it
-        # Tracebacks that begin here: the frames behind would hold the exception itself, and the loader, for ever.
+                del error  # a local variable would form a reference cycle with this frame
+        # Drop earlier traceback frames: they refer to the exception itself and to the loader, and would keep both
+        # alive.
         if self.error is not None:
             cause = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
             raise copy.copy(self.error).with_traceback(None) from cause
@@ -120,24 +122,26 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One batch as it travels: pixels' bytes and labels in one message, so that nothing can be mispaired.
+    """One batch as it is sent to the main process: image bytes and labels in one message.
 
     Attributes:
-        request: that it answers; its slot holds the runs' bytes. None for an iterable-style dataset.
-        size_bytes: of all runs together.
-        blob: the runs' bytes where they are not in the slot.
+        request: the request that this batch answers; its slot holds the bytes of the runs. None for an iterable-style
+            dataset.
+        size_bytes: number of bytes of all runs together.
+        blob: bytes of the runs if they are not in the slot.
         runs: pipeline runs whose outputs the content refers to.
-        content: the rest of the batch. Pickled where there are runs, with references in place of images.
-        kept: tensors that the content refers to, where it does not leave the process.
-        collated: the content is a batch; else it is the list of samples, for the collate_fn of the main process.
-        batched: it is of a list of samples, not of one.
-        samples: each sample pickled by itself, for a batch that must be put together anew without some of them.
-        indices: of the samples, where they are not those of the request.
-        unreadable: samples that are missing in it.
-        damaged: indices of samples whose JPEG is not whole.
-        plans: of its runs, where the loader did not know them before.
-        failure: what the worker met instead.
-        worker, worker_state: the worker's number, and the state of its dataset after this batch, where that has one.
+        content: the rest of the batch. If there are runs, it is pickled, with references in place of images.
+        kept: tensors that the content refers to, if it stays in the process.
+        collated: whether the content is a batch; otherwise it is the list of samples, for the collate_fn in the main
+            process.
+        batched: whether the batch was made from a list of samples, not from one sample.
+        samples: each sample pickled by itself, for a batch that must be collated again without some of them.
+        indices: indices of the samples, if they differ from those of the request.
+        unreadable: samples that are missing because they could not be read.
+        damaged: indices of samples whose JPEG is damaged.
+        plans: plans of the runs that the loader did not know before.
+        failure: the exception that the worker raised instead.
+        worker, worker_state: number of the worker, and the state of its dataset after this batch, if it has one.
     """
 
     request: BatchRequest | None
@@ -161,7 +165,7 @@ class PackedBatch:
         return f"PackedBatch({self.request}, runs={list(self.runs)}, failure={self.failure is not None})"
 
     def memory(self, arena: Arena | None) -> Memory:
-        """Where the runs' bytes are, (bytes,) uint8."""
+        """Return the memory that holds the bytes of the runs, (bytes,) uint8."""
         if self.blob is not None:
             return self.blob.numpy()
         assert arena is not None and self.request is not None and self.request.slot is not None
@@ -169,7 +173,7 @@ class PackedBatch:
 
     @property
     def is_empty(self) -> bool:
-        """None of its samples could be read."""
+        """Whether none of the samples could be read."""
         return self.indices is not None and not self.indices
 
 
@@ -177,15 +181,15 @@ class PackedBatch:
 class BatchMessage:
     """A packed batch on torch's queue.
 
-    It is pickled before it gets there, so that what cannot be pickled is an error of its batch. And where there is a
-    slot the pickle lies there, too: then the message is so short that a pipe takes it whole or not at all, and a worker
-    that is killed leaves no half of one behind, for which the main process would wait for ever.
+    The batch is pickled before it is put on the queue, so a pickling error is raised for its batch. If the batch has a
+    slot, the pickle is stored in the slot, too. The message is then so short that it is written to the pipe in one
+    piece. A worker that is killed cannot leave part of a message, for which the main process would wait forever.
 
     Attributes:
-        number: of the request that it answers; None for a stream.
-        data: the pickle; None: it lies in the slot, from ``start`` to ``end``.
-        opened: what the pickle holds, from its arrival on. It may refer to memory that its worker has to hand over, and
-            a stream's worker may be gone when the batch's turn comes.
+        number: number of the request that this batch answers; None for an iterable-style dataset.
+        data: the pickle; None: it is in the slot, from ``start`` to ``end``.
+        opened: the unpickled batch, set on arrival. Unpickling may have to fetch memory from the worker, and the worker
+            of an iterable-style dataset may have ended when the batch is used.
     """
 
     number: int | None
@@ -196,10 +200,10 @@ class BatchMessage:
 
     @classmethod
     def of(cls, batch: PackedBatch, arena: Arena | None = None) -> BatchMessage:
-        """In the worker."""
+        """Create the message for a batch. Worker."""
         request = batch.request
         number = request.number if request is not None else None
-        batch = dataclasses.replace(batch, request=None)  # the main process has kept it
+        batch = dataclasses.replace(batch, request=None)  # the main process keeps the request
         try:
             data = ForkingPickler.dumps(batch)
         except Exception:
@@ -215,7 +219,7 @@ class BatchMessage:
         return _arrived, (self.number, self.data, self.start, self.end)
 
     def open(self, request: BatchRequest | None, arena: Arena | None) -> PackedBatch:
-        """In the main process."""
+        """Return the batch of this message. Main process."""
         batch = self.opened
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None
@@ -223,7 +227,7 @@ class BatchMessage:
         return dataclasses.replace(batch, request=request)
 
     def pin_memory(self, device: Any = None) -> BatchMessage:
-        """What torch's thread for page-locked memory does to batches without images."""
+        """Copy the tensors of a batch without images to pinned memory. torch's pin-memory thread calls this."""
         batch = self.open(None, None)
         content = pin_memory(batch.content, device)  # type: ignore[no-untyped-call]
         return dataclasses.replace(self, opened=dataclasses.replace(batch, content=content))
@@ -234,5 +238,5 @@ def _arrived(number: int | None, data: bytes | None, start: int, end: int) -> Ba
 
 
 def aligned(size_bytes: int) -> int:
-    """The next offset in a batch's memory at which something may begin."""
+    """Return the size rounded up to the next aligned offset in the memory of a batch."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,6 +1,7 @@
 """Pack the images of a batch into shared memory, and the rest of the batch with references in their place.
 
-``Packer`` does it in the worker; ``ContentUnpickler`` puts what DALI made of them there in the main process.
+``Packer`` runs in the worker. ``ContentUnpickler`` runs in the main process and replaces the references with the
+decoded images.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ LARGE_TENSOR_BYTES = 1 << 18
 
 
 class Packer:
-    """Turns a list of samples into a PackedBatch.
+    """Convert a list of samples to a PackedBatch.
 
     Args:
-        collate_fn: of the loader; runs here where it is torch's own or the samples hold no images.
+        collate_fn: of the loader. It runs here if it is torch's default or the samples hold no images.
         arena: of the loader, or None.
-        run_size: most samples that a pipeline takes at once.
-        batched: it is given lists of samples, not one at a time.
-        keep_samples: pickle each sample by itself, too, so that the batch can do without some of them.
-        has_images: the loader has servers; else the dataset may hold compiled transforms that it could not see.
-        plans: keys of those that it knows of.
+        run_size: maximum number of samples in a pipeline run.
+        batched: whether it is called with lists of samples, not with single samples.
+        keep_samples: whether to pickle each sample by itself, too, so that some of them can be removed from the batch.
+        has_images: whether the loader has servers. If not, the dataset may still hold compiled transforms that the
+            loader did not find.
+        plans: keys of the plans that the loader knows.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class Packer:
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
         """
         Args:
-            samples: what the dataset gave: a list of samples, or one sample where batching is off.
-            request: that asked for them; its slot is written to.
+            samples: a list of samples from the dataset, or one sample if batching is off.
+            request: the request for these samples; the bytes are written to its slot.
         """
         if not self._has_images and not image_calls_in(samples):
             return PackedBatch(request, content=self._collate_fn(samples))
@@ -89,12 +91,12 @@ class Packer:
         )
 
     def _unknown_plans(self, runs: list[list[ProxyInputs]]) -> list[Plan]:
-        firsts = {calls[0].server: calls[0] for calls in runs}  # those of a run are of one server
+        firsts = {calls[0].server: calls[0] for calls in runs}  # the calls of a run have the same server
         return [call.plan for key, call in firsts.items() if isinstance(call, ImageCall) and key not in self._plans]
 
 
 class _ContentPickler:
-    """Pickles a batch, sets images aside as calls grouped into runs, and leaves references in their place."""
+    """Pickle a batch with references in place of images, and group the calls of the images into runs."""
 
     def __init__(self, run_size: int) -> None:
         self.runs: list[list[ProxyInputs]] = []
@@ -147,11 +149,11 @@ class _Pickler(ForkingPickler):
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
-        # In the training process there is nobody to send tensors to: they stay the objects that they are.
+        # In the main process, tensors are not sent anywhere, so they are kept as the same objects.
         return self.place(obj) if isinstance(obj, torch.Tensor) and get_worker_info() is None else None
 
     def reducer_override(self, obj: Any) -> Any:
-        # Labels are cheaper by value than as a shared file that is opened for each of them.
+        # Sending labels by value is cheaper than opening a shared file for each of them.
         if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided:
             return NotImplemented
         if obj.nbytes > LARGE_TENSOR_BYTES or not obj.is_contiguous():
@@ -167,16 +169,16 @@ def restore_tensor(
 
 
 class _Writer:
-    """Puts arrays one after the other into a slot; without one, into memory of its own."""
+    """Write arrays one after the other into a slot, or into separate memory if there is no slot."""
 
     def __init__(self, arena: Arena | None, slot: int | None) -> None:
         self._arena, self._slot = arena, slot
         self._memory: Memory = np.empty(0, np.uint8)
-        self._arrays: list[tuple[int, NDArray[Any]]] = []  # that have no slot to go to
+        self._arrays: list[tuple[int, NDArray[Any]]] = []  # arrays to be written if there is no slot
         self.size_bytes = 0
 
     def add(self, array: NDArray[Any], align: bool = True) -> int:
-        """Write an array; returns its offset in bytes."""
+        """Write an array. Return its offset in bytes."""
         if align:
             self.size_bytes = aligned(self.size_bytes)
         start, end = self.size_bytes, self.size_bytes + array.nbytes
@@ -190,7 +192,7 @@ class _Writer:
         return start
 
     def blob(self) -> torch.Tensor | None:
-        """All that was written, as one tensor, where there was no slot."""
+        """Return all written arrays as one uint8 tensor if there is no slot; otherwise None."""
         if not self._arrays:
             return None
         blob = torch.empty(self.size_bytes, dtype=torch.uint8)
@@ -215,13 +217,13 @@ def _pack_run(calls: Sequence[ProxyInputs], writer: _Writer) -> PackedRun:
 
 
 class ContentUnpickler(pickle.Unpickler):
-    """Reads a packed batch's content, with decoded images in the place of references.
+    """Unpickle the content of a packed batch, with decoded images in place of the references.
 
     Args:
-        data: the content.
-        resolve: gives the image or the batch for a reference (output, place or list of places).
-        pin: put tensors into page-locked memory, as a stock loader with ``pin_memory`` does.
-        kept: of the batch.
+        data: the pickled content.
+        resolve: returns the image or the batch for a reference (output, place or list of places).
+        pin: whether to copy tensors to pinned memory, as a stock loader with ``pin_memory`` does.
+        kept: the tensors in ``PackedBatch.kept``.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ from .worker import PackedDataset, PackStream, set_up_worker
 log = logging.getLogger(__name__)
 
 BYTES_PER_IMAGE = 1 << 18
-"""Room that is mapped in a slot for each image of a batch at first; more is mapped where it is needed."""
+"""Bytes per image of a batch that are mapped in a slot at first. More is mapped when it is needed."""
 
 DEFAULT_RUN_SIZE = 256
 
@@ -46,7 +46,7 @@ GRACE_S = 0.2
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:
-    """Most samples that one pipeline run takes; larger batches are decoded in several."""
+    """Return the maximum number of samples in a pipeline run. Larger batches are decoded in several runs."""
     if loader.batch_size is not None:
         return loader.batch_size
     return int(getattr(loader.batch_sampler, "batch_size", 1 if loader.batch_sampler is None else DEFAULT_RUN_SIZE))
@@ -56,16 +56,16 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
 class WorkerPool:
     """
     Attributes:
-        workers: torch's loader over the wrapped dataset. It is the one that starts processes, draws seeds and advances
-            the user's sampler, so all of that is torch's.
-        fetcher: what the workers read samples with.
-        requests: its sampler, or None for an iterable-style dataset, whose batches travel without slots.
-        arena: the memory, or None where there are no workers to share it with, or no images.
-        plans: of the dataset that the workers hold, by key; persistent workers keep it, whatever becomes of the user's.
-        in_order: torch gives batches in the order of the sampler.
-        source: what the workers hold.
-        board: where they leave the states of an epoch's start and end.
-        broken: a worker was lost; the next epoch needs new ones.
+        workers: torch's loader over the wrapped dataset. It starts the processes, draws their seeds and advances the
+            user's sampler, exactly as torch does.
+        fetcher: reads the samples in the workers.
+        requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
+        arena: shared memory; None if there are no workers to share it with, or no images.
+        plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
+        source: dataset of the workers.
+        board: where workers write the states at the start and at the end of an epoch.
+        in_order: whether torch returns batches in the order of the sampler.
+        broken: whether a worker was lost, so that the next epoch needs new workers.
     """
 
     workers: TorchDataLoader[BatchMessage | PackedBatch]
@@ -92,13 +92,13 @@ class WorkerPool:
     ) -> WorkerPool:
         """
         Args:
-            loader: whose arguments count.
-            dataset: the wrapped one.
-            plans: that it refers to.
-            arena: of an earlier epoch, to be used again; None: a new one.
-            scans: what is known of its JPEGs; None where that is not remembered.
-            loader_state: of the epoch that comes first, with the states that its dataset begins with.
-            live: gives the dataset for each batch, where there are no workers.
+            loader: the loader whose arguments are used.
+            dataset: the wrapped dataset.
+            plans: plans that the dataset refers to.
+            arena: arena of an earlier epoch to use again; None: create one.
+            scans: what is known of the JPEGs of the dataset; None if this is not recorded.
+            loader_state: state of the first epoch, with the states that the dataset begins with.
+            live: returns the dataset for each batch if there are no workers.
         """
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.of(dataset, loader.num_workers)
@@ -121,7 +121,7 @@ class WorkerPool:
         source: Any
         if streams:
             source = StatefulStream(dataset, states, board)
-            # torch prepares data pipes itself, and knows them by their class.
+            # torch treats data pipes by their class, so it must see the data pipe itself.
             first = dataset if isinstance(dataset, IterDataPipe) else source
             collate = PackStream(fetcher, packer, source, batched)
             arguments = dict(dataset=first, collate_fn=collate, batch_size=loader.batch_size)
@@ -143,21 +143,21 @@ class WorkerPool:
         generator: torch.Generator | None,
         generator_of_seeds: torch.Generator | None,
     ) -> Any:
-        """Let torch start an epoch; with a seed, what it draws for its workers follows that.
+        """Let torch start an epoch. With a seed, the seeds that torch draws for its workers follow from it.
 
         Args:
-            loader_state: of the epoch.
+            loader_state: state of the epoch.
             seed, generator: of the loader.
-            generator_of_seeds: the one that torch draws the workers' seeds from, where it is the user's own.
+            generator_of_seeds: the generator that torch draws the workers' seeds from, if it is the user's own.
 
         Returns:
             torch's iterator.
         """
-        self.user = None  # an iterator that has these workers has them no more
+        self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
             self.requests.begin(loader_state)
         if self.board is not None and (self.requests is None or not self.has_workers):
-            self.board.forget()  # what workers that stay will write anew, as streams begin anew there
+            self.board.forget()  # persistent workers write their states again, as they restart their streams
         states = loader_state.generator_states
         if generator_of_seeds is not None and loader_state.resumes and "workers" in states:
             generator_of_seeds.set_state(states["workers"])
@@ -168,30 +168,30 @@ class WorkerPool:
         else:
             batches = self._started_seeded(loader_state, seed, generator)
         if isinstance(self.source, PackedDataset) and not self.workers.num_workers:
-            self.source.begin(0)  # when torch has drawn its seed, for a dataset may set the generators
+            self.source.begin(0)  # after torch has drawn its seed, because a dataset may set the generators
         return batches
 
     def _started_unseeded(self, loader_state: LoaderState, generator: torch.Generator | None) -> Any:
         order = loader_state.random_states if loader_state.resumes else {}
-        if generator is None and "iter" in order and "next" not in order:  # of a state between epochs
+        if generator is None and "iter" in order and "next" not in order:  # a state between epochs
             self.workers.generator = torch.Generator()
             self.workers.generator.set_state(order["iter"])
             if loader_state.new_workers:
-                draw_seed()  # which torch does not do now
+                draw_seed()  # torch does not draw a seed from the default generator now
         return iter(self.workers)
 
     def _started_seeded(self, loader_state: LoaderState, seed: int, generator: torch.Generator | None) -> Any:
-        if generator is None:  # not the default one, from which other threads draw
+        if generator is None:  # not the default generator, because other threads draw from it
             self.workers.generator = generator_of(seed, loader_state.epoch, "workers")
         if self.requests is not None or self.workers.num_workers:
             return iter(self.workers)
-        with preserve_rng():  # for the dataset's __iter__
+        with preserve_rng():  # for the ``__iter__`` of the dataset
             seed_generators(seed, loader_state.epoch, "workers")
             batches = iter(self.workers)
         return SeededIterator(batches, seed, loader_state.epoch, "stream")
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Of the datasets of these workers, none of whose batches has come yet."""
+        """Return the states at the start of the epoch of workers that have given no batch yet, by worker number."""
         processes = getattr(self.user and self.user(), "_workers", ())
         if self.board is None or not processes:
             return {}
@@ -200,14 +200,14 @@ class WorkerPool:
 
     @property
     def has_workers(self) -> bool:
-        """Workers of an earlier epoch wait for the next."""
+        """Whether workers of an earlier epoch wait for the next one."""
         return self.workers._iterator is not None and not self.broken
 
     def let_go(self, batches: Any) -> None:
-        """End the workers of an epoch that could not begin. Until then they write to the arena, so nobody else may.
+        """End the workers of an epoch that could not begin. They write to the arena until they have ended.
 
         Args:
-            batches: torch's iterator over them; None: it was not made, or is the one that ``workers`` keeps.
+            batches: torch's iterator over the workers; None: it was not created, or ``workers`` keeps it.
         """
         self.broken = True
         iterator = batches if batches is not None else self.workers._iterator
@@ -215,15 +215,15 @@ class WorkerPool:
             iterator._shutdown_workers()
 
     def left_arena(self) -> Arena | None:
-        """The memory, for the next pool; None while somebody may still use it."""
+        """Return the arena for the next pool; None if there is none or it may still be in use."""
         if self.arena is None or self.requests is None or self.broken or self.user is None or self.user() is not None:
             return None
-        self.requests.forget_unanswered()  # its workers have ended
+        self.requests.forget_unanswered()  # the workers have ended
         return self.arena
 
 
 def _status_unless_told(loader: Any, scans: IntegrityTable | None) -> ScanStatus:
-    """Of a sample whose status does not come with its request: none do in a stream's, nor where all are sound."""
+    """Return the scan status of samples whose request gives none: those of a stream, and sound ones."""
     if not loader._options.checks_scans:
         return ScanStatus.UNCHECKED
     return ScanStatus.UNKNOWN if isinstance(loader.dataset, IterableDataset) or scans is None else ScanStatus.SOUND
@@ -236,7 +236,7 @@ def _is_batched(loader: TorchDataLoader[Any]) -> bool:
 
 
 def _torch_arguments(loader: Any, has_images: bool) -> dict[str, Any]:
-    """What torch's loader takes as the user has given it."""
+    """Return the arguments of torch's loader that are passed on as the user gave them."""
     return dict(
         num_workers=loader.num_workers,
         timeout=loader.timeout,
@@ -246,18 +246,18 @@ def _torch_arguments(loader: Any, has_images: bool) -> dict[str, Any]:
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         persistent_workers=loader.persistent_workers,
         in_order=loader.in_order,
-        # What gets another format is copied once more, and pinned then.
+        # Tensors that are converted to another format are copied once more, and pinned then.
         pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
     )
 
 
 def _arena_for(loader: Any) -> Arena | None:
-    # One slot for each batch that torch asks workers for, each that DALI works on or holds ready, the one handed out,
-    # and two that the GPU may still be reading.
+    # One slot for each batch that is requested from workers, each that is in DALI or finished, the one that the loop
+    # has, and two that the GPU may still be reading.
     slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
     try:
         return Arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
-    except OSError as error:  # a limit on the size of files, or on their number
+    except OSError as error:  # a limit on the size or the number of files
         log.warning("no memory for batches can be had (%s); they travel by torch's, which is slower", str(error))
         return None
 
@@ -267,10 +267,10 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _Workers(TorchDataLoader[Any]):
-    """torch's loader, quicker to see that a worker is gone and to let workers go."""
+    """torch's loader, with faster detection of lost workers and faster shutdown."""
 
     first_worker = 0
-    """That is asked for the first batch when workers start."""
+    """Number of the worker that gets the first request when workers start."""
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
@@ -280,16 +280,17 @@ class _Workers(TorchDataLoader[Any]):
 
 class _WorkersIterator(_MultiProcessingDataLoaderIter):
     failed = False
-    """A worker is gone or late; those that are left cannot begin another epoch."""
+    """Whether a worker was lost or timed out. The remaining workers cannot begin another epoch."""
 
     lost = False
-    """A worker is gone, and the batches that it had: some that are waited for never come."""
+    """Whether a worker was lost with its batches, some of which may still be expected."""
 
     _send_idx = _rcvd_idx = 0
-    """What workers were asked for and have given. torch counts from when it has started them, which may fail."""
+    """Numbers of requests sent and of batches received. torch sets them after it has started the workers, which may
+    fail."""
 
     _is_interpreter_ending = staticmethod(sys.is_finalizing)
-    """Here, since a module's names are gone then."""
+    """Kept as an attribute because the names of a module are cleared at interpreter shutdown."""
 
     def __init__(self, loader: _Workers) -> None:
         self._process = os.getpid()
@@ -304,7 +305,7 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
         super()._try_put_index()
 
     def _get_data(self) -> Any:
-        in_use = list(self._workers_status)  # torch may mark a lost one as unused before it raises
+        in_use = list(self._workers_status)  # torch may mark a lost worker as unused before it raises
         try:
             return super()._get_data()  # type: ignore[no-untyped-call]
         except Exception:
@@ -313,8 +314,8 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
             raise
 
     def _try_get_data(self, timeout: float = LOOK_FOR_DEAD_WORKERS_S) -> Any:
-        # Outside the main thread this poll is all that tells of a dead worker; torch's takes five seconds, or the
-        # user's timeout, and sees nothing as long as another worker has something to give.
+        # Outside the main thread only this poll detects a lost worker. torch polls every five seconds or at the user's
+        # timeout, and detects nothing while another worker returns batches.
         deadline_s = time.monotonic() + timeout
         found = False, None
         while not found[0] and time.monotonic() < deadline_s:
@@ -327,33 +328,33 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
         return found
 
     def _dead(self, in_use: list[bool]) -> list[Any]:
-        """The workers that ended and should not have."""
+        """Return the workers that ended although they are in use."""
         return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
 
     def _shutdown_workers(self) -> None:
         if self._is_interpreter_ending():
             return
         if self._process != os.getpid():
-            self._shutdown = True  # a forked copy: the workers are the parent's
+            self._shutdown = True  # a forked copy of the iterator: the workers belong to the parent
             return
         if not self._shutdown:
             queue: Any
             for queue in self._index_queues:
-                # An interrupt in the middle of `put` may leave its lock closed, and torch puts something in once more.
+                # An interrupt inside `put` may leave the lock of the queue held, and torch calls `put` once more.
                 queue._notempty.acquire(timeout=GRACE_S)
                 queue._notempty.release()
-            # torch waits five seconds for each worker that is busy; and what it is busy with is wanted no more. Those
-            # that have given all they were asked for may take them for what they do at their end.
+            # torch waits up to five seconds for each busy worker, but its batches are no longer needed. Workers that
+            # have answered all requests may take that time to exit.
             if not 0 < self._rcvd_idx == self._send_idx:
                 deadline_s = time.monotonic() + GRACE_S
                 self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()
 
     def end_workers(self) -> None:
-        """Those of a script that closed nothing, before it ends. multiprocessing waits for a deaf one for ever."""
-        # A spawned one that is still starting dies of the signal, which torch would report as a lost worker.
+        """End the workers that still run at exit. multiprocessing would wait forever for a worker that hangs."""
+        # The signal kills a spawned worker that is still starting, which torch would report as a lost worker.
         if self._worker_pids_set:
-            with contextlib.suppress(ValueError):  # another thread was quicker
+            with contextlib.suppress(ValueError):  # another thread was faster
                 signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
         for worker in self._workers:
@@ -366,7 +367,7 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
 
 
 class _Impatient:
-    """A worker process whose ``join`` ends soon: at a deadline, and where it was terminated, with a kill."""
+    """A worker process whose ``join`` returns by a deadline. ``terminate`` kills the process if it does not end."""
 
     def __init__(self, process: Any, deadline_s: float) -> None:
         self._process, self._deadline_s = process, deadline_s

@@ -1,6 +1,6 @@
 """Batch sampler that issues worker requests and supports mid-epoch resume.
 
-Runs in the main process, in the thread that iterates, as torch advances it there.
+Runs in the thread of the main process in which torch advances it.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from .arena import Arena
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Those of torch that draw from it; without one they draw from the default, as other threads may do meanwhile."""
+"""Samplers of torch with a ``generator``. Without one they use the default generator, which other threads also use."""
 
 
 _generator_is_lent = threading.RLock()
-"""Held while one of these has a generator that is not its own: threads that share a loader share its sampler."""
+"""Held while such a sampler has a temporary generator. Threads that share a loader share its sampler."""
 
 os.register_at_fork(after_in_child=_generator_is_lent._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def of_samples(sampler: Any) -> Any:
-    """The sampler that yields one index at a time, as far as there is one to be seen in a loader's."""
+    """Return the sampler inside torch's BatchSampler, which yields one index at a time; any other sampler unchanged."""
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What a sampler yields to a worker, and what comes back with the batch.
+    """A request to a worker for one batch. It is also returned with the batch.
 
     Attributes:
-        number: counts a loader's requests.
-        epoch: that it belongs to.
-        indices: of the batch's samples; or one index where batching is off.
-        batched: which of both it is.
-        slot: that the worker may write to; None: there was none.
-        scans: one ``ScanStatus`` for each sample; None where there is nothing to look at.
+        number: number of the request in its loader, from 0.
+        epoch: epoch of the request.
+        indices: indices of the samples of the batch, or one index if batching is off.
+        batched: whether ``indices`` is a batch.
+        slot: slot that the worker may write to; None: no slot was free.
+        scans: one ``ScanStatus`` for each sample; None if no scan needs to be checked.
     """
 
     number: int
@@ -59,19 +59,19 @@ class BatchRequest:
     scans: bytes | None = None
 
     def each(self) -> list[Any]:
-        """The index of each sample."""
+        """Return the index of each sample."""
         return list(self.indices) if self.batched else [self.indices]
 
 
 class RequestSampler:
-    """A batch sampler over another one, or over a sampler where batching is off, that lends a slot with each batch.
+    """A batch sampler that assigns a slot of the arena to each batch of another sampler.
 
     Args:
-        sampler: the user's batch sampler, or sampler where batching is off.
-        batched: which of both it is.
-        arena: that slots come from, if any.
-        seed: that the order follows, unless the sampler has a generator of its own.
-        scans: what is known of the samples' JPEGs; None where they are not looked at.
+        sampler: the user's batch sampler, or sampler if batching is off.
+        batched: whether ``sampler`` is a batch sampler.
+        arena: the arena that provides the slots, if any.
+        seed: seed of the order, unless the sampler has a generator of its own.
+        scans: what is known of the samples' JPEGs; None if they are not checked.
     """
 
     def __init__(
@@ -91,31 +91,31 @@ class RequestSampler:
         self._numbers = itertools.count()
 
     def begin(self, loader_state: LoaderState) -> None:
-        """Let the next iteration start there, and note in it what is needed to do so again."""
+        """Let the next iteration start at this state, and record in it what is needed to start there again."""
         self._loader_state = loader_state
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        self.forget_unanswered()  # torch begins an epoch when the workers have let go of the one before
+        self.forget_unanswered()  # torch begins an epoch after the workers have finished the one before
         loader_state = self._loader_state
         self._settle_sampler(loader_state)
         with self._known_generators(
             loader_state, "iter"
-        ):  # at once, as torch asks for the iterator before it draws seeds
+        ):  # at once, because torch creates the iterator before it draws seeds
             remaining = self._remaining(loader_state)
         return self._requests(loader_state, remaining)
 
     def _requests(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[BatchRequest]:
         first = True
         while True:
-            # Samplers draw when they yield first (torch's own do), so that happens under generators that are known.
+            # torch's samplers draw at their first item, so the generators must be in a known state then.
             with self._known_generators(loader_state, "next") if first else contextlib.nullcontext():
                 try:
-                    indices = next(remaining)  # nobody asks it for an iterator again, which might begin anew
+                    indices = next(remaining)  # calling iter() on it again might restart it
                 except StopIteration:
                     return
             first = False
             if self._batched and not hasattr(indices, "__len__"):
-                indices = list(indices)  # a generator cannot travel
+                indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
             request = BatchRequest(next(self._numbers), loader_state.epoch, indices, self._batched, slot)
             if self._scans is not None:
@@ -129,7 +129,7 @@ class RequestSampler:
         return len(self._sampler)  # type: ignore[arg-type]
 
     def forget_unanswered(self) -> None:
-        """Take back the slots of batches that will not come: no worker has them any more."""
+        """Free the slots of requests that will not be answered, because no worker has them any more."""
         for request in self._unanswered.values():
             if self._arena is not None:
                 self._arena.give_back(request.slot)
@@ -137,24 +137,24 @@ class RequestSampler:
         self._sampler_states.clear()
 
     def answered(self, number: int) -> BatchRequest:
-        """Note that a batch has come back. Its slot now belongs to whoever has the batch."""
+        """Record that a batch has come back and return its request. The slot then belongs to the batch."""
         return self._unanswered.pop(number)
 
     def note_scans(self, request: BatchRequest, unreadable: Sequence[Any], damaged: Sequence[Any]) -> None:
-        """Note what a worker found when it looked at the samples of a request: some could not be read at all."""
+        """Record the scan status that a worker found for the samples of a request, except for unreadable ones."""
         if self._scans is not None and request.scans is not None:
             known = [index for index, scan in zip(request.each(), request.scans) if scan == ScanStatus.DAMAGED]
             seen = [index for index in request.each() if index not in unreadable] if unreadable else request.each()
             self._scans.note(seen, [*damaged, *known])
 
     def handed_out(self, request: BatchRequest) -> None:
-        """Note that the loop has been given the batch."""
+        """Record that the training loop received the batch."""
         self._loader_state.batches += 1
         self._loader_state.samples += self._places(request)
         self._loader_state.sampler_state = self._sampler_states.pop(request.number, self._loader_state.sampler_state)
 
     def has_ready_batch(self, in_order: bool) -> bool:
-        """Whether torch will give the next batch without waiting for a worker (as far as their slots tell)."""
+        """Return whether torch can give the next batch without waiting for a worker, judging by the slots."""
         requests = itertools.islice(self._unanswered.values(), 1 if in_order else None)
         return any(r.slot is None or self._arena is None or self._arena.is_ready(r.slot) for r in requests)
 
@@ -166,47 +166,45 @@ class RequestSampler:
 
     @property
     def _shard(self) -> tuple[int, int]:
-        """(rank, number of processes) of a sampler that deals its samples out to several, as DistributedSampler."""
+        """(rank, number of processes) of a sampler that splits its samples among processes, as DistributedSampler."""
         sampler = self._of_samples
         return getattr(sampler, "rank", 0), getattr(sampler, "num_replicas", 1)
 
     def _places(self, request: BatchRequest) -> int:
-        """How far a batch takes all processes in the order of the samples, or this one in its shard.
+        """Return by how many samples a batch advances all processes in the common order, or this process in its shard.
 
-        Shards are not all as long: where one ends with a smaller batch, another may have a full one in the same step.
-        A state of either must do for both.
+        Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
+        state saved in either process must work in both.
         """
         if request.batched and find_sharded(self._sampler) is not None:
             return int(self._sampler.batch_size)  # type: ignore[attr-defined]
         return self._shard[1] * len(request.each())
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
-        """What is left of the epoch, by an iterator that the sampler is asked for once, as by a stock loader."""
+        """Return an iterator over the rest of the epoch. Like a stock loader, it calls ``iter`` on the sampler once."""
         rank, shards = self._shard
-        # Processes take their samples in turn: of the first ``samples`` this one had so many.
+        # Processes take samples in turn. This is the number that this process took of the first ``samples``.
         done = max(0, -(-(loader_state.samples - rank) // shards))
         if type(self._sampler) is not BatchSampler:
             iterator: Iterator[Any] = iter(self._sampler)
             self._iterator = iterator
             return _rest(iterator, loader_state, loader_state.batches if self._batched else done)
-        if find_sharded(self._sampler) is not None:  # it counts its epochs when it is asked
+        if find_sharded(self._sampler) is not None:  # it counts the epoch in __iter__
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
 
     def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[list[int]]:
-        """Those of torch's batch sampler, whose own sampler's iterator nobody else could see."""
+        """Yield the batches of torch's BatchSampler from a sampler iterator that is accessible here."""
         if self._iterator is None:
             self._iterator = iter(sampler.sampler)
         rest = _rest(self._iterator, loader_state, done)
         yield from BatchSampler(rest, sampler.batch_size, sampler.drop_last)
 
     def _settle_sampler(self, loader_state: LoaderState) -> None:
-        """Put a sampler that keeps a state into that of the epoch's start, or note it."""
+        """Restore a stateful sampler to its state at the start of the epoch, or record that state."""
         sampler, self._iterator = self._of_samples, None
         if isinstance(sampler, ShardedSampler):
-            sampler.set_epoch(
-                loader_state.epoch
-            )  # also where torch asks for an iterator twice, as it does with workers
+            sampler.set_epoch(loader_state.epoch)  # also if torch calls iter() twice, as it does with workers
             loader_state.sampler_state = {"epoch": loader_state.epoch, "dealt": sampler.shard_spec}
         elif loader_state.resumes and loader_state.sampler_state:
             if "epoch" in loader_state.sampler_state and hasattr(sampler, "set_epoch"):
@@ -227,9 +225,9 @@ class RequestSampler:
             else:
                 states[moment] = generator.get_state()
             yield
-            if loader_state.resumes and moment == "iter" and "next" not in states:  # of a state between epochs
+            if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
                 if loader_state.new_workers:
-                    del states["iter"]  # torch asks for another iterator when it has drawn a seed, as it did there
+                    del states["iter"]  # torch creates another iterator after drawing a seed, as it did there
                 else:
                     states["next"] = generator.get_state()  # torch draws a seed now, and did not there
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
@@ -252,8 +250,8 @@ class RequestSampler:
                     if loader_state.new_workers:
                         draw_seed()
                     loader_state.random_states["next"] = torch.get_rng_state()
-            # Such a state is of before the order was drawn. So the default generator goes on as well: it may be in that
-            # very state, and then the next epoch would have the order of this one.
+            # Such a state was saved before the order was drawn. The default generator must advance as well: it may be
+            # in that same state, and the next epoch would then have the order of this one.
             if is_between_epochs:
                 self._draws_elsewhere = True
             elif moment == "next" and self._draws_elsewhere:
@@ -265,14 +263,14 @@ class RequestSampler:
 
 
 def own_generator(sampler: Any) -> torch.Generator | None:
-    """That a sampler draws from in place of the default one."""
+    """Return the generator that a sampler uses instead of the default one; None if it has none."""
     with _generator_is_lent:
         generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 
 
 def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
-    """What a sampler tells of itself, and its iterator: where it is, and the epoch that it was set to."""
+    """Return the state of a sampler and of its iterator: the epoch that was set, and each ``state_dict``."""
     state: dict[str, Any] = {}
     if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
         state["epoch"] = sampler.epoch
@@ -284,12 +282,12 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
 
 
 def note_the_order_to_come(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
-    """Note in a state what the order will be drawn from, where nothing has been drawn yet.
+    """Record in a state what the order will be drawn from, if nothing has been drawn yet.
 
     Args:
-        loader_state: of an epoch that has given no batch.
-        sampler: that yields the samples' indices.
-        seed: of the loader.
+        loader_state: state of an epoch that has given no batch.
+        sampler: sampler that yields the indices of the samples.
+        seed: seed of the loader.
         moment: what is drawn next, "iter" or "next"; see ``LoaderState.random_states``.
     """
     generator = own_generator(sampler)
@@ -300,14 +298,14 @@ def note_the_order_to_come(loader_state: LoaderState, sampler: Any, seed: int | 
 
 
 def draw_seed() -> None:
-    """As torch's iterators do when they are made, with or without workers, and its samplers when they begin."""
+    """Draw a seed as torch's iterators do when they are created, and its samplers when they begin."""
     torch.empty((), dtype=torch.int64).random_()
 
 
 def _rest(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """What is left in an iterator of the epoch's start: by its own state, by its sampler's, or by leaving out so many.
+    """Yield the rest of an iterator. Restore its state or that of its sampler, or else skip ``done`` items.
 
-    It is never asked for an iterator, which might begin anew.
+    ``iter()`` is not called on it, because that might restart it.
     """
     state = loader_state.sampler_state if loader_state.resumes else {}
     if "iterator" in state and is_stateful(iterator):

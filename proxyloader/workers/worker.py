@@ -27,7 +27,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class PackedDataset(Dataset[Any]):
-    """What torch's workers see in the place of the user's map-style dataset: takes requests, gives packed batches."""
+    """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class PackedDataset(Dataset[Any]):
         self._states, self._board = states or {}, board
 
     def begin(self, worker_id: int) -> None:
-        """Before the first batch: give the dataset the state that it had in this worker."""
+        """Restore the state of the dataset in this worker before the first batch."""
         load_dataset_state(self.fetcher.dataset, self._states.get(worker_id, {}))
         if self._board is not None:
             self._board.write(worker_id, self.state())
@@ -56,7 +56,7 @@ class PackedDataset(Dataset[Any]):
                 packed = self._packed(request)
         except Exception as error:
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
-            # As a value, so that the slot comes back with it.
+            # Returned as a value, so that the slot is returned with it.
             failure = (
                 WorkerError(None, error)
                 if info is None
@@ -83,7 +83,7 @@ class PackedDataset(Dataset[Any]):
 
 
 class PackStream:
-    """A stream's collate_fn."""
+    """The collate_fn of workers for an iterable-style dataset."""
 
     def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool) -> None:
         self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
@@ -104,10 +104,13 @@ def _with_state(packed: PackedBatch, worker_id: int, state: dict[str, Any]) -> P
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:
-    """torch's ``worker_init_fn`` for every worker: shows the user's dataset, and ends the worker with its parent."""
+    """Set up a worker, then call the user's function. This is torch's ``worker_init_fn``.
+
+    ``get_worker_info()`` returns the user's dataset afterwards, and the worker ends when its parent ends.
+    """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
-    # A user's code asks get_worker_info() for the dataset it gave to the loader.
+    # User code expects get_worker_info() to return the dataset that was given to the loader.
     if isinstance(dataset, PackedDataset):
         object.__setattr__(info, "dataset", dataset.fetcher.dataset)
     elif isinstance(dataset, StatefulStream):
@@ -121,16 +124,16 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) 
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep a batch's memory for the next batch, which saves most of the time that reading files takes."""
-    with contextlib.suppress(AttributeError, OSError):  # glibc's alone
+    """Let malloc keep the memory of a batch for the next batch, which saves most of the time of reading files."""
+    with contextlib.suppress(AttributeError, OSError):  # mallopt exists only in glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
 def _end_with_parent(parent_pid: int) -> None:
-    # torch's own watchdog ends the loop of a worker whose parent was killed, but the process then waits for a queue
-    # that nobody reads, and stays for ever. A worker of a forkserver has that for a parent: ask for the trainer, too.
+    # torch's watchdog ends the loop of a worker whose parent was killed, but the process then waits forever for a queue
+    # that nobody reads. The parent of a forkserver's worker is the server, so the main process is checked, too.
     trainer = multiprocessing.parent_process()
     while os.getppid() == parent_pid and (trainer is None or trainer.is_alive()):
         time.sleep(1.0)
