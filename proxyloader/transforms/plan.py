@@ -35,7 +35,6 @@ class ImageState:
         kind: a PIL image, or a tensor (C, H, W).
         dtype: of the values; a PIL image's are uint8.
         channels: 3 (RGB) or 1 (grey).
-        scale: the value that a pixel of 1 (of 255) has, while the values are pixels times a number; else None.
         size: (height, width) where it is the same for every image, else None.
         images: how many there are; FiveCrop makes five of one.
         order: of a tensor in memory, where it is known; torch deals noise out in that order.
@@ -45,7 +44,6 @@ class ImageState:
     kind: Literal["pil", "tensor"] = "pil"
     dtype: Literal["uint8", "float32"] = "uint8"
     channels: int = 3
-    scale: float | None = 1.0
     size: Size | None = None
     images: int = 1
     order: MemoryOrder | None = field(default=None, compare=False)
@@ -179,7 +177,7 @@ class OneOf(Step):
 
     def output_state(self, state: ImageState) -> ImageState:
         found = [output_state(branch, state) for branch in self.branches]
-        alike = {replace(each, size=None, scale=None) for each in found}
+        alike = {replace(each, size=None) for each in found}
         if any(each.images > state.images for each in found):
             raise UnsupportedTransformError(
                 "it holds one that makes several images; put that beside it", code="several-images"
@@ -191,8 +189,7 @@ class OneOf(Step):
                 code="chance",
             )
         size = found[0].size if len({each.size for each in found}) == 1 else None
-        scale = found[0].scale if len({each.scale for each in found}) == 1 else None
-        return replace(found[0], size=size, scale=scale)
+        return replace(found[0], size=size)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class ToFloat(Step):
     closeness: ClassVar[Tolerance] = EXACT
 
     def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, dtype="float32", scale=1 / 255 if self.scale else 1.0)
+        return replace(state, dtype="float32")
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,6 @@ class Normalize(Step):
     std: tuple[float, ...]
     keeps_order: ClassVar[bool] = True
     closeness: ClassVar[Tolerance] = EXACT
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, scale=None)
 
 
 @rule(v1.ToTensor, v2.ToTensor)

@@ -116,9 +116,7 @@ class TestOperators:
                 waiting += [each for each in step.operations if each is not step]
                 waiting += [each for branch in getattr(step, "branches", ()) for each in branch]
         missing = sorted(cls.__name__ for cls in wanted - found)
-        assert not missing, (
-            f"these steps are made of others; add a transform to MADE_OF_OTHERS: {missing}"
-        )
+        assert not missing, f"these steps are made of others; add a transform to MADE_OF_OTHERS: {missing}"
 
     def test_the_usual_training_transform(self, device: str) -> None:
         transform = v1.Compose(

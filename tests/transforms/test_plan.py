@@ -167,12 +167,12 @@ class TestPlanOf:
         ("transform", "output"),
         [
             (v1.PILToTensor(), ImageState("tensor")),
-            (v1.ToTensor(), ImageState("tensor", "float32", scale=1 / 255)),
+            (v1.ToTensor(), ImageState("tensor", "float32")),
             (v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), ImageState("tensor", "float32")),
-            (training(v1), ImageState("tensor", "float32", scale=None, size=(32, 32))),
+            (training(v1), ImageState("tensor", "float32", size=(32, 32))),
             (
                 v1.Compose([v1.Grayscale(), v1.Resize((2, 3)), v1.PILToTensor()]),
-                ImageState("tensor", "uint8", 1, 1.0, (2, 3)),
+                ImageState("tensor", "uint8", 1, (2, 3)),
             ),
         ],
         ids=["bytes", "floats", "floats to 255", "normalised", "grey"],
