@@ -1,4 +1,4 @@
-"""torchvision and timm transforms in, a frozen Plan out. Knows neither files nor DALI.
+"""Translation of torchvision and timm transforms to a frozen Plan, independent of files and of DALI.
 
 Importing this folder registers the rules for torchvision's classes.
 """
@@ -27,4 +27,4 @@ __all__ = [
     "type_conversion",
     "warp",
 ]
-"""What other folders may import."""
+"""Modules that other folders may import."""

@@ -1,7 +1,7 @@
-"""Steps that change colours. Each says what it takes; who draws that is the class that is made of them.
+"""Steps that change colours. Their parameters are drawn by the classes that use them, such as ColorJitter.
 
-What a step computes depends on the image before it, as it does in torchvision: Pillow's arithmetic for a PIL image,
-torch's for a tensor (``kind``).
+As in torchvision, the result of a step depends on the ``kind`` of its image: Pillow's arithmetic for a PIL image,
+torch's for a tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .registry import rule
 Kind = Literal["pil", "tensor"]
 
 FLOAT32 = Tolerance(0.005, 1, 1, "a product that is nearly whole falls to the other side in float32")
-"""Where torchvision cuts off or rounds what it computed in float32, or in float64."""
+"""Tolerance of steps for which torchvision truncates or rounds a result in float32 or float64."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Grayscale(Step):
 
     Attributes:
         channels: 1, or 3 equal ones.
-        kind: of the image before it. Pillow rounds to the nearest level; on a uint8 tensor torchvision cuts off.
+        kind: kind of the image before it. Pillow rounds to the nearest level; torchvision truncates for a uint8 tensor.
     """
 
     channels: int
@@ -46,7 +46,7 @@ class Grayscale(Step):
 
 @dataclass(frozen=True)
 class Brightness(Step):
-    """``functional.adjust_brightness``. Takes the factor."""
+    """``functional.adjust_brightness``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class Brightness(Step):
 
 @dataclass(frozen=True)
 class Contrast(Step):
-    """``functional.adjust_contrast``. Takes the factor."""
+    """``functional.adjust_contrast``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class Contrast(Step):
 
 @dataclass(frozen=True)
 class Saturation(Step):
-    """``functional.adjust_saturation``. Takes the factor."""
+    """``functional.adjust_saturation``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class Saturation(Step):
 
 @dataclass(frozen=True)
 class Hue(Step):
-    """``functional.adjust_hue``. Takes what :func:`hue_turn` makes of the factor."""
+    """``functional.adjust_hue``. Parameter: :func:`hue_turn` of the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class Invert(Step):
 
 @dataclass(frozen=True)
 class Posterize(Step):
-    """``functional.posterize``. Takes the number of bits that are kept. 0: black, where Pillow raises from 13 on."""
+    """``functional.posterize``. Parameter: the number of bits to keep. 0 gives black; Pillow >= 13 raises."""
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
@@ -109,7 +109,7 @@ class Posterize(Step):
 
 @dataclass(frozen=True)
 class Solarize(Step):
-    """``functional.solarize``. Takes what :func:`solarize_threshold` makes of the threshold."""
+    """``functional.solarize``. Parameter: :func:`solarize_threshold` of the threshold."""
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
@@ -118,7 +118,7 @@ class Solarize(Step):
 
 @dataclass(frozen=True)
 class SolarizeAdd(Step):
-    """timm's ``solarize_add``: what is darker than 128 gets brighter. Takes the number of levels."""
+    """timm's ``solarize_add``: brighten pixels that are darker than 128. Parameter: the number of levels."""
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
@@ -127,7 +127,7 @@ class SolarizeAdd(Step):
 
 @dataclass(frozen=True)
 class Sharpness(Step):
-    """``functional.adjust_sharpness``. Takes the factor."""
+    """``functional.adjust_sharpness``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -148,8 +148,8 @@ class Autocontrast(Step):
 class Equalize(Step):
     """``functional.equalize``.
 
-    To have it exactly, each pixel would be compared with each of 256 levels, which takes 100 times as long and 256
-    times the memory.
+    An exact result would require a comparison of each pixel with each of 256 levels. That takes 100 times as long and
+    256 times the memory.
     """
 
     slow_on_cpu: ClassVar[bool] = True
@@ -158,23 +158,23 @@ class Equalize(Step):
 
 @dataclass(frozen=True)
 class ChannelOrder(Step):
-    """``functional.permute_channels``. Takes, for each channel, the number of the one that comes there."""
+    """``functional.permute_channels``. Parameters: for each output channel, the number of the input channel."""
 
     num_params: ClassVar[int] = 3
     closeness: ClassVar[Tolerance] = EXACT
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:
-    """From which value on an image is inverted, in its own values; float32 holds it.
+    """Return the smallest value that is inverted, in the units of the image. It is exact in float32.
 
-    Pillow compares levels with the number in double precision, so the next whole level does as well. torch compares
-    them with what it is in float32.
+    Pillow compares integer levels with the threshold in double precision, so the next integer is equivalent. torch
+    compares values with the threshold in float32.
     """
     return float(math.ceil(threshold)) if kind == "pil" else threshold
 
 
 def hue_turn(factor: float, kind: Kind) -> float:
-    """What a hue is turned by: levels (0 to 255, all around) for a PIL image, a share of the circle for a tensor."""
+    """Return the shift of a hue: 0 to 255 for a PIL image, a fraction of the full circle for a tensor."""
     return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
 
 
@@ -183,12 +183,12 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class ColorJitter(Step):
-    """ColorJitter: ``get_params`` (v1) or ``make_params`` (v2), which draw an order and four factors.
+    """Draws of ColorJitter: an order and four factors, by ``get_params`` (v1) or ``make_params`` (v2).
 
     Attributes:
-        brightness, contrast, saturation, hue: (least, most), or None: left alone.
-        kind: of the image.
-        channels: of the image; a grey one has no saturation and no hue.
+        brightness, contrast, saturation, hue: (minimum, maximum); None: not changed.
+        kind: kind of the image.
+        channels: number of channels of the image; a grey image has no saturation and no hue.
     """
 
     brightness: Range | None
@@ -229,7 +229,7 @@ class ColorJitter(Step):
 
 @dataclass(frozen=True)
 class PhotometricDistort(Step):
-    """RandomPhotometricDistort (v2): ``make_params``."""
+    """Draws of RandomPhotometricDistort (v2): ``make_params``."""
 
     brightness: Range
     contrast: Range
@@ -275,7 +275,7 @@ class PhotometricDistort(Step):
 
 @dataclass(frozen=True)
 class RandomChannelOrder(Step):
-    """RandomChannelPermutation (v2)."""
+    """Draws of RandomChannelPermutation (v2)."""
 
     num_params: ClassVar[int] = 3
     params_doc: ClassVar[str] = "an order of channels: torch.randperm(3)"
@@ -294,7 +294,7 @@ def grayscale(transform: Any, state: ImageState) -> Branch:
     channels = transform.num_output_channels
     if channels not in (1, 3):
         raise _not_allowed("num_output_channels", channels, "1 and 3 are")
-    # The v1 class leaves a grey tensor with one channel, also where three are asked for.
+    # The v1 class keeps the single channel of a grey tensor, even if three are requested.
     stays_grey = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     return () if state.channels == 1 and stays_grey else (Grayscale(channels, state.kind),)
 
