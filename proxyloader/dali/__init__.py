@@ -1,4 +1,4 @@
-"""DALI pipelines, and the server that runs them. No other folder but the benchmark's imports nvidia.dali."""
+"""DALI pipelines, and the server that runs them. Only this folder and the benchmark import nvidia.dali."""
 
 __all__ = [
     "api",
@@ -13,4 +13,4 @@ __all__ = [
     "run_queue",
     "server",
 ]
-"""What other folders may import."""
+"""Modules that other folders may import."""

@@ -1,14 +1,14 @@
-"""What of DALI is used to build graphs, with all that is private or differs between versions.
+"""The part of DALI that is used to build graphs, with private names and names that differ between versions.
 
-What is private of pipelines is in ``executor.py``.
+Private names of pipelines are in ``executor.py``.
 
-Importing this module imports DALI. ``tests/dali/test_api.py`` holds every such name to the DALI that is installed.
+Importing this module imports DALI. ``tests/dali/test_api.py`` checks every such name against the installed DALI.
 
 NOTE [ What DALI cannot parse ]
-DALI's image decoder reads the headers of a batch in several threads. Where it cannot make sense of one, it gives up
-without waiting for the other threads, which go on in memory that is no longer theirs, and now and then end the process
-(DALI 2.4, on a CPU). What fails later, while its pixels are decoded, does no harm. So a worker gives DALI no JPEG whose
-header DALI cannot parse: ``data/jpeg_header.py`` refuses, and so leaves to Pillow, whatever is unusual there.
+DALI's image decoder reads the headers of a batch in several threads. If it cannot parse one of them, it returns without
+waiting for the other threads. These go on in memory that was freed, and sometimes crash the process (DALI 2.4, on a
+CPU). An image that fails later, while its pixels are decoded, does no harm. So workers pass no JPEG to DALI whose
+header DALI cannot parse: ``data/jpeg_header.py`` refuses every unusual header, and Pillow decodes these images.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ except ImportError as error:
 
 
 def upright(operator: str) -> dict[str, bool]:
-    """The argument that keeps a decoder from rotating by EXIF; before DALI 2 some decoders could not, and have none."""
+    """Return the argument that stops a decoder from rotating by EXIF; {} for decoders before DALI 2 that never do."""
     schema: Any = backend
     known = schema.GetSchema(operator).HasArgument("adjust_orientation")
     return {"adjust_orientation": False} if known else {}
 
 
 def split(images: Any, predicate: Any) -> tuple[Any, Any]:
-    """Deal a batch out: where a scalar of each image is true, and where it is not."""
+    """Split a batch into the images whose predicate, a scalar of each, is true, and the others."""
     module: Any = fn
     where_true, where_false = module._conditional.split(images, predicate=predicate)
     return where_true, where_false
 
 
 def merge(where_true: Any, where_false: Any, predicate: Any) -> Any:
-    """Put together again what was dealt out, in its order."""
+    """Merge the parts of a batch that ``split`` returned, in the original order."""
     module: Any = fn
     return module._conditional.merge(where_true, where_false, predicate=predicate)
 
@@ -69,22 +69,24 @@ def filter_image(images: Any, kernel: Any, outside: Any = None) -> Any:
     """Correlate float images (H, W, C) with a kernel.
 
     Args:
-        outside: what stands around them; None: their outermost pixels.
+        images: the images.
+        kernel: the kernel, (H, W).
+        outside: value of the pixels around the images. None: the outermost pixels are repeated.
     """
-    module: Any = fn if hasattr(fn, "filter") else fn.experimental  # it left the experiments with DALI 2
+    module: Any = fn if hasattr(fn, "filter") else fn.experimental  # experimental before DALI 2
     if outside is None:
         return module.filter(images, kernel, border="clamp")
     return module.filter(images, kernel, outside, border="constant")
 
 
 def equalized(images: Any) -> Any:
-    """Spread the levels of uint8 images (H, W, C), channel by channel, as OpenCV's ``equalizeHist`` does."""
-    module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # it left the experiments with DALI 2
+    """Equalize the histogram of each channel of uint8 images (H, W, C), as OpenCV's ``equalizeHist`` does."""
+    module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # experimental before DALI 2
     return module.equalize(images)
 
 
 def automatic_augmentation(name: str) -> Any:
-    """A function of ``nvidia.dali.auto_aug``, which takes long to import and few ask for."""
+    """Return a function of ``nvidia.dali.auto_aug``. It is imported here, as that takes long and is rarely needed."""
     if name == "auto_augment":
         from nvidia.dali.auto_aug.auto_augment import auto_augment as found
     elif name == "rand_augment":
@@ -95,10 +97,10 @@ def automatic_augmentation(name: str) -> Any:
 
 
 def operators_between(start: Any, end: Any) -> list[str]:
-    """The operators that an image goes through from one node of a graph to another, by their names in ``fn``.
+    """Return the operators between two nodes of a graph, by their names in ``fn``.
 
     Returns:
-        Each once, in the order they were added to the graph.
+        Each name once, in the order in which the operators were added to the graph.
     """
     there, waiting = set(), [end.source]
     while waiting:
@@ -107,25 +109,25 @@ def operators_between(start: Any, end: Any) -> list[str]:
             there.add(operator)
             waiting += [node.source for node in operator.inputs]
     through: list[Any] = []
-    for operator in sorted(there, key=lambda operator: operator.id):  # so inputs come before what takes them
+    for operator in sorted(there, key=lambda operator: operator.id):  # inputs come before their consumers
         if any(node.name == start.name or node.source in through for node in operator.inputs):
             through.append(operator)
     return list(dict.fromkeys(_name_in_fn(type(operator._op).schema_name) for operator in through))
 
 
 def _name_in_fn(schema: str) -> str:
-    """``decoders.image`` of ``decoders__Image``; what Python's own signs stand for in a graph gets a plain word."""
+    """Return the name in ``fn``, such as ``decoders.image`` for ``decoders__Image``, or a word for Python operators."""
     signs = {"ArithmeticGenericOp": "arithmetic", "TensorSubscript": "subscript", "Shape": "shape"}
     parts = signs.get(schema.lstrip("_"), schema.removeprefix("_conditional__")).split("__")
     return ".".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
 
 
 def without_conversion(error: Exception) -> Exception:
-    """What was raised in a graph with conditions, whose code DALI has converted; it raises another error around it."""
+    """Return the original error of a graph with conditionals. DALI converts its code and wraps its errors."""
     within = error.__context__ if hasattr(error, "ag_error_metadata") else None
     return within if isinstance(within, Exception) else error
 
 
 def is_pipeline_function(thing: Any) -> bool:
-    """It was made by ``@pipeline_def``: called, it gives a pipeline."""
+    """Whether it was made by ``@pipeline_def``, and so returns a pipeline when called."""
     return bool(getattr(thing, "_is_pipeline_def", False))

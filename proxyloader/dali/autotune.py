@@ -1,11 +1,11 @@
-"""Automatic choice of DALI's threads and the share of the JPEG engines. Main process.
+"""Automatic choice of the number of DALI's threads and the share of the JPEG engines. Main process.
 
 NOTE [ What is measured ]
-Which share is best depends on the GPU: some have seven JPEG engines, some one, some none, and what the engines are not
-given is decoded by CUDA. So the first full batch of a loader on a GPU is decoded a few times with each of a few
-settings, and the answer is kept on disk, for this GPU, these versions, this size of batch and files of about this size.
-The first of the settings, all on the engines, is left only for one that is clearly faster: pictures from the engines
-and from CUDA differ by a level here and there, and should not differ from one run to the next.
+The best share depends on the GPU. Some GPUs have seven JPEG engines, some one, some none. CUDA decodes the images that
+are not given to the engines. So the first large batch of a loader on a GPU is decoded a few times with each of a few
+settings. The result is stored on disk, for this GPU, number of cores, DALI version, batch size and approximate file
+size. The first setting gives all images to the engines. Another one is used only if it is clearly faster: images from
+the engines and from CUDA differ by a level in some pixels, and should not differ between runs.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from .operators import PipelineOptions
 
 log = logging.getLogger(__name__)
 
-LOADS = (1.0, 0.65, 0.0)  # DALI's own is 0.65
+LOADS = (1.0, 0.65, 0.0)  # DALI's default is 0.65
 THREADS = (4, 8)
-"""A pipeline is built for each that is tried, so there are few."""
+"""Numbers of threads to try. They are few, as each needs a pipeline."""
 
 CLEARLY_FASTER = 0.85
-"""Takes less than this share of the other's time."""
+"""A setting is clearly faster if it takes less than this share of the other's time."""
 
 FEWEST_IMAGES = 32
-"""Smaller batches tell little, and gain little."""
+"""Minimum number of images of a batch that is measured. With fewer, a measurement is inaccurate and gains little."""
 
 
 def is_to_be_tuned(options: PipelineOptions, images: int) -> bool:
-    """Something is open that a batch of so many images can tell."""
+    """Whether an option is not set and a batch of this number of images can determine it."""
     is_open = options.num_threads is None or options.hw_decoder_load is None
     return is_open and options.device_id is not None and images >= FEWEST_IMAGES
 
 
 def tuned(options: PipelineOptions, images: list[Any]) -> PipelineOptions:
-    """The options with what is open in them settled: as found on disk, or measured now.
+    """Return the options with all values set, from the stored result or from a measurement.
 
     Args:
-        options: of a pipeline.
+        options: the options of a pipeline.
         images: a batch, (bytes,) uint8 each.
     """
     key, path = _key(options, images), cache_path()
@@ -60,16 +60,16 @@ def tuned(options: PipelineOptions, images: list[Any]) -> PipelineOptions:
         log.info("measuring how this GPU decodes fastest (%s); the answer is kept in %s", key, path)
         try:
             settled = measured(options, lambda candidate: decoding_s(candidate, images))
-        except (RuntimeError, MemoryError):  # a bad image, or no memory: the run itself will tell
+        except (RuntimeError, MemoryError):  # a bad image, or no memory: the run will raise it
             return replace(options, hw_decoder_load=options.engine_share, num_threads=options.threads)
-        if not jpeg_engines.are_left_alone(options.device_id):  # else it is no answer for this GPU, but for now
+        if not jpeg_engines.are_left_alone(options.device_id):  # a measurement without the engines holds only for now
             known[key] = {"hw_decoder_load": settled.hw_decoder_load, "num_threads": settled.num_threads}
             _write(path, known)
     return settled
 
 
 def _settled(options: PipelineOptions, found: Any) -> PipelineOptions | None:
-    """With what was found on disk, if that makes sense: it is a file that anybody may edit."""
+    """Return the options with the stored result, or None if it is missing or invalid. Users may edit the file."""
     try:
         load, threads = float(found["hw_decoder_load"]), int(found["num_threads"])
     except (KeyError, TypeError, ValueError):
@@ -78,7 +78,12 @@ def _settled(options: PipelineOptions, found: Any) -> PipelineOptions | None:
 
 
 def measured(options: PipelineOptions, seconds_of: Callable[[PipelineOptions], float]) -> PipelineOptions:
-    """The fastest of some settings: first of the share, then of the threads."""
+    """Return the fastest setting. The share of the engines is chosen first, then the number of threads.
+
+    Args:
+        options: the options of a pipeline.
+        seconds_of: returns the time that a setting takes, in seconds.
+    """
     cores = len(os.sched_getaffinity(0))
     best = replace(options, num_threads=options.threads, hw_decoder_load=options.engine_share)
     seconds = seconds_of(best)
@@ -100,7 +105,7 @@ def measured(options: PipelineOptions, seconds_of: Callable[[PipelineOptions], f
 
 
 def cache_path() -> Path:
-    """Where the answers are kept."""
+    """Return the path of the file with the stored results."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader" / "decoding.json"
 
 
@@ -127,9 +132,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, known: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # then it is measured again next time
+    with contextlib.suppress(OSError):  # without the file, it is measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # so that nobody reads half of it
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # so no process reads a partial file
             written = Path(folder) / path.name
             written.write_text(json.dumps(known, indent=1))
             written.replace(path)

@@ -18,21 +18,21 @@ from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions
 
 DALI_VERSION = f"DALI {dali_version}"
-"""Whose pipelines these are: pictures may differ from one to another."""
+"""Version of DALI. Images may differ between versions."""
 
 TIMES = 6
-"""A batch is decoded to see how long it takes."""
+"""How often a batch is decoded to measure the time."""
 
 
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     """Build the DALI pipeline of a plan.
 
-    Its inputs are ``images``, (bytes,) uint8 each, and, where the plan draws anything, ``draws``, (columns,) float32
-    and the arrays behind them. Its outputs, as many as ``plan.output.images``, are batches of tensors (C, H, W), or
-    (H, W, C) with ``options.channels_last``, of floats or uint8, on ``options.device_id`` or the CPU.
+    Its inputs are ``images``, (bytes,) uint8 each, and, if the plan has parameters, ``draws``, float32: the columns,
+    followed by the arrays. It has ``plan.output.images`` outputs. Each is a batch of tensors (C, H, W), or (H, W, C)
+    with ``options.channels_last``, floating-point or uint8, on ``options.device_id`` or the CPU.
 
     Raises:
-        torch.OutOfMemoryError, MemoryError: there is no memory for it.
+        torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
     """
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
@@ -41,8 +41,8 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         device_id=options.device_id,
         prefetch_queue_depth=options.prefetch_queue_depth,
         exec_dynamic=True,
-        # Many operators take a GPU less time than it takes to start them, so several threads start them. (On a CPU
-        # DALI does not run operators beside each other.)
+        # Many operators run on a GPU in less time than it takes to launch them, so several threads launch them. On a
+        # CPU, DALI runs one operator at a time.
         concurrency=OperatorConcurrency.FULL,
     )
     def proxyloader_plan() -> Any:
@@ -56,10 +56,10 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
 
 
 def decoding_s(options: PipelineOptions, images: list[Any]) -> float:
-    """How long a batch takes to be decoded and nothing else, in seconds, on the average of a few times.
+    """Return the mean time of decoding a batch, in seconds.
 
     Args:
-        options: of the pipeline that is built for it.
+        options: options of the pipeline that is built for the measurement.
         images: a batch, (bytes,) uint8 each.
 
     Raises:
@@ -68,18 +68,18 @@ def decoding_s(options: PipelineOptions, images: list[Any]) -> float:
     pipeline = build_pipeline(plan_of((ToTensor(),)), replace(options, prefetch_queue_depth=2))
     batch = tensor_list(images)
     times = []
-    for under_way in range(2 + TIMES):  # so that, as in a loader, one is under way while another is waited for
+    for under_way in range(2 + TIMES):  # as in a loader, one run is in flight while another is collected
         pipeline.feed_input("images", batch)
         run(pipeline)
         if under_way:
             pipeline.outputs()
             times.append(time.perf_counter())
-    pipeline.outputs()  # nothing may be under way when the memory of the images goes
+    pipeline.outputs()  # no run may be in flight when the memory of the images is freed
     return (times[-1] - times[0]) / TIMES
 
 
 class _Watched(Graph):
-    """Notes how far the image has come after each step."""
+    """A graph that records the node of the image after each step."""
 
     def __init__(self, options: PipelineOptions, encoded: Any, draws: Any, columns: int) -> None:
         super().__init__(options, encoded, draws, columns)
@@ -93,15 +93,15 @@ class _Watched(Graph):
 
 
 def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
-    """The DALI operators that join the graph of a plan with each of its steps, by their names in ``fn``.
+    """Return the DALI operators that each step of a plan adds to the graph, by their names in ``fn``.
 
     Args:
-        steps: of the plan, one or more.
-        device_id: as in PipelineOptions.
+        steps: the steps of the plan, at least one.
+        device_id: CUDA ordinal, or None for the CPU.
 
     Returns:
-        A list for each step, and one for the output. Where a step is put off it is empty: what joins the graph later
-        does its work, too.
+        A list for each step, and one for the output. The list of a deferred step is empty, as later operators do its
+        work.
     """
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
@@ -110,13 +110,19 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
         in_dali, last = (steps, ()) if device_id is None else split(steps)
         output, *_ = graph.outputs_of(in_dali)
         reached = [*graph.reached, *graph.reached[-1:] * len(last)]
-        # A Normalize at the end is the output itself.
+        # A Normalize at the end makes the output.
         reached = [*reached, output, output][: len(steps) + 2]
         return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
 
 
 def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None = None) -> list[str]:
-    """As ``operators_of``, of all steps that some of the images take, which are in ``state`` before."""
+    """Return the DALI operators of all steps of a branch, by their names in ``fn``.
+
+    Args:
+        steps: the steps of the branch.
+        state: the state of the images before the branch.
+        device_id: CUDA ordinal, or None for the CPU.
+    """
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
         graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.num_params for step in steps))

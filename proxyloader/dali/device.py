@@ -1,11 +1,11 @@
-"""The device that images arrive on.
+"""The device of the images. Main process.
 
 NOTE [ Queues ]
-Work reaches a GPU through a few hardware queues, which a process's streams share: eight, unless
-CUDA_DEVICE_MAX_CONNECTIONS says otherwise when CUDA starts. DALI decodes each image of a batch in one of several
-streams, in many small kernels; in a queue that they share with the model, these wait for the model's, and it for them.
-So importing the package asks for 32, which is the most there are, unless the user has asked for another number. It does
-nothing in a process that has started CUDA before.
+All streams of a process send their work to a GPU through a few hardware queues. There are eight of them, unless
+CUDA_DEVICE_MAX_CONNECTIONS is set when CUDA starts. DALI decodes the images of a batch in several streams, in many
+small kernels. In a queue that they share with the model, these kernels wait for those of the model, and vice versa. So
+importing the package sets the variable to 32, the maximum, unless the user has set it. This has no effect in a process
+that has started CUDA before.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 
 
 def check_device(device: Any) -> None:
-    """
+    """Check that a device is None, a CUDA device or the CPU.
+
     Raises:
-        ValueError: it is neither a CUDA device nor the CPU.
+        ValueError: it is none of these.
     """
     try:
         known = device is None or torch.device(device).type in ("cpu", "cuda")
@@ -30,7 +31,7 @@ def check_device(device: Any) -> None:
 
 
 def cuda_ordinal(device: Any) -> int | None:
-    """The CUDA device to decode on, or None for the CPU. To be asked for late: asking starts CUDA.
+    """Return the ordinal of the CUDA device to decode on, or None for the CPU. This starts CUDA, so call it late.
 
     Raises:
         ValueError: there is no such device.
@@ -49,7 +50,7 @@ def cuda_ordinal(device: Any) -> int | None:
 
 
 def _of_this_process() -> int:
-    """The current device; under torchrun, in a script that has not set it, the one with the number of the local rank.
+    """Return the current device; under torchrun, if the script has not set a device, that of the local rank.
 
     Otherwise all processes of such a script would decode on the first GPU.
     """
@@ -58,5 +59,5 @@ def _of_this_process() -> int:
 
 
 def current_stream(device_id: int | None) -> torch.cuda.Stream | None:
-    """Of a GPU; None for the CPU."""
+    """Return the current stream of a GPU, or None for the CPU."""
     return torch.cuda.current_stream(device_id) if device_id is not None and torch.cuda.is_available() else None

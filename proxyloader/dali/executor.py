@@ -1,14 +1,14 @@
 """Executor of a DALI pipeline: its inputs and decoders; build, run and reset. Main process.
 
-Most of that is private to DALI, or differs between its versions.
+Most of this is private to DALI, or differs between its versions.
 
 NOTE [ DALI's memory on a GPU ]
-DALI gives memory that a stream has done with to the next operator in that stream without waiting: the stream keeps the
-order. Its image decoder breaks that: it writes from streams of its own, which, it seems, do not wait for the one it
-belongs to. So where other operators work in the decoder's stream, the pictures of a later run are written over those
-that are still to be read. That is so with StreamPolicy SINGLE and PER_OPERATOR: three of four batches were wrong where
-the training stream was far behind (DALI 2.4), and some wherever memory was short. They are refused. The default,
-PER_BACKEND, gives decoders a stream of their own; ``tests/gpu/test_behind.py`` holds it.
+DALI reuses memory of a stream for the next operator in that stream without waiting, as the stream keeps the order. Its
+image decoder breaks this rule: it writes from streams of its own, which do not seem to wait for the stream it belongs
+to. So if other operators use the stream of the decoder, the images of a later run overwrite those that are still to be
+read. StreamPolicy SINGLE and PER_OPERATOR do that: three of four batches were wrong when the training stream was far
+behind (DALI 2.4), and some when memory was short. These policies are refused. The default, PER_BACKEND, gives decoders
+a stream of their own, and ``tests/gpu/test_behind.py`` tests it.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ log = logging.getLogger(__name__)
 
 
 def external_sources(pipeline: Any) -> list[Any]:
-    """The nodes of a pipeline that bring data into it by ``fn.external_source``, in its order.
+    """Return the ``fn.external_source`` nodes of a pipeline, in its order.
 
     Raises:
-        RuntimeError: the pipeline was deserialized, and knows them no more.
+        RuntimeError: the pipeline was deserialized, and does not know its nodes.
     """
     names = _external_source_node_names(pipeline)
     return [node for node in pipeline._ops if node.name in names]
 
 
 def fed_by_hand(pipeline: Any) -> list[str]:
-    """The names of those that call no function, where the pipeline knows."""
+    """Return the names of the external sources that call no function; [] for a deserialized pipeline."""
     return [node.name for node in external_sources(pipeline) if not has_source(node)] if _has_graph(pipeline) else []
 
 
 def has_source(node: Any) -> bool:
-    """An external source that calls a function of its own for data, so that nobody else can feed it."""
+    """Return whether an external source calls a function for data, so that it cannot be fed."""
     return getattr(node, "_callback", None) is not None
 
 
 def repeats_last(node: Any) -> bool:
-    """An external source that gives its last batch again where it is fed none."""
+    """Return whether an external source repeats its last batch if it is not fed."""
     return bool(getattr(node._op, "_repeat_last", False))
 
 
 def declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
-    """(numpy's dtype, number of dimensions) that an external source says it takes; None where it says nothing.
+    """Return the (``str`` of numpy's dtype, number of dimensions) that an external source declares, or None for each.
 
-    What a decoder takes are the bytes of a file, whatever the source says; given anything else it may end the process.
+    The input of a decoder is always (uint8, 1), the bytes of a file. With other input a decoder may crash the process.
     """
     if any(node.name == each.inputs[0].name for each in pipeline._ops if each.inputs and _is_decoder(each)):
         return np.dtype(np.uint8).str, 1
@@ -74,24 +74,27 @@ def _is_decoder(operator: Any) -> bool:
 
 
 PADDINGS = ("device_memory_padding", "host_memory_padding")
-"""How much memory a decoder is to take ahead."""
+"""Arguments of a decoder that set how much memory it allocates ahead."""
 
 Padding = tuple[tuple[str, int], ...]
-"""What a decoder is told of that. See NOTE [ Engines that fail ] in ``dali/jpeg_engines.py``."""
+"""The padding arguments of a decoder. See NOTE [ Engines that fail ] in ``dali/jpeg_engines.py``."""
 
 
 def is_built(pipeline: Any) -> bool:
-    """It has an executor."""
+    """Return whether a pipeline has an executor."""
     return bool(pipeline._built)
 
 
 def uses_engines(pipeline: Any) -> bool:
-    """It is built, or has its graph, and a decoder in it gives JPEGs to a GPU's engines."""
+    """Return whether a decoder of a pipeline uses the JPEG engines; True for a deserialized pipeline on a GPU.
+
+    The pipeline must be built, or have its graph.
+    """
     return bool(_on_engines(pipeline)) if _has_graph(pipeline) else pipeline.device_id is not None
 
 
 def paddings_on_engines(pipeline: Any) -> set[Padding]:
-    """Those of the decoders that give JPEGs to a GPU's engines; of a pipeline that was deserialized, the usual one."""
+    """Return the paddings of the decoders that use the JPEG engines; the default for a deserialized pipeline."""
     if not _has_graph(pipeline):
         return {()}
     told = [_told(operator.spec) for operator in _on_engines(pipeline)]
@@ -99,12 +102,12 @@ def paddings_on_engines(pipeline: Any) -> set[Padding]:
 
 
 def _has_graph(pipeline: Any) -> bool:
-    """In Python, as all pipelines do from when they are built, but those that were deserialized."""
+    """Return whether a pipeline has its graph in Python, as every built pipeline that was not deserialized."""
     return bool(pipeline._py_graph_built)
 
 
 def _on_engines(pipeline: Any) -> list[Any]:
-    """The decoders that give JPEGs to a GPU's engines."""
+    """Return the decoders that use the JPEG engines of a GPU."""
     decoders = [operator for operator in pipeline._ops if operator._op.schema.HasArgument("hw_decoder_load")]
     told = [_told(operator.spec) for operator in decoders]
     return [
@@ -115,16 +118,17 @@ def _on_engines(pipeline: Any) -> list[Any]:
 
 
 def _told(spec: Any) -> dict[str, str]:
-    """An operator's arguments. The text of its spec is all that there is to read."""
+    """Return the arguments of an operator, from the text of its spec. DALI has no other access to them."""
     lines = str(spec).partition("Arguments:\n")[2].splitlines()
     return dict(line.strip().split(": ", 1) for line in lines if ": " in line)
 
 
 def leave_engines_alone(pipeline: Any) -> bool:
-    """Tell the decoders of a pipeline to give nothing to a GPU's engines. Where it was built, it is to be built anew.
+    """Change the decoders of a pipeline to not use the JPEG engines. A built pipeline must be built again afterwards.
 
     Returns:
-        False: that cannot be told to them; the pipeline was deserialized, say, or has run.
+        Whether that was possible. It is not for a pipeline with engines that was deserialized and built, or is in the
+        middle of an epoch, or has a decoder whose other arguments cannot be kept.
     """
     if not _has_graph(pipeline):
         if is_built(pipeline):
@@ -142,14 +146,14 @@ def leave_engines_alone(pipeline: Any) -> bool:
 
 
 def _off_engines(operator: Any) -> Any:
-    """A decoder's spec, with another ``hw_decoder_load``; None where not all the rest would be the same."""
+    """Return the spec of a decoder with ``hw_decoder_load=0``, or None if its other arguments cannot be kept."""
     spec = operator.spec.copy()
     try:
         spec.AddArg("hw_decoder_load", 0.0)
-    except RuntimeError:  # it is given, and cannot be changed
+    except RuntimeError:  # the argument was given, and cannot be changed
         how = {**operator._op._init_args, "hw_decoder_load": 0.0}
         how |= {} if operator._autoname else {"name": operator.name}
-        with Pipeline(1, 1, None):  # where an operator with preserve=True can be
+        with Pipeline(1, 1, None):  # an operator with preserve=True must be made in a pipeline
             again = type(operator._op)(device=operator._op.device, **how)(*operator.inputs[: spec.NumRegularInput()])
         spec = again.source.spec
         for k in range(spec.NumOutput()):
@@ -160,16 +164,16 @@ def _off_engines(operator: Any) -> Any:
 
 
 def _rest_of(spec: Any) -> list[str]:
-    """All that is told to an operator but how many JPEGs the engines get, and from which line of code it is."""
+    """Return the text of a spec without ``hw_decoder_load`` and the place in the code of the user."""
     lines = [line.strip() for line in str(spec).splitlines()]
     return [line for line in lines if not line.startswith(("hw_decoder_load: ", "_origin_stack_"))]
 
 
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
-    """A DALI batch that refers to numpy memory, without a copy. The memory must stay until the run has finished.
+    """Return a DALI batch over numpy memory, without a copy. The memory must stay until the run has finished.
 
-    So should the batch itself: what DALI is the last to hold, it gives back under the interpreter lock, a sample at a
-    time.
+    The batch itself should also be kept until then. A batch that only DALI holds is freed under the interpreter lock,
+    one sample at a time.
     """
     if isinstance(samples, np.ndarray):
         return backend.TensorListCPU(samples, "", False)
@@ -184,7 +188,7 @@ def _list_of(tensors: list[Any]) -> Any:
 
 
 def keeps_checkpoints(pipeline: Any) -> bool:
-    """Its state can be saved."""
+    """Return whether the state of a pipeline can be saved."""
     return bool(pipeline._enable_checkpointing)
 
 
@@ -192,10 +196,10 @@ _owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 
 def take_over(pipeline: Any, owner: Any) -> None:
-    """From now on ``owner`` alone runs a pipeline. Who did so before is told, by its ``lose_pipeline``.
+    """Make ``owner`` the only one that runs a pipeline. The method ``lose_pipeline`` of the earlier owner is called.
 
     Raises:
-        PipelineError: it is the copy of one that this process was forked with.
+        PipelineError: the pipeline belongs to the parent process of a fork.
     """
     if pipeline._built and pipeline._pipe is None:
         raise PipelineError(
@@ -210,12 +214,12 @@ def take_over(pipeline: Any, owner: Any) -> None:
 
 
 def is_under_way(pipeline: Any) -> bool:
-    """It has run, and is not at its start, or at the end of an epoch: what it gives next belongs to what was before."""
+    """Return whether a pipeline has run and is in the middle of an epoch, so that its next outputs belong to that."""
     return pipeline._pipe is not None and (not pipeline._first_iter or pipeline._batches_to_consume > 0)
 
 
 def drop_runs(pipeline: Any) -> None:
-    """Take the outputs of runs that nobody has collected; where that cannot be, take the pipeline apart."""
+    """Discard the outputs of runs that were not collected. If that is not possible, reset the pipeline."""
     if not is_under_way(pipeline):
         return
     try:
@@ -224,31 +228,33 @@ def drop_runs(pipeline: Any) -> None:
     except RuntimeError:
         log.info("a run that nobody has collected failed; the pipeline is built anew")
         take_apart(pipeline)
-    if is_under_way(pipeline):  # by DALI's own ways to run it, which cannot be mixed with ours
+    if is_under_way(pipeline):  # it was run by pipeline.run() or an iterator, which cannot be mixed with our runs
         take_apart(pipeline)
 
 
 def calls_functions(pipeline: Any) -> bool:
-    """Of the user's, for data."""
+    """Return whether a pipeline calls functions of the user for data."""
     return _has_graph(pipeline) and any(map(has_source, pipeline._ops))
 
 
 def begins_anew(pipeline: Any) -> bool:
-    """Taken apart and built, it is at its start again. Not so one that was deserialized, that goes on from a
-    checkpoint, or that calls functions of the user's for data."""
+    """Return whether a pipeline starts from its beginning after ``take_apart`` and ``build``.
+
+    This is not so if it was deserialized, continues from a checkpoint, or calls functions of the user for data."""
     return _has_graph(pipeline) and not calls_functions(pipeline) and pipeline._checkpoint is None
 
 
 def batches_before(pipeline: Any) -> int:
-    """That its epoch had before the checkpoint from which it goes on."""
+    """Return the number of batches of the epoch before the checkpoint of a pipeline; 0 without a checkpoint."""
     return int(pipeline._consumer_iter) if pipeline.is_restored_from_checkpoint else 0
 
 
 def take_apart(pipeline: Any, seed: int | None = None) -> None:
-    """Take a pipeline's executor away, with all that is under way and was learnt. It is to be built anew.
+    """Remove the executor of a pipeline, with its runs and its state. The pipeline must be built again.
 
     Args:
-        seed: another one for what is random in it; None: the one it has.
+        pipeline: the pipeline.
+        seed: a new seed of its random numbers. None: the same seed.
     """
     pipeline._pipe = pipeline._api_type = None
     pipeline._seed = pipeline._seed if seed is None else seed
@@ -258,18 +264,18 @@ def take_apart(pipeline: Any, seed: int | None = None) -> None:
 
 
 NEEDS_A_GPU = "requires a CUDA-capable GPU"
-"""DALI's words."""
+"""Part of DALI's message."""
 
 LITTLE_BYTES = 256 << 20
-"""Of a GPU's memory, with which a pipeline may find too little."""
+"""Free memory of a GPU below which building a pipeline may fail, in bytes."""
 
 
 def build(pipeline: Any) -> None:
-    """Build a pipeline, if it is not built yet. On a GPU it takes a second or two.
+    """Build a pipeline, if it is not built yet. On a GPU this takes one or two seconds.
 
     Raises:
-        torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
-        PipelineError: it needs a GPU, and there is none.
+        torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
+        PipelineError: the pipeline needs a GPU, and there is none.
     """
     if pipeline._built:
         return
@@ -280,7 +286,7 @@ def build(pipeline: Any) -> None:
         with before_exit():
             pipeline.build()
     except (RuntimeError, MemoryError) as error:
-        # A decoder that finds no memory on a GPU says nothing of it.
+        # The error of a decoder without enough GPU memory does not mention memory.
         if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
             raise out_of_memory(error, device_id, "a pipeline") from error
         if NEEDS_A_GPU in str(error):
@@ -293,13 +299,13 @@ def build(pipeline: Any) -> None:
 
 
 def _make_room(device_id: int) -> None:
-    """Take from torch what it keeps for later, where little is left.
+    """Empty the cache of torch's allocator if little GPU memory is free.
 
-    A decoder that finds too little for its engines, or for CUDA, may say so on stderr alone; and after one was built in
-    nearly nothing, pictures of a batch were seen in the batch before (DALI 2.4).
+    A decoder without enough memory for the engines or for CUDA may report it only on stderr. After a decoder was built
+    with nearly no memory, images of one batch appeared in the batch before it (DALI 2.4).
 
     Raises:
-        torch.OutOfMemoryError: that is not enough.
+        torch.OutOfMemoryError: there is still not enough memory.
     """
     if _free_bytes(device_id) >= LITTLE_BYTES:
         return
@@ -320,53 +326,54 @@ def _free_bytes(device_id: int) -> float:
 
 
 def run(pipeline: Any) -> None:
-    """Start one iteration with the inputs that were fed; returns at once, but with ``exec_async=False``, which runs it
-    in the calling thread, and waits there for ever where outputs of earlier ones have not been taken."""
+    """Start one run with the inputs that were fed, without waiting.
+
+    With ``exec_async=False`` it runs in the calling thread, and blocks forever if earlier outputs were not taken."""
     pipeline._run_once()
 
 
 RUN_FAILED = "Critical error in pipeline"
-"""DALI's words."""
+"""Part of DALI's message."""
 
 
 def is_of_a_run(error: Exception) -> bool:
-    """It tells that a run failed. A signal handler, such as torch's for lost workers, may raise another in any line."""
+    """Return whether an error is that of a run. Signal handlers, such as torch's for lost workers, raise others."""
     return RUN_FAILED in str(error) or (bool(error.args) and is_out_of_memory(error))
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """DALI raises RuntimeError for nearly everything; the text tells."""
+    """Return whether an error is about memory. DALI raises RuntimeError for most errors, so the text decides."""
     return isinstance(error, MemoryError) or bool(
         re.search(r"out of memory|bad_alloc|allocat(e|ion|or) ", str(error), re.IGNORECASE)
     )
 
 
 def error_of_run(error: Exception, device_id: int | None, size: int) -> Exception:
-    """What a run of so many samples failed with, without the frames that would hold the run."""
+    """Return the error of a run of ``size`` samples, without its traceback, which would keep the run alive."""
     found = out_of_memory(error, device_id, f"a batch of {size}") if is_out_of_memory(error) else error
     return found.with_traceback(None)
 
 
 def out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
-    """What to raise in the place of DALI's error: torch's, whose users catch it."""
+    """Return torch's error, which users may catch, in place of DALI's; for the CPU a MemoryError."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
     return kind(f"DALI found no memory for {purpose}: {error}")
 
 
 def shares_decoder_stream(pipeline: Any) -> bool:
-    """What follows a decoder works in its stream. See NOTE [ DALI's memory on a GPU ]."""
+    """Return whether other operators use the stream of a decoder. See NOTE [ DALI's memory on a GPU ]."""
     return pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND)
 
 
 def forget_in_child(pipeline: Any) -> None:
-    """Make a forked copy of a pipeline harmless: destroying it there waits for threads that only the parent has."""
+    """Leak the pipeline of a forked child, as destroying it would wait for threads that only the parent has."""
     if getattr(pipeline, "_pipe", None) is not None:
         _fork_safety.leak(pipeline._pipe)
         pipeline._pipe = None
 
 
 _inherited: set[weakref.ref[Pipeline]] = set()
-"""Those that this process was forked with."""
+"""Pipelines of the parent process that this process was forked with."""
 
 
 @at_exit
@@ -380,8 +387,8 @@ def _end_pipelines() -> None:
         elif pipeline is not None:
             pipeline._shutdown()
     if "__del__" in vars(Pipeline):
-        del Pipeline.__del__  # its names are gone when it is called
+        del Pipeline.__del__  # the names that it uses are gone when it is called
 
 
-atexit.unregister(_shutdown_pipelines)  # DALI's own way to do so. See NOTE [ The end of the interpreter ].
+atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ The end of the interpreter ].
 os.register_at_fork(after_in_child=lambda: _inherited.update(Pipeline._pipes))

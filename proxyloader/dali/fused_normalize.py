@@ -1,10 +1,10 @@
 """Conversion to float and normalisation in one pass, from DALI's memory to torch's. Main process.
 
 NOTE [ Copied once ]
-What DALI decoded is copied into torch's own memory, so that what torch's users know about streams, ``record_stream``
-and memory statistics holds. Where all that is left to do is arithmetic on each value, DALI gives whole levels, uint8,
-and the copy does the rest: floats, normalized, in the dtype that was asked for, rounded once. So DALI keeps a quarter
-of the memory for its outputs, and no batch is read and written once more.
+DALI's outputs are copied to memory of torch, so that torch's rules for streams, ``record_stream`` and memory statistics
+hold for them. If the remaining steps are only a conversion to float and normalisation, DALI returns uint8 levels, and
+the copy does these steps in the requested dtype, with one rounding. So DALI's outputs take a quarter of the memory, and
+no batch is read and written an additional time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from ..transforms.type_conversion import Normalize, ToFloat
 
 
 def split(steps: Branch) -> tuple[Branch, Branch]:
-    """The steps of a plan, up to the last whole levels; and those at the end that scale and normalize them, or none."""
+    """Split the steps of a plan before the last ones, which convert uint8 levels to floats and normalize them.
+
+    The second part is empty if the plan does not end with such steps.
+    """
     at = len(steps)
     while at and isinstance(steps[at - 1], (Normalize, ToFloat)):
         at -= 1
@@ -25,12 +28,13 @@ def split(steps: Branch) -> tuple[Branch, Branch]:
 
 
 class FusedNormalize:
-    """
+    """Copies images, converts them to float and normalizes them, in one pass.
+
     Args:
-        steps: ToFloat and Normalize; or none, for a mere copy.
-        channels: of the images.
-        dtype: of the images that come out, where they are floats; None: float32, or as they are.
-        device: of the images.
+        steps: ToFloat and Normalize steps; none, for a copy.
+        channels: number of channels of the images.
+        dtype: dtype of floating-point results. None: float32, or for a copy the dtype of the images.
+        device: device of the images.
     """
 
     def __init__(self, steps: Branch, channels: int, dtype: torch.dtype | None, device: torch.device) -> None:
@@ -46,13 +50,14 @@ class FusedNormalize:
         self._factor, self._offset = factor.float().to(device), offset.float().to(device)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """
+        """Return the converted images.
+
         Args:
-            images: (N, C, H, W) or (C, H, W), uint8; floats where they are but copied.
+            images: (N, C, H, W) or (C, H, W), uint8; for a copy also floating-point.
 
         Returns:
-            A new tensor, with the same strides. ``tests/dali/test_fused_normalize.py`` says how close floats are to
-            torchvision's.
+            A new tensor with the same strides. ``tests/dali/test_fused_normalize.py`` has the bounds of its difference
+            from torchvision.
         """
         if self._is_copy:
             dtype = self._dtype if self._dtype is not None and images.is_floating_point() else images.dtype

@@ -1,4 +1,4 @@
-"""Checks of what a ProxyServer is fed against what its pipeline declares. Main process."""
+"""Checks of the inputs of a ProxyServer against the declarations of its pipeline. Main process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .run import Kinds
 
 
 def fed_sources(pipeline: Any) -> list[Any]:
-    """A pipeline's external sources, all of which the proxy can feed.
+    """Return the external sources of a pipeline, and check that the proxy can feed all of them.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as of ``ProxyServer``.
+        TypeError, ValueError, RuntimeError: as for ``ProxyServer``.
     """
     if not isinstance(pipeline, api.Pipeline):
         step = "; call it: what @pipeline_def made gives one" if api.is_pipeline_function(pipeline) else ""
@@ -47,11 +47,11 @@ def fed_sources(pipeline: Any) -> list[Any]:
 
 
 class InputKinds:
-    """The kinds of a pipeline's inputs: those that it declares, and those that it was given.
+    """The kinds of a pipeline's inputs: dtypes and numbers of dimensions, as declared and as given.
 
     Attributes:
-        taken: of runs that succeeded; None: there was none.
-        failed: of the last run, where that failed.
+        taken: kinds of the runs that succeeded; None before the first one.
+        failed: kinds of the last run if it failed, else None.
     """
 
     def __init__(self, pipeline: Any, sources: list[Any]) -> None:
@@ -61,9 +61,11 @@ class InputKinds:
         self.failed: Kinds | None = None
 
     def kinds_of(self, inputs: Sequence[Any]) -> Kinds:
-        """
+        """Return the kinds of the inputs of a run, and check them against the declarations of the pipeline.
+
         Raises:
-            InputError: a batch is too large, or the pipeline declares another kind, or decodes what is decoded.
+            InputError: the batch is too large, or an input is of another kind than declared, such as decoded images for
+                a pipeline that decodes.
         """
         if len(inputs[0]) > self._pipeline.max_batch_size:
             raise InputError(
@@ -76,9 +78,10 @@ class InputKinds:
         return kinds
 
     def check_taken(self, kinds: Kinds) -> None:
-        """
+        """Check the kinds of a run against those of the runs that succeeded.
+
         Raises:
-            InputError: runs of other kinds have succeeded.
+            InputError: a run of other kinds has succeeded.
         """
         for name, kind, taken in zip(self._declared, kinds, self.taken or kinds):
             if kind != taken:
@@ -89,19 +92,20 @@ class InputKinds:
                 )
 
     def note_success(self, kinds: Kinds) -> None:
-        """A run has succeeded."""
+        """Record a run that has succeeded."""
         self.taken, self.failed = self.taken or kinds, None
 
 
 def _check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None, int | None]) -> None:
-    """
+    """Check the kind of an input against its declaration.
+
     Args:
-        name: of an input.
+        name: name of the input.
         kind: (dtype, number of dimensions) of its arrays.
-        declared: the same, as ``executor.declared_kind`` gives it.
+        declared: the declared kind, as ``executor.declared_kind`` returns it.
 
     Raises:
-        InputError: the pipeline declares another kind, or decodes them.
+        InputError: the kinds differ.
     """
     if all(said in (None, found) for said, found in zip(declared, kind)):
         return

@@ -1,24 +1,24 @@
 """Build pipelines; on a crowded GPU without its JPEG engines, if these fail to decode. Main process.
 
 NOTE [ Engines that fail ]
-A GPU has room for so many users of its JPEG engines, of all processes together. A decoder that finds none says so on
-stderr alone, and CUDA decodes in their place; but what comes behind that decoder does not wait for CUDA then, and a
-picture may be what lay in that memory before (nvImageCodec 0.9). A decoder that is told to leave the engines alone is
-waited for.
+The JPEG engines of a GPU have room for a limited number of users, over all processes. A decoder that finds no room
+reports it only on stderr, and CUDA decodes instead. But the operators after that decoder do not wait for CUDA, so an
+image may be the earlier content of its memory (nvImageCodec 0.9). They do wait for a decoder that was configured to not
+use the engines.
 
-A decoder takes its room in two steps. What it needs for pictures alike it takes when it is built. What it needs for a
-single one, or for several kinds of JPEGs, is shared by all decoders of a process that are given the same padding; the
-first that needs it takes it. So behind a pipeline a decoder like its own is built, and given a single picture and then
-two: that takes both kinds of room, and the pipeline keeps what is shared.
+A decoder takes room in two steps. The room for batches of images of one kind is taken when the decoder is built. The
+room for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same padding,
+and taken by the first one that needs it. So after a pipeline a decoder with the same padding is built, and decodes one
+image and then two. This takes both kinds of room, and the pipeline keeps the shared one.
 
-On a crowded GPU that is done behind each pipeline, before it is used. Pictures of the engines are Pillow's, while CUDA
-rounds otherwise. Where CUDA shows, or something else, the pipeline's decoders are told to leave the engines alone, it
-is built once more, and so is every other of the process from then on.
+On a crowded GPU this is done after each pipeline is built, before it is used. Images from the engines equal those of
+Pillow, while CUDA rounds differently. If the images are not those of the engines, the decoders of the pipeline are
+configured to not use the engines, and the pipeline is built again. So is every later pipeline of the process.
 
-On one that is not crowded it is done behind a process's first pipeline, which may need what is shared when others have
-come. Nobody waits for the answer there: a GPU that does not decode has no engines, and DALI knows. So a thread does it,
-a moment after the pipeline was built: done at once it made the first batch come later (``first_batch_s`` in the two
-records of 2026-11-23 in ``bench.jsonl``).
+On a GPU that is not crowded this is done after the first pipeline of a process, as it may need the shared room when the
+GPU has become crowded. The result is not waited for: if such a GPU does not decode with engines, it has none, and DALI
+handles that. So a thread does it, a moment after the pipeline was built. Without the delay the first batch came later
+(``first_batch_s`` in the two records of 2026-11-23 in ``bench.jsonl``).
 """
 
 from __future__ import annotations
@@ -45,49 +45,50 @@ from .executor import Padding
 log = logging.getLogger(__name__)
 
 SIDE_PX = 256
-"""Of the picture."""
+"""Side of the test image, in pixels."""
 
 MOST_LEVELS = 0.005
-"""In the mean, that a picture from the engines differs from Pillow's; CUDA's differs by some hundredths."""
+"""Bound of the mean difference between an image from the engines and Pillow's. For CUDA it is some hundredths."""
 
 CROWDED_BYTES = 4 << 30
-"""Of a GPU's memory that are not torch's in this process. Each process with a decoder holds a good part of one of these
-gigabytes, and many such processes have room on the engines of an H200. (See NOTE [ Queues ] in ``dali/device.py``.)"""
+"""Used memory of a crowded GPU, without that of torch in this process. Each process with a decoder uses a good part of
+a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ Queues ] in ``dali/device.py``."""
 
 SHORT_BYTES = 1 << 30
-"""Of a GPU's memory, with which its engines may find too little."""
+"""Free memory of a GPU below which its engines may not have enough."""
 
 AFTER_FIRST_BATCH_S = 1.0
-"""From when the first pipeline was built; so long the first batch has the GPU to itself."""
+"""Delay of the thread after the first pipeline was built, during which the first batch is decoded, in seconds."""
 
 LOOK_S = 0.05
-"""How often the thread looks meanwhile whether the process ends."""
+"""Interval at which the thread checks meanwhile whether the process ends, in seconds."""
 
 _failing: set[int] = set()
-"""GPUs whose engines this process leaves alone."""
+"""GPUs whose engines this process does not use."""
 
 _holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDictionary()
-"""Pipelines with decoders that hold what they share with others of their padding."""
+"""Pipelines whose decoders hold the shared room, with their paddings."""
 
 
 def are_left_alone(device_id: int | None) -> bool:
-    """By this process, since they did not decode."""
+    """Return whether this process does not use the engines of a GPU, as they failed to decode."""
     return device_id in _failing
 
 
 def build(pipeline: Pipeline) -> None:
-    """Build a pipeline, if it is not built yet, such that it does not count on engines that do not decode.
+    """Build a pipeline, if it is not built yet, so that it does not use engines that fail to decode.
 
-    It takes longer on a crowded GPU.
+    This takes longer on a crowded GPU.
 
     Raises:
-        torch.OutOfMemoryError, MemoryError: there is no memory for it, on the GPU or on the CPU.
-        PipelineError: engines do not decode, and its decoders cannot be told; the pipeline has run, say.
+        torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
+        PipelineError: the engines fail to decode, and the decoders cannot be changed, for example as the pipeline has
+            run.
     """
     if pipeline in _holding and executor.is_built(pipeline):
         return
     if _reservation is not None:
-        _reservation.finish()  # or both would be slower, and tuning would measure that
+        _reservation.finish()  # at the same time both would be slower, and tuning would measure that
     _holding.pop(pipeline, None)
     if are_left_alone(pipeline.device_id):
         _avoid(pipeline)
@@ -107,7 +108,7 @@ def _avoid(pipeline: Pipeline) -> None:
 
 
 def _fail_for(pipeline: Pipeline) -> bool:
-    """See whether a pipeline that is built counts on engines that do not decode."""
+    """Return whether a built pipeline uses engines that fail to decode."""
     device_id = pipeline.device_id
     if device_id is None or not executor.uses_engines(pipeline):
         return False
@@ -137,17 +138,17 @@ def _leave_alone(device_id: int) -> None:
 
 
 def _reserve_beside(device_id: int, paddings: set[Padding]) -> None:
-    """Take what decoders of these paddings share, a moment later, beside what the calling thread does."""
+    """Let a thread take the shared room of decoders with these paddings, after a delay."""
     global _reservation
     if paddings:
         reservation = _Reservation(device_id, paddings)
-        reservation.start()  # first: who waits for it takes for granted that it was
+        reservation.start()  # first, as others join it, and only a started thread can be joined
         _fork_safety.watch(reservation)
         _reservation = reservation
 
 
 class _Reservation(threading.Thread):
-    """Tries the engines, which takes room. A fork waits for its end."""
+    """A thread that tries the engines, and so takes the shared room. A fork waits for its end."""
 
     def __init__(self, device_id: int, paddings: set[Padding]) -> None:
         super().__init__(name="proxyloader-engines")
@@ -158,12 +159,12 @@ class _Reservation(threading.Thread):
         until_s = time.monotonic() + AFTER_FIRST_BATCH_S
         while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s:
             if not threading.main_thread().is_alive():
-                return  # the process ends, and waits for its threads
+                return  # the process is ending, and waits for its threads
         if not _decode(self._device_id, self._paddings) and _is_crowded(self._device_id):
-            _leave_alone(self._device_id)  # others came meanwhile; what is built from now on does without
+            _leave_alone(self._device_id)  # the GPU has become crowded; later pipelines do not use the engines
 
     def finish(self) -> None:
-        """Now, and wait for it."""
+        """End the delay, and wait for the thread."""
         self._at_once.set()
         self.join()
 
@@ -180,7 +181,7 @@ class _Reservation(threading.Thread):
 
 
 _reservation: _Reservation | None = None
-"""The last one."""
+"""The thread that was started last."""
 
 
 def _is_crowded(device_id: int) -> bool:
@@ -192,20 +193,20 @@ def _is_crowded(device_id: int) -> bool:
 
 
 def _decode(device_id: int, paddings: set[Padding]) -> bool:
-    """Try the engines, which takes the room that decoders of these paddings share, where there is some."""
+    """Return whether the engines decode. This takes the shared room of these paddings, if the GPU has any left."""
     return max([_levels_off(device_id, padding) for padding in paddings]) < MOST_LEVELS
 
 
 def _levels_off(device_id: int | None, padding: Padding = (), engine_share: float = 1.0) -> float:
-    """Decode a picture, alone and beside itself, and compare with Pillow's: the most that one differs in the mean.
+    """Return the largest mean difference from Pillow of an image that is decoded alone, and in a batch of two.
 
-    Infinite where they cannot be decoded, for want of memory, say.
+    It is infinite if the image cannot be decoded, for example for lack of memory.
     """
     encoded, wanted = _picture()
     pipeline = _decoder(device_id, padding, engine_share)
     off = []
     try:
-        pipeline.build()  # also where there is little memory: what is not found then, the next decoder will not find
+        pipeline.build()  # even with little memory, as the next decoder would not find more
         for images in ([encoded], [encoded, encoded]):
             pipeline.feed_input("images", executor.tensor_list(images))
             executor.run(pipeline)
@@ -233,7 +234,7 @@ def _decoder(device_id: int | None, padding: Padding, engine_share: float) -> Pi
 
 
 def _picture() -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """A JPEG of colours that change from pixel to pixel: its bytes, and what Pillow makes of it."""
+    """Return a JPEG whose colours change from pixel to pixel: its bytes, and the image that Pillow decodes."""
     colors = np.random.default_rng(0).integers(0, 256, (SIDE_PX // 2, SIDE_PX // 2, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(colors).resize((SIDE_PX, SIDE_PX), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from ..transforms.plan import Plan
 
 Output = Union["torch.Tensor", "list[torch.Tensor]"]
-"""Of a pipeline's run: (N, ...), or N tensors that differ in shape."""
+"""An output of a run: (N, ...), or a list of N tensors if they differ in shape."""
 
 Outputs = list[Output]
 
@@ -21,13 +21,14 @@ IMAGE_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """
+    """The dtype and memory format of images.
+
     Attributes:
-        dtype: of images that are floats; None: as the transform gives them.
-        memory_format: of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``.
+        dtype: dtype of floating-point images. None: as the transform returns them.
+        memory_format: memory format of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``.
 
     Raises:
-        ValueError: images are not handed out in such.
+        ValueError: the dtype or the memory format is not supported.
     """
 
     dtype: torch.dtype | None = None
@@ -42,9 +43,10 @@ class OutputFormat:
             )
 
     def check(self, plan: Plan) -> None:
-        """
+        """Check that the output of a plan can be converted to this format.
+
         Raises:
-            ValueError: what the plan gives would have to be scaled to become this dtype.
+            ValueError: the conversion between uint8 and floating-point would need a scale.
         """
         if self.dtype is None or plan.rest is not None:
             return
@@ -68,11 +70,16 @@ class OutputFormat:
         return self.memory_format == torch.channels_last
 
     def of_images(self, images: torch.Tensor) -> torch.Tensor:
-        """(N, C, H, W), or one of them (C, H, W), which has a dtype alone. They come back without a copy where they are
-        so already. A format of its own that is not the default one, such as a collate_fn gives it, a batch keeps.
+        """Return images in this format, without a copy if they have it already.
+
+        With ``torch.contiguous_format``, the default, images keep the memory format that they have, for example from a
+        collate_fn.
+
+        Args:
+            images: (N, C, H, W), or one image (C, H, W), of which only the dtype is converted.
 
         Raises:
-            ValueError: floats would have to be scaled to become uint8.
+            ValueError: the images are floating-point and the dtype is uint8, which would need a scale.
         """
         if self.dtype == torch.uint8 and images.is_floating_point():
             raise ValueError(
@@ -84,18 +91,18 @@ class OutputFormat:
         return images.to(dtype=dtype or images.dtype, memory_format=memory_format)
 
     def of_batch(self, batch: Any) -> Any:
-        """Whatever a collate_fn made, with its tensors of four dimensions in this format: they are taken for images.
+        """Return a batch of a collate_fn with its four-dimensional tensors, which count as images, in this format.
 
         Raises:
-            ValueError: as of ``of_images``.
+            ValueError: as for ``of_images``.
         """
         return batch if self.is_default else tree_map(self._of_leaf, batch)
 
     def of_outputs(self, outputs: Outputs) -> Outputs:
-        """What a server made of a run, with its outputs of four dimensions in this format: they are taken for images.
+        """Return the outputs of a run with the four-dimensional ones, which count as images, in this format.
 
         Raises:
-            ValueError: as of ``of_images``.
+            ValueError: as for ``of_images``.
         """
         return outputs if self.is_default else list(map(self._of_output, outputs))
 
@@ -109,12 +116,12 @@ class OutputFormat:
 
 
 def stacked(images: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As ``torch.stack`` of images (C, H, W), in their memory format."""
+    """Stack images (C, H, W) as ``torch.stack`` does, and keep their memory format."""
     if not images[0].is_contiguous() and images[0].permute(1, 2, 0).is_contiguous():
         return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
     return torch.stack(list(images))
 
 
 def stacked_or_listed(images: list[torch.Tensor]) -> Output:
-    """Stacked where they are of one shape."""
+    """Stack images of one shape. Images of several shapes are returned as a list."""
     return stacked(images) if len({image.shape for image in images}) == 1 else images

@@ -10,17 +10,17 @@ import torch.utils.dlpack
 from .api import feed_ndarray, to_torch_type
 
 LEGACY_STREAM = 1
-"""What DLPack calls CUDA's default stream, where torch and CUDA say 0."""
+"""DLPack's number for CUDA's default stream, which is 0 in torch and CUDA."""
 
 
 def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:
-    """Wait for the oldest iteration and give its outputs as torch tensors.
+    """Return the outputs of the oldest run as torch tensors.
 
-    On a GPU the waiting is left to ``stream``, and the tensors are torch's own memory, so that what torch's users know
-    about streams, ``record_stream`` and memory statistics holds for them.
+    On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``. GPU
+    tensors are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics hold for them.
 
     Returns:
-        For each output a tensor (N, ...), or a list of N tensors where the samples differ in shape.
+        For each output a tensor (N, ...), or a list of N tensors if the samples differ in shape.
     """
     asynchronous = stream is not None and pipeline.exec_dynamic
     outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
@@ -28,9 +28,10 @@ def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.
 
 
 def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> list[torch.Tensor | list[torch.Tensor]]:
-    """As ``take_outputs``, of a pipeline on a GPU, but DALI's own memory: to be read in ``stream`` and let go at once.
+    """Return the outputs of the oldest run of a GPU pipeline as views of DALI's memory.
 
-    DALI gives it to others when ``stream`` has come that far, and knows nothing of any other stream.
+    They must be read in ``stream`` and released at once. DALI reuses the memory when ``stream`` has reached this point,
+    and does not consider other streams.
     """
     return [
         _view(output.as_tensor(), stream)
@@ -57,7 +58,8 @@ def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic
 
 
 def _view(tensor: Any, stream: torch.cuda.Stream | None) -> torch.Tensor:
-    """DALI's memory as a tensor of torch's; ``stream`` is to read it, where it is a GPU's."""
-    # A capsule: of anything else torch compares the device with its own, and a Ctrl-C is lost where it is DALI's.
+    """Return a torch view of DALI's memory. ``stream`` is the stream that will read it; None for the CPU."""
+    # A capsule is passed, as torch compares the device of other objects with its own, and a Ctrl-C in DALI's code for
+    # that is lost.
     how = {} if stream is None else {"stream": stream.cuda_stream or LEGACY_STREAM}
     return torch.utils.dlpack.from_dlpack(tensor.__dlpack__(**how))

@@ -1,4 +1,4 @@
-"""PlanServer: the run queue of a Plan's pipeline, which gives images the output format. Main process."""
+"""PlanServer: the run queue of a Plan's pipeline, which returns images in the output format. Main process."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 
 class PlanServer(RunQueue):
-    """The run queue of a plan's pipeline. It does to each batch what the plan leaves to be done.
+    """The run queue of the pipeline of a plan. On each batch it does the rest of the plan, and sets the output format.
 
     Args:
-        plan: whose pipeline it is.
-        options: of the pipeline, apart from the format.
-        format: that images are handed out in.
+        plan: the plan.
+        options: options of the pipeline, except for those of the output format.
+        format: the output format of images.
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
         self._format, self._rest = format, plan.rest
-        wanted = format if plan.rest is None else OutputFormat()  # what is left wants what torchvision would give it
+        wanted = format if plan.rest is None else OutputFormat()  # deferred transforms take torchvision's format
         self._channels_last = wanted.channels_last
         float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
         self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
@@ -47,13 +47,13 @@ class PlanServer(RunQueue):
         super().__init__(build_pipeline(self._plan, self._options))
 
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
-        with self._lock:  # or two threads would both find it open
+        with self._lock:  # only one of two threads may tune
             if is_to_be_tuned(self._options, len(inputs[0])):
                 self._tune(list(inputs[0]))
             return super().submit(inputs)
 
     def _tune(self, images: list[Any]) -> None:
-        """Settle what is open in the options, by the first full batch."""
+        """Choose the options that are not set, from the first large batch."""
         before, settled = self._options, tuned(self._options, images)
         self._options = replace(before, num_threads=before.threads, hw_decoder_load=before.engine_share)
         if (settled.threads, settled.engine_share) == (before.threads, before.engine_share):
@@ -61,7 +61,7 @@ class PlanServer(RunQueue):
         self.settle()
         try:
             self.pipeline = build_pipeline(self._plan, settled)
-        except (torch.OutOfMemoryError, MemoryError) as error:  # for two; the one that is there does the same, slower
+        except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
             log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
         else:
             self._options = settled
@@ -73,14 +73,14 @@ class PlanServer(RunQueue):
         return [_each(self._last_steps, view) for view in views]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:
-        """(N, C, H, W), or (C, H, W) of one image."""
+        """Return images as (N, C, H, W), or one image as (C, H, W)."""
         return output.movedim(-1, -3) if self._channels_last else output
 
     def collect(self, pipeline_run: PipelineRun) -> Outputs:
         return [_each(self._finished, output) for output in super().collect(pipeline_run)]
 
     def _finished(self, images: torch.Tensor) -> torch.Tensor:
-        if images.ndim == 3:  # of several sizes, which a plan with a rest does not give
+        if images.ndim == 3:  # one of several sizes, which a plan with deferred transforms does not return
             return images.to(self._format.dtype) if images.is_floating_point() else images
         return self._format.of_images(images if self._rest is None else self._rest(images))
 

@@ -1,11 +1,11 @@
 """RunQueue: the runs of a DALI pipeline, in the order in which they were started. Main process.
 
 NOTE [ The order of runs ]
-A DALI pipeline gives its outputs back in the order in which its runs were started. The queue keeps a PipelineRun for
-each in that order, and whoever collects one collects those before it first. So outputs cannot be mistaken for each
-other. After a break the run is cancelled: its outputs are taken and dropped. An error stays with its run. Two loaders
-may share a queue. Runs start when they are submitted and go on in DALI's own threads; the thread that trains waits only
-where it needs an output that is not there yet.
+A DALI pipeline returns outputs in the order in which its runs were started. The queue keeps a PipelineRun for each run
+in that order, and collecting a run collects all runs before it first. So outputs cannot be mistaken for each other.
+When a loop is left, its runs are cancelled: their outputs are taken and dropped. An error stays with its run. Two
+loaders may share a queue. A run starts when it is submitted, and goes on in DALI's own threads. The training thread
+waits only for an output that it needs and that is not ready.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ WHY_LOST = {
     "taken": "another ProxyServer or FileReaderLoader was made over this server's pipeline, which cannot serve two: "
     "give both loaders one server, or each a pipeline of its own",
 }
-"""By the code of the error: why a queue has no pipeline any more."""
+"""Why a queue has no pipeline any more, by the code of the error."""
 
 
 class RunQueue:
     """Starts runs of a pipeline and collects their outputs. Threads may share it.
 
     Args:
-        pipeline: as ``ProxyServer`` takes it. It is built here. A later queue over it takes it over.
-        deterministic: no run is to be started before the loop asks for its batch.
+        pipeline: a pipeline as for ``ProxyServer``, which is built here. A later queue takes it over.
+        deterministic: whether a run is started only when the loop asks for its batch.
 
     Attributes:
-        key: that a batch names it with.
-        names: of the pipeline's inputs, in its order.
+        key: unique name, by which batches refer to the queue.
+        names: names of the pipeline's inputs, in its order.
 
     Raises:
-        TypeError, ValueError, RuntimeError, PipelineError: as of ``ProxyServer``.
+        TypeError, ValueError, RuntimeError, PipelineError, torch.OutOfMemoryError, MemoryError: as for ``ProxyServer``.
     """
 
     def __init__(self, pipeline: api.Pipeline, deterministic: bool = False) -> None:
@@ -66,9 +66,9 @@ class RunQueue:
         self.key, self.names = f"server-{uuid.uuid4().hex}", [source.name for source in sources]
         self._runs: deque[PipelineRun] = deque()
         self._lock = self._held = threading.RLock()
-        self._why_lost = ""  # of WHY_LOST
-        self._in_step = True  # there is a PipelineRun for each run that DALI has, and no other
-        executor.take_over(pipeline, self)  # from here on another queue may take it from this one
+        self._why_lost = ""  # a key of WHY_LOST
+        self._in_step = True  # the list has exactly the runs that DALI has
+        executor.take_over(pipeline, self)  # from here on another queue may take the pipeline over
         executor.drop_runs(pipeline)
         with before_exit():
             jpeg_engines.build(pipeline)
@@ -78,7 +78,7 @@ class RunQueue:
 
     @property
     def under_way(self) -> int:
-        """How many runs are."""
+        """Number of runs in flight."""
         return len(self._runs)
 
     def __repr__(self) -> str:
@@ -89,18 +89,20 @@ class RunQueue:
 
         Args:
             inputs: for each input of the pipeline, in its order, an array (N, ...) or a list of N arrays. Their memory
-                must stay as it is until ``PipelineRun.inputs_released()``.
+                must not change until ``PipelineRun.inputs_released()`` is true.
 
         Raises:
-            InputError: N is too large, or an input is of another kind than before, or than the pipeline declares.
+            InputError: N is too large, or an input has another dtype or number of dimensions than the pipeline declares
+                or took before.
+            PipelineError: the pipeline was taken over, or belongs to the parent process.
         """
         with self._lock:
             self._check_owned()
             self._get_in_step()
             if not self.pipeline.exec_async:
-                self.settle()  # DALI's queue of outputs may be full: the run would wait for this very thread
+                self.settle()  # if DALI's queue of outputs is full, the run would block this thread forever
             if self._inputs.failed is not None and not self.pipeline.exec_dynamic:
-                self.settle()  # they have failed, too
+                self.settle()  # DALI's old executor fails the later runs as well
                 self._rebuild()
             pipeline_run = PipelineRun(len(inputs[0]), self._kinds_of(inputs))
             batches = [executor.tensor_list(samples) for samples in inputs]
@@ -116,25 +118,25 @@ class RunQueue:
             return pipeline_run
 
     def _kinds_of(self, inputs: Sequence[Any]) -> Kinds:
-        """Check a run's inputs. A batch that DALI refuses would stay at the head of its queue for ever."""
+        """Check the inputs of a run, and return their kinds. DALI would keep a batch that it refuses in its queue."""
         kinds = self._inputs.kinds_of(inputs)
         if self._runs and self._runs[-1].kinds != kinds:
-            self.settle()  # whether those kinds are right is known when such a run has succeeded
+            self.settle()  # shows whether runs of the earlier kinds succeed
         if self._inputs.taken is None and self._inputs.failed not in (None, kinds):
-            self._rebuild()  # DALI holds on to the kinds of the first batch, which was not the right one
+            self._rebuild()  # DALI keeps the kinds of its first batch, and that batch has failed
         self._inputs.check_taken(kinds)
         return kinds
 
     def collect(self, pipeline_run: PipelineRun) -> Outputs:
-        """Wait for a run.
+        """Wait for a run and return its outputs.
 
         Returns:
-            For each output of the pipeline a tensor (N, ...), on the pipeline's device, or a list of N tensors where
-            the samples differ in shape. On a GPU they are ready in the order of the caller's current stream.
+            For each output of the pipeline a tensor (N, ...) on the device of the pipeline, or a list of N tensors if
+            the samples differ in shape. On a GPU they are ready in the order of the current stream of the caller.
 
         Raises:
-            PipelineError: DALI failed on this run.
-            torch.OutOfMemoryError, MemoryError: there was no memory for it, on the GPU or on the CPU.
+            PipelineError: DALI failed on this run, or the run was cancelled.
+            torch.OutOfMemoryError, MemoryError: there was not enough memory, on the GPU or on the CPU.
         """
         with self._lock:
             self._check_owned()
@@ -155,10 +157,10 @@ class RunQueue:
             with before_exit():
                 outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
-            pipeline_run.error = error.with_traceback(None)  # which would hold this frame, and the run in it
+            pipeline_run.error = error.with_traceback(None)  # the traceback would keep this frame, and the run, alive
         except (RuntimeError, MemoryError) as error:
             if not executor.is_of_a_run(error):
-                raise  # DALI may have the run still, and so all are begun anew
+                raise  # DALI may still have the run, so the next call rebuilds the pipeline
             pipeline_run.error = executor.error_of_run(error, self.pipeline.device_id, pipeline_run.size)
             self._inputs.failed = pipeline_run.kinds
         self._runs.popleft()
@@ -172,7 +174,7 @@ class RunQueue:
         pipeline_run.outputs = [] if pipeline_run.cancelled else outputs
 
     def _get_in_step(self) -> None:
-        """Begin anew where Ctrl-C or a signal handler came between DALI and our own list: one has a run more."""
+        """Rebuild the pipeline if Ctrl-C or a signal handler has left the list of runs different from DALI's."""
         if self._in_step:
             return
         for pipeline_run in self._runs:
@@ -181,26 +183,26 @@ class RunQueue:
         self._rebuild()
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        """Those of the oldest run, in torch's memory."""
+        """Return the outputs of the oldest run as torch tensors."""
         return _outputs.take_outputs(self.pipeline, stream)
 
     def _rebuild(self) -> None:
         log.info("building the pipeline anew after a failure")
-        self._in_step = False  # if there is no memory for it, the next run begins with it
+        self._in_step = False  # if there is no memory to build it, the next run tries again
         executor.take_apart(self.pipeline)
         jpeg_engines.build(self.pipeline)
         self._inputs.failed, self._in_step = None, True
 
     def cancel_all(self) -> None:
-        """Forget what is under way. Returns at once; nothing of it can appear in a later batch."""
+        """Cancel all runs, without waiting. Their outputs cannot appear in a later batch."""
         with self._lock:
             for pipeline_run in self._runs:
                 pipeline_run.cancel()
 
     def lose_pipeline(self) -> None:
-        """Another server, or a loader, was made over the pipeline. What is under way is lost."""
+        """Give up the pipeline, which another server or loader has taken over. Runs in flight are lost."""
         with self._lock:
-            self.settle()  # so that the pipeline need not be built anew, with the random numbers it began with
+            self.settle()  # so that the pipeline is not rebuilt, which would repeat its random numbers
             self._runs.clear()
             self._why_lost = "taken"
 
@@ -209,7 +211,7 @@ class RunQueue:
             raise PipelineError(WHY_LOST[self._why_lost], code=self._why_lost)
 
     def settle(self) -> bool:
-        """Wait for all runs, and keep what they give for their PipelineRun. Says whether there were any."""
+        """Wait for all runs, and keep their outputs in their PipelineRun. Return whether there were any."""
         with self._lock:
             self._get_in_step()
             under_way = bool(self._runs)
@@ -218,10 +220,10 @@ class RunQueue:
             return under_way
 
     def pause(self) -> bool:
-        """As ``settle``; no thread starts another run, until ``resume``."""
+        """Settle, and keep other threads from starting runs until ``resume``. Return whether there were any runs."""
         held = self._lock
         held.acquire()
-        self._held = held  # as ``end`` may come before ``resume``
+        self._held = held  # ``end`` may replace the lock before ``resume``
         try:
             return self.settle()
         except BaseException:
@@ -229,16 +231,16 @@ class RunQueue:
             raise
 
     def resume(self) -> None:
-        """After ``pause``: runs may be started again."""
+        """Allow runs to be started again, after ``pause``."""
         self._held.release()
 
     def forget_in_child(self) -> None:
-        """In a forked child: the pipeline and its runs are the parent's."""
+        """Give up the pipeline in a forked child. It belongs to the parent process with its runs."""
         executor.forget_in_child(self.pipeline)
         self._runs.clear()
         self._why_lost = "forked"
         self._lock = threading.RLock()
 
     def end(self) -> None:
-        """The interpreter ends, and the pipeline before. What this thread asks for after all builds it anew."""
-        self._lock, self._in_step = threading.RLock(), False  # a thread that waits until Python ends may hold the other
+        """Prepare for the end of the interpreter, which ends the pipeline. A later run rebuilds it."""
+        self._lock, self._in_step = threading.RLock(), False  # a thread that waits until Python ends may hold the old

@@ -1,4 +1,4 @@
-"""Find the placeholders in a stock DataLoader's batch, in any structure. Main process."""
+"""Find and replace the placeholders in a batch of a stock DataLoader, in any structure. Main process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ..data.placeholders import ProxyBatch, ProxySample
 
 
 def map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
-    """Replace references in known containers and in objects with attributes; lists, dicts and objects in place.
+    """Replace references in containers and in objects with attributes. Lists, dicts, sets and objects change in place.
 
     Args:
         obj: the batch, or a part of it.
-        of: what comes in the place of a reference.
-        seen: ids of what was walked through, so that a circle ends; empty at first.
+        of: returns the replacement of a reference.
+        seen: IDs of the objects that were visited, for cyclic structures. Pass an empty set.
+
+    Returns:
+        ``obj``, or a new object for a tuple with references and for a reference.
     """
     if isinstance(obj, (ProxyBatch, ProxySample)):
         return of(obj)

@@ -38,8 +38,7 @@ class CompiledTransform(TransformStandIn):
             others: must be empty. v2 transforms accept labels here, a compiled transform does not.
 
         Returns:
-            A placeholder for the output tensor, or a tuple of them if the transform has several outputs, as FiveCrop
-                has.
+            A placeholder for the output tensor, or a tuple of them if the transform has several outputs.
 
         Raises:
             ImageError: the image is too large, or Pillow cannot read the bytes.

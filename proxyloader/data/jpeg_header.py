@@ -95,9 +95,8 @@ def count_scans(data: bytes | memoryview, header: JpegHeader) -> tuple[int, int]
 
     Returns:
         The number of scans, and the end of the JPEG in bytes; other data may follow. (0, 0) if decoders may differ, so
-            that
-        only Pillow decides: a marker is misplaced, coefficients come twice or are missing (libjpeg interpolates missing
-        ones), or the file is truncated.
+        that only Pillow decides: a marker is misplaced, coefficients come twice or are missing, or the file is
+        truncated. libjpeg interpolates missing coefficients.
     """
     array = np.frombuffer(data, np.uint8)
     is_marker = array[:-1] == 0xFF

@@ -1,4 +1,4 @@
-"""torchvision and timm transforms in, a frozen Plan out. Knows neither files nor DALI.
+"""Translation of torchvision and timm transforms to a frozen Plan, independent of files and of DALI.
 
 Importing this folder registers the rules for torchvision's classes.
 """
@@ -10,6 +10,7 @@ from . import container as container
 from . import geometry as geometry
 from . import multi_crop as multi_crop
 from . import random_affine as random_affine
+from . import random_color as random_color
 from . import resize as resize
 from . import type_conversion as type_conversion
 from . import warp as warp
@@ -27,4 +28,4 @@ __all__ = [
     "type_conversion",
     "warp",
 ]
-"""What other folders may import."""
+"""Modules that other folders may import."""

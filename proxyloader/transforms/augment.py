@@ -26,7 +26,7 @@ from .registry import rule
 
 @dataclass(frozen=True)
 class Blur(Step):
-    """``functional.gaussian_blur``. Takes sigma, in pixels.
+    """``functional.gaussian_blur``. Parameter: sigma, in pixels.
 
     Attributes:
         window: (height, width) of the kernel, odd.
@@ -39,7 +39,7 @@ class Blur(Step):
 
 @dataclass(frozen=True)
 class GaussianBlur(Step):
-    """GaussianBlur: ``get_params`` (v1) or ``make_params`` (v2)."""
+    """Draws of GaussianBlur: ``get_params`` (v1) or ``make_params`` (v2)."""
 
     blur: Blur
     sigma: tuple[float, float]
@@ -51,7 +51,7 @@ class GaussianBlur(Step):
         return (self.blur,)
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        # torch cannot reflect more than there is, and says so in words about padding
+        # torch cannot reflect more pixels than the image has, and its message is about padding
         if any(side <= window // 2 for side, window in zip(size, self.blur.window)):
             raise ValueError(
                 f"GaussianBlur's kernel of {self.blur.window} is too large for an image of {size} (height, width); "
@@ -70,9 +70,9 @@ def gaussian_blur(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class BoxBlur(Step):
-    """``ImageFilter.GaussianBlur`` of a PIL image: weighted means of neighbours, three times across, three times down.
+    """``ImageFilter.GaussianBlur`` of a PIL image: three box blurs in each direction.
 
-    Takes what :func:`box_weights` makes of the radius.
+    Parameters: the four numbers of :func:`box_weights`.
     """
 
     slow_on_cpu: ClassVar[bool] = True
@@ -81,18 +81,19 @@ class BoxBlur(Step):
 
 
 PARTLY = 4096.0
-"""In a sum, what the outermost neighbours count for, so that it holds theirs and that of the others in one float32."""
+"""Factor of the outermost neighbours in a sum. With it, one float32 holds both their sum and that of the other
+pixels."""
 
 
 def box_weights(radius: float) -> tuple[float, float, float, float]:
-    """Pillow's ``BoxBlur.c``, which counts in whole 2**-24.
+    """Weights of Pillow's ``BoxBlur.c``, which computes in multiples of 2**-24.
 
     Args:
         radius: of ``GaussianBlur``, in pixels, at most 2.
 
     Returns:
-        What the neighbours of a pixel count for in a sum, those at a distance of one and of two pixels (1, PARTLY or
-        0), and the weights in the mean of what counts 1 and of what counts PARTLY.
+        The factors in a sum of the neighbours at a distance of one and of two pixels (1, PARTLY or 0), and the weights
+        in the mean of pixels with factor 1 and with factor PARTLY.
     """
     variance = radius**2 / 3
     whole = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
@@ -107,10 +108,10 @@ def box_weights(radius: float) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True)
 class JpegCompression(Step):
-    """JPEG (v2): the image is made a JPEG and decoded again. Takes the quality.
+    """JPEG (v2): encode the image as a JPEG and decode it again. Parameter: the quality.
 
     Attributes:
-        quality: (least, most), of 1 to 100.
+        quality: (minimum, maximum), from 1 to 100.
     """
 
     quality: tuple[int, int]
@@ -135,10 +136,10 @@ def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class Erase(Step):
-    """``functional.erase``. Takes top, left, height and width of the box, in pixels.
+    """``functional.erase``. Parameters: top, left, height and width of the box, in pixels.
 
     Attributes:
-        value: that the box gets, one for each channel, in the units of the values there.
+        value: value of the pixels in the box, one number for each channel, in the units of the image at this step.
     """
 
     value: tuple[float, ...]
@@ -148,7 +149,7 @@ class Erase(Step):
 
 @dataclass(frozen=True)
 class EraseByColor(Step):
-    """``functional.erase`` with a colour that is drawn. Takes what Erase takes, and then a value for each channel."""
+    """``functional.erase`` with a random colour. Parameters: those of Erase, then one value for each channel."""
 
     channels: int
     closeness: ClassVar[Tolerance] = EXACT
@@ -160,8 +161,11 @@ class EraseByColor(Step):
 
 @dataclass(frozen=True)
 class EraseWithNoise(Step):
-    """``functional.erase`` with values of their own for each pixel. Takes what Erase takes, and where the array is that
-    holds them, (height, width, C), of one pixel where the box is empty. Float tensors only."""
+    """``functional.erase`` with a random value for each pixel. Float tensors only.
+
+    Parameters: those of Erase, then the position of the array of values, (height, width, C). The array holds one pixel
+    if the box is empty.
+    """
 
     num_params: ClassVar[int] = 5
     closeness: ClassVar[Tolerance] = EXACT
@@ -169,13 +173,13 @@ class EraseWithNoise(Step):
 
 @dataclass(frozen=True)
 class RandomErasing(Step):
-    """The draws of RandomErasing once it acts: ``get_params`` (v1) or ``make_params`` (v2).
+    """Draws of RandomErasing if it is applied: ``get_params`` (v1) or ``make_params`` (v2).
 
     Attributes:
-        erase: by one value, or by noise, which travels with the row: 4 bytes for each value of the box.
-        scale: (least, most) share of the image's area.
-        ratio: (least, most) of height over width.
-        channels: of the image.
+        erase: erases with one value, or with noise, which is attached to the row: 4 bytes for each value of the box.
+        scale: (minimum, maximum) fraction of the image's area.
+        ratio: (minimum, maximum) of height over width.
+        channels: number of channels of the image.
         version: v1 or v2.
     """
 
@@ -205,7 +209,7 @@ class RandomErasing(Step):
             drawn = v2_transform(v2.RandomErasing, 1.0, self.scale, self.ratio, kind).make_params([image])
             top, left, height, width, value = (drawn[name] for name in "ijhwv")
             found = value is not None
-        if not found or 0 in (height, width):  # ten boxes were too large, or nothing is left of one
+        if not found or 0 in (height, width):  # all ten boxes were too large, or the box is empty
             top, left, height, width, value = 0, 0, 0, 0, torch.zeros((self.channels, 1, 1))
         row.extend((top, left, height, width))
         if noisy:
@@ -214,7 +218,7 @@ class RandomErasing(Step):
 
 
 def as_pixels(values: torch.Tensor) -> NDArray[np.float32]:
-    """(C, H, W) as (H, W, C), as DALI has images."""
+    """Convert (C, H, W) to (H, W, C), the layout of images in DALI."""
     return values.permute(1, 2, 0).contiguous().numpy()
 
 
@@ -231,7 +235,7 @@ def random_erasing(transform: Any, state: ImageState) -> Branch:
 
 
 def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
-    is_noise = value is None or value == "random"  # v2 keeps it as None
+    is_noise = value is None or value == "random"  # v2 stores "random" as None
     if is_noise and state.dtype == "uint8":
         raise UnsupportedTransformError(
             "value='random' is noise around zero, most of which whole levels (uint8) cannot hold; "
@@ -243,7 +247,7 @@ def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
         return EraseWithNoise()
     values = as_fill(value, state, "value")
     if state.dtype == "uint8":
-        values = tuple(float(int(each)) for each in values)  # torch cuts off after the point
+        values = tuple(float(int(each)) for each in values)  # torch truncates to an integer
     return Erase(values)
 
 
@@ -252,10 +256,10 @@ def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
 
 @dataclass(frozen=True)
 class Add(Step):
-    """An array (H, W, C) is added to the image. Takes where it is.
+    """Add an array (H, W, C) to the image. Parameter: the position of the array.
 
     Attributes:
-        clip: to what the image can hold: 0 to 255, or 0 to 1 for floats. Without it, levels begin anew beyond 255.
+        clip: whether to clip to the value range, 0 to 255, or 0 to 1 for floats. Otherwise uint8 values wrap around.
     """
 
     clip: bool
@@ -265,14 +269,15 @@ class Add(Step):
 
 @dataclass(frozen=True)
 class GaussianNoise(Step):
-    """GaussianNoise (v2): ``torch.randn_like``. The noise travels with the row: 4 bytes for each value of the image.
+    """Draws of GaussianNoise (v2): ``torch.randn_like``. The noise is attached to the row: 4 bytes for each value.
 
     Attributes:
-        add: what is done with it.
-        mean, sigma: for values of 0 to 1.
-        levels: the image is of whole levels, and the noise is cut off to them before it is added.
-        channels: of the image.
-        order: in which the tensor lies in memory. ``randn_like`` deals out its numbers in that order, and takes others.
+        add: step that adds the noise.
+        mean, sigma: for a value range of 0 to 1.
+        levels: whether the image is uint8, so that the noise is truncated to integers before it is added.
+        channels: number of channels of the image.
+        order: memory order of the tensor. ``randn_like`` assigns its numbers in this order, and draws others in each
+            order.
     """
 
     add: Add
@@ -315,7 +320,7 @@ def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
 
 
 def _refused_by_torchvision(transform: v2.GaussianNoise, state: ImageState) -> None:
-    """Older versions take float tensors only. The one that is installed is asked."""
+    """Raise an error if the installed torchvision refuses the transform. Older versions take float tensors only."""
     sample: Any = torch.zeros((3, 1, 1), dtype=getattr(torch, state.dtype))
     if state.kind == "pil":
         sample = Image.new("RGB", (1, 1))

@@ -1,7 +1,7 @@
 """Automatic augmentation: AutoAugment, RandAugment, TrivialAugmentWide, AugMix.
 
-What is done and how strongly is found by torchvision's own code: its ``forward`` runs on an image without pixels, and
-each operation that it would do is written down in place of being done.
+torchvision's own code draws the operations and their magnitudes. Its ``forward`` runs on an image without pixels, and
+each operation is recorded instead of applied.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from .registry import rule
 from .warp import Affine, Kind, affine, rotation, warp_fill, warp_interpolation
 
 Operation = tuple[str, float]
-"""torchvision's name of it, and its magnitude."""
+"""torchvision's name of an operation, and its magnitude."""
 
 GEOMETRY = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations that automatic augmentation chooses from, as one step of which each image takes one branch.
+    """The operations of automatic augmentation as one step, of which each image takes one branch.
 
     Attributes:
-        warp: what the five geometric ones have in common.
-        kind: of the image.
-        channels: of the image; a grey one has no colour.
-        solarize_up_to: what a magnitude of 1 is to Solarize; 255 in v2, and 1 in v1, whose magnitudes are thresholds.
+        warp: common properties of the five geometric operations.
+        kind: kind of the image.
+        channels: number of channels of the image; Color does nothing to a grey image.
+        solarize_up_to: factor from the magnitude of Solarize to its threshold: 255 in v2, and 1 in v1.
     """
 
     warp: Affine
@@ -78,7 +78,7 @@ class Operations:
         return OneOf(branches)
 
     def put(self, operation: Operation | None, size: Size, row: list[float]) -> None:
-        """Write an operation into a row; None: the image stays as it is."""
+        """Append the parameters of an operation to a row; None: the image does not change."""
         name, magnitude = operation or ("Identity", 0.0)
         if name == "Identity" or (name == "Color" and self.channels == 1):
             self.choice.put(0, row)
@@ -94,7 +94,7 @@ class Operations:
             self.choice.put({"Brightness": 2, "Color": 3, "Contrast": 4, "Sharpness": 5}[name], row, 1.0 + magnitude)
 
     def put_chain(self, chain: Sequence[Operation], layers: int, size: Size, row: list[float]) -> None:
-        """Write operations that follow one upon the other; where they are fewer than ``layers``, nothing after them."""
+        """Append the parameters of consecutive operations, padded to ``layers`` operations that change nothing."""
         for layer in range(layers):
             self.put(chain[layer] if layer < len(chain) else None, size, row)
 
@@ -115,8 +115,8 @@ class Recording:
     """What ``forward`` would have done to one image.
 
     Attributes:
-        chains: operations one upon the other; each chain begins with the image as it came in.
-        weights: what was drawn for mixing, in the order of drawing, (n,) float32 each.
+        chains: lists of consecutive operations; each list begins with the input image.
+        weights: the numbers drawn for mixing, in the order of drawing, (n,) float32 each.
     """
 
     chains: list[list[Operation]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Recording:
 
 
 class _Unmixed:
-    """In place of weights, and of what ``forward`` mixes with them: arithmetic on images without pixels is slow."""
+    """Replacement of weights, and of the results that ``forward`` mixes with them. It skips slow tensor arithmetic."""
 
     def itself(self, *_: Any, **__: Any) -> _Unmixed:
         return self
@@ -133,7 +133,7 @@ class _Unmixed:
 
 
 def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
-    """A function that draws what ``transform`` would do to an image of a size."""
+    """Return a function that draws what ``transform`` would do to an image of a given size."""
     recording = Recording()
 
     def write_down(image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
@@ -145,7 +145,7 @@ def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
         return done
 
     def dirichlet(parameters: torch.Tensor) -> _Unmixed:
-        # The parameters have no values where the image has no pixels; those of a class are all alpha.
+        # Without pixels, the parameters have no values. All parameters of this class are alpha.
         recording.weights.append(torch._sample_dirichlet(torch.full(parameters.shape, transform.alpha))[0])
         return _Unmixed()
 
@@ -155,7 +155,7 @@ def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
         transform._apply_image_or_video_transform = write_down
         forward: Callable[[Any], Any] = transform.forward
     else:
-        # The operation is a function of the module: the same code, in a module of which that function is ours.
+        # v1 applies an operation with a function of its module, so run the same code with that function replaced.
         transform._augmentation_space = functools.lru_cache(maxsize=64)(transform._augmentation_space)
         code = type(transform).forward
         forward = types.FunctionType(code.__code__, {**code.__globals__, "_apply_op": write_down}).__get__(transform)
@@ -175,14 +175,14 @@ def _recorder(name: str, version: str, arguments: tuple[tuple[str, Any], ...]) -
 
 @dataclass(frozen=True)
 class Automatic(Step):
-    """AutoAugment, RandAugment and TrivialAugmentWide: one operation after the other.
+    """AutoAugment, RandAugment and TrivialAugmentWide: consecutive operations.
 
     Attributes:
-        choices: what is chosen from.
-        name: of the class.
+        choices: the operations to choose from.
+        name: name of the class.
         version: v1 or v2.
-        arguments: that make an instance whose draws these are.
-        layers: most operations that one image gets.
+        arguments: constructor arguments of an instance that draws the same numbers.
+        layers: maximum number of operations for one image.
     """
 
     choices: Operations
@@ -240,9 +240,9 @@ def trivial_augment_wide(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class Mixture(Step):
-    """A weighted sum of the image and of what each of several branches makes of it; whole levels are cut off.
+    """Weighted sum of the image and of the results of several branches. uint8 results are truncated.
 
-    Takes the weights, the image's own first, and then the numbers of the branches, one after the other.
+    Parameters: the weights, that of the image itself first, then the parameters of the branches in order.
     """
 
     branches: tuple[Branch, ...]
@@ -263,9 +263,9 @@ class Mixture(Step):
 
 @dataclass(frozen=True)
 class Blend(Step):
-    """``Image.blend`` of the image, at 0, and what a branch makes of it, at 1; what is after the point is cut off.
+    """``Image.blend`` of the image, at 0, and the result of a branch, at 1. Results are truncated. uint8 only.
 
-    Takes the share of the other one, and then the numbers of the branch. Whole levels only.
+    Parameters: the weight of the result, then the parameters of the branch.
     """
 
     branch: Branch
@@ -283,14 +283,14 @@ class Blend(Step):
 
 @dataclass(frozen=True)
 class AugMix(Step):
-    """AugMix.
+    """Draws of AugMix.
 
     Attributes:
-        choices: what each operation is chosen from. torchvision does them to tensors, also where a PIL image came.
+        choices: the operations to choose from. torchvision applies them to tensors, even if the input is a PIL image.
         version: v1 or v2.
-        arguments: that make an instance whose draws these are.
-        width: how many chains.
-        depth: most operations of a chain.
+        arguments: constructor arguments of an instance that draws the same numbers.
+        width: number of chains.
+        depth: maximum number of operations in a chain.
     """
 
     choices: Operations

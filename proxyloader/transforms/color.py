@@ -1,30 +1,28 @@
-"""Steps that change colours. Each says what it takes; who draws that is the class that is made of them.
+"""Steps that change colours, and the transforms that apply one of them, such as RandomInvert.
 
-What a step computes depends on the image before it, as it does in torchvision: Pillow's arithmetic for a PIL image,
-torch's for a tensor (``kind``).
+As in torchvision, the result of a step depends on the ``kind`` of its image: Pillow's arithmetic for a PIL image,
+torch's for a tensor.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
 from .container import RandomApply
-from .plan import EXACT, Branch, ConstantParams, ImageState, OneOf, Size, Step, Tolerance
+from .plan import EXACT, Branch, ConstantParams, ImageState, Step, Tolerance
 from .registry import rule
 
 Kind = Literal["pil", "tensor"]
 
 FLOAT32 = Tolerance(0.005, 1, 1, "a product that is nearly whole falls to the other side in float32")
-"""Where torchvision cuts off or rounds what it computed in float32, or in float64."""
+"""Tolerance of steps for which torchvision truncates or rounds a result in float32 or float64."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Grayscale(Step):
 
     Attributes:
         channels: 1, or 3 equal ones.
-        kind: of the image before it. Pillow rounds to the nearest level; on a uint8 tensor torchvision cuts off.
+        kind: kind of the image before it. Pillow rounds to the nearest level; torchvision truncates for a uint8 tensor.
     """
 
     channels: int
@@ -46,7 +44,7 @@ class Grayscale(Step):
 
 @dataclass(frozen=True)
 class Brightness(Step):
-    """``functional.adjust_brightness``. Takes the factor."""
+    """``functional.adjust_brightness``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -56,7 +54,7 @@ class Brightness(Step):
 
 @dataclass(frozen=True)
 class Contrast(Step):
-    """``functional.adjust_contrast``. Takes the factor."""
+    """``functional.adjust_contrast``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -66,7 +64,7 @@ class Contrast(Step):
 
 @dataclass(frozen=True)
 class Saturation(Step):
-    """``functional.adjust_saturation``. Takes the factor."""
+    """``functional.adjust_saturation``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -76,7 +74,7 @@ class Saturation(Step):
 
 @dataclass(frozen=True)
 class Hue(Step):
-    """``functional.adjust_hue``. Takes what :func:`hue_turn` makes of the factor."""
+    """``functional.adjust_hue``. Parameter: :func:`hue_turn` of the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -100,7 +98,7 @@ class Invert(Step):
 
 @dataclass(frozen=True)
 class Posterize(Step):
-    """``functional.posterize``. Takes the number of bits that are kept. 0: black, where Pillow raises from 13 on."""
+    """``functional.posterize``. Parameter: the number of bits to keep. 0 gives black; Pillow >= 13 raises."""
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
@@ -109,7 +107,7 @@ class Posterize(Step):
 
 @dataclass(frozen=True)
 class Solarize(Step):
-    """``functional.solarize``. Takes what :func:`solarize_threshold` makes of the threshold."""
+    """``functional.solarize``. Parameter: :func:`solarize_threshold` of the threshold."""
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
@@ -118,7 +116,7 @@ class Solarize(Step):
 
 @dataclass(frozen=True)
 class SolarizeAdd(Step):
-    """timm's ``solarize_add``: what is darker than 128 gets brighter. Takes the number of levels."""
+    """timm's ``solarize_add``: brighten pixels that are darker than 128. Parameter: the number of levels."""
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
@@ -127,7 +125,7 @@ class SolarizeAdd(Step):
 
 @dataclass(frozen=True)
 class Sharpness(Step):
-    """``functional.adjust_sharpness``. Takes the factor."""
+    """``functional.adjust_sharpness``. Parameter: the factor."""
 
     kind: Kind = "pil"
     slow_on_cpu: ClassVar[bool] = True
@@ -148,8 +146,8 @@ class Autocontrast(Step):
 class Equalize(Step):
     """``functional.equalize``.
 
-    To have it exactly, each pixel would be compared with each of 256 levels, which takes 100 times as long and 256
-    times the memory.
+    An exact result would require a comparison of each pixel with each of 256 levels. That takes 100 times as long and
+    256 times the memory.
     """
 
     slow_on_cpu: ClassVar[bool] = True
@@ -158,135 +156,24 @@ class Equalize(Step):
 
 @dataclass(frozen=True)
 class ChannelOrder(Step):
-    """``functional.permute_channels``. Takes, for each channel, the number of the one that comes there."""
+    """``functional.permute_channels``. Parameters: for each output channel, the number of the input channel."""
 
     num_params: ClassVar[int] = 3
     closeness: ClassVar[Tolerance] = EXACT
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:
-    """From which value on an image is inverted, in its own values; float32 holds it.
+    """Return the smallest value that is inverted, in the units of the image. It is exact in float32.
 
-    Pillow compares levels with the number in double precision, so the next whole level does as well. torch compares
-    them with what it is in float32.
+    Pillow compares integer levels with the threshold in double precision, so the next integer is equivalent. torch
+    compares values with the threshold in float32.
     """
     return float(math.ceil(threshold)) if kind == "pil" else threshold
 
 
 def hue_turn(factor: float, kind: Kind) -> float:
-    """What a hue is turned by: levels (0 to 255, all around) for a PIL image, a share of the circle for a tensor."""
+    """Return the shift of a hue: 0 to 255 for a PIL image, a fraction of the full circle for a tensor."""
     return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
-
-
-Range = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class ColorJitter(Step):
-    """ColorJitter: ``get_params`` (v1) or ``make_params`` (v2), which draw an order and four factors.
-
-    Attributes:
-        brightness, contrast, saturation, hue: (least, most), or None: left alone.
-        kind: of the image.
-        channels: of the image; a grey one has no saturation and no hue.
-    """
-
-    brightness: Range | None
-    contrast: Range | None
-    saturation: Range | None
-    hue: Range | None
-    kind: Kind
-    channels: int
-
-    @functools.cached_property
-    def choice(self) -> OneOf:
-        colored: Branch = (Saturation(self.kind),) if self.channels == 3 else ()
-        turned: Branch = (Hue(self.kind),) if self.channels == 3 else ()
-        return OneOf(((Brightness(self.kind),), (Contrast(self.kind),), colored, turned, ()))
-
-    @property
-    def operations(self) -> Branch:
-        return (self.choice,) * sum(each is not None for each in self._ranges)
-
-    @property
-    def _ranges(self) -> tuple[Range | None, ...]:
-        return self.brightness, self.contrast, self.saturation, self.hue
-
-    @property
-    def params_doc(self) -> str:
-        return f"an order, {len(self.operations)} factors: ColorJitter.get_params"
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        order, *factors = v1.ColorJitter.get_params(*self._ranges)  # v2 draws the same numbers
-        choice = self.choice
-        for which in order.tolist():
-            factor = factors[which]
-            if factor is not None:
-                given = hue_turn(factor, self.kind) if which == 3 else factor
-                choice.put(which, row, *[given] if choice.branches[which] else [])
-        return size
-
-
-@dataclass(frozen=True)
-class PhotometricDistort(Step):
-    """RandomPhotometricDistort (v2): ``make_params``."""
-
-    brightness: Range
-    contrast: Range
-    saturation: Range
-    hue: Range
-    p: float
-    kind: Kind
-
-    @property
-    def operations(self) -> Branch:
-        contrast = OneOf(((), (Contrast(self.kind),)))
-        return (
-            OneOf(((), (Brightness(self.kind),))),
-            contrast,
-            OneOf(((), (Saturation(self.kind),))),
-            OneOf(((), (Hue(self.kind),))),
-            contrast,
-            OneOf(((), (ChannelOrder(),))),
-        )
-
-    @property
-    def params_doc(self) -> str:
-        return "what is adjusted, the factors, an order of channels: RandomPhotometricDistort.make_params"
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        transform = v2.RandomPhotometricDistort(self.brightness, self.contrast, self.saturation, self.hue, self.p)
-        drawn = transform.make_params([torch.empty((3, *size), device="meta")])
-        before, contrast, hue = drawn["contrast_before"], drawn["contrast_factor"], drawn["hue_factor"]
-        order = drawn["channel_permutation"]
-        numbers = (
-            drawn["brightness_factor"],
-            contrast if before else None,
-            drawn["saturation_factor"],
-            None if hue is None else hue_turn(hue, self.kind),
-            None if before else contrast,
-        )
-        *adjustments, permuted = self.operations
-        for choice, number in zip(adjustments, numbers):
-            choice.put(int(number is not None), row, *[] if number is None else [number])  # type: ignore[attr-defined]
-        permuted.put(int(order is not None), row, *[] if order is None else order.tolist())  # type: ignore[attr-defined]
-        return size
-
-
-@dataclass(frozen=True)
-class RandomChannelOrder(Step):
-    """RandomChannelPermutation (v2)."""
-
-    num_params: ClassVar[int] = 3
-    params_doc: ClassVar[str] = "an order of channels: torch.randperm(3)"
-
-    @property
-    def operations(self) -> Branch:
-        return (ChannelOrder(),)
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        row.extend(torch.randperm(3).tolist())
-        return size
 
 
 @rule(v1.Grayscale, v2.Grayscale)
@@ -294,34 +181,9 @@ def grayscale(transform: Any, state: ImageState) -> Branch:
     channels = transform.num_output_channels
     if channels not in (1, 3):
         raise _not_allowed("num_output_channels", channels, "1 and 3 are")
-    # The v1 class leaves a grey tensor with one channel, also where three are asked for.
+    # The v1 class keeps the single channel of a grey tensor, even if three are requested.
     stays_grey = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     return () if state.channels == 1 and stays_grey else (Grayscale(channels, state.kind),)
-
-
-@rule(v1.ColorJitter, v2.ColorJitter)
-def color_jitter(transform: Any, state: ImageState) -> Branch:
-    brightness, contrast, saturation, hue = (
-        None if each is None else (float(each[0]), float(each[1]))
-        for each in (transform.brightness, transform.contrast, transform.saturation, transform.hue)
-    )
-    return (ColorJitter(brightness, contrast, saturation, hue, state.kind, state.channels),)
-
-
-@rule(v2.RandomPhotometricDistort)
-def random_photometric_distort(transform: Any, state: ImageState) -> Branch:
-    _colored(state)
-    brightness, contrast, saturation, hue = (
-        (float(each[0]), float(each[1]))
-        for each in (transform.brightness, transform.contrast, transform.saturation, transform.hue)
-    )
-    return (PhotometricDistort(brightness, contrast, saturation, hue, float(transform.p), state.kind),)
-
-
-@rule(v2.RandomChannelPermutation)
-def random_channel_permutation(transform: Any, state: ImageState) -> Branch:
-    _colored(state)
-    return (RandomChannelOrder(),)
 
 
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
@@ -379,13 +241,6 @@ def random_autocontrast(transform: Any, state: ImageState) -> Branch:
 def random_equalize(transform: Any, state: ImageState) -> Branch:
     whole_levels(state)
     return (RandomApply((Equalize(),), float(transform.p)),)
-
-
-def _colored(state: ImageState) -> None:
-    if state.channels != 3:
-        raise UnsupportedTransformError(
-            f"it works on images of 3 channels, and here they have {state.channels}", code="wrong-place"
-        )
 
 
 def whole_levels(state: ImageState) -> None:

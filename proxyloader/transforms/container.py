@@ -19,12 +19,12 @@ from .registry import container
 
 @dataclass(frozen=True)
 class RandomApply(Step):
-    """RandomApply, and every class that acts with a probability ``p``: one number decides, then come its own draws.
+    """RandomApply, and every class with a probability ``p``: draws whether to apply the inner steps, then their draws.
 
     Attributes:
-        inner: what is done or not.
+        inner: the steps that are applied or not.
         p: the probability.
-        closed: at a draw that equals ``p`` it is done (v1's RandomApply; all others do nothing then).
+        closed: whether to apply them if the drawn number equals ``p``. Only RandomApply of v1 does.
     """
 
     inner: Branch
@@ -80,7 +80,7 @@ class RandomChoice(Step):
 
 @dataclass(frozen=True)
 class RandomOrder(Step):
-    """All of several transforms in an order of chance."""
+    """All of several transforms, in random order."""
 
     choice: OneOf
     version: str

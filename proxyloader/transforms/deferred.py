@@ -1,4 +1,4 @@
-"""DeferredTransforms: the untranslated end of a transform, applied to whole batches. Main process."""
+"""DeferredTransforms: the last part of a transform, which is not translated and runs on whole batches. Main process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class DeferredTransforms:
-    """The transforms from the first one on that is not translated, called on batches (N, C, H, W).
+    """The first transform that is not translated and all that follow, called on batches (N, C, H, W).
 
-    Only the training process needs it: what a worker gets is the key alone, so that lambdas do no harm there.
+    Only the main process needs the transforms. A worker receives just the key, so lambdas need not be pickled.
 
     Attributes:
-        position: of the first, for messages.
+        position: position of the first one, for messages.
         transforms: the user's objects.
         key: the same for the same objects.
     """
@@ -42,7 +42,7 @@ class DeferredTransforms:
             (N, ...)
 
         Raises:
-            InputError: something else came out. Whatever the transforms raise.
+            InputError: the result is not a tensor of N images. Exceptions of the transforms are not changed.
         """
         images = batch
         for transform in self.transforms:
@@ -59,7 +59,7 @@ class DeferredTransforms:
 
 
 def _on(device: torch.device, transform: Any) -> Any:
-    """The transform, with the tensors that it keeps (as LinearTransformation does) where the images are."""
+    """Return the transform with the tensors that it holds on ``device``, or a copy if any must be moved."""
     kept = {name: value for name, value in getattr(transform, "__dict__", {}).items() if torch.is_tensor(value)}
     if all(value.device == device for value in kept.values()):
         return transform

@@ -1,10 +1,10 @@
-"""Faster sampling of torchvision's random parameters, where that takes a good part of a worker's time.
+"""Faster sampling of torchvision's random parameters, for transforms that take much of a worker's time.
 
 NOTE [ The same draws, for less ]
-RandomResizedCrop asks torch for its numbers through tensors that it makes anew for each image, which takes a good part
-of what a worker does for a JPEG. Ours asks torch's generator for the same numbers in the same order. Whether it does is
-not taken for granted: before it is used, and so with whatever torchvision is installed, its boxes and what they leave
-of the generator are compared with torchvision's. Where they differ, torchvision draws.
+RandomResizedCrop draws its numbers through new tensors for each image, which takes a considerable part of the time that
+a worker spends on a JPEG. The code below draws the same numbers in the same order from torch's generator, into tensors
+that are used again. Before it is used, its boxes and the resulting generator states are compared with those of the
+installed torchvision. If they differ, torchvision draws the boxes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torchvision.transforms import v2
 from .params import Version, meta_image, v2_transform
 
 BoxOf = Callable[[int, int], tuple[int, int, int, int]]
-"""(top, left, height, width) of a box in an image of (height, width), in pixels."""
+"""Function that returns (top, left, height, width) of a box in an image of (height, width), in pixels."""
 
 TRIES = 10
 SEEDS = range(24)
-SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in the narrow ones all tries fail now and then
+SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries fail sometimes
 
 
 def resized_crop_box(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version) -> BoxOf:
-    """How the box of a RandomResizedCrop is drawn: ``torchvision.transforms.RandomResizedCrop.get_params``."""
+    """Return a function that draws a box like ``torchvision.transforms.RandomResizedCrop.get_params``."""
     return _compared(scale, ratio, version, torch.get_default_dtype())
 
 
@@ -42,7 +42,7 @@ def _compared(scale: tuple[float, ...], ratio: tuple[float, ...], version: Versi
 
 
 class _Drawn(threading.local):
-    """Where numbers are drawn to: making a tensor takes as long as drawing one. Each thread has its own."""
+    """Tensors to draw numbers into, one set per thread. Creating a tensor takes as long as drawing a number."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.number, self.place = torch.empty(1, dtype=dtype), torch.empty(1, dtype=torch.int64)
@@ -92,6 +92,6 @@ def _draw_alike(ours: BoxOf, theirs: BoxOf) -> bool:
 
 
 def _drawn_by(box_of: BoxOf, seed: int) -> list[float]:
-    """Boxes in images of some sizes, and the number that torch's generator would give next."""
+    """Return boxes in images of several sizes, and the next number of torch's generator."""
     torch.default_generator.manual_seed(seed)
     return [number for size in SIZES for number in box_of(*size)] + [torch.rand(1).item()]

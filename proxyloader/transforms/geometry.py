@@ -1,5 +1,7 @@
-"""Steps that move pixels as they are: crop, pad, flip, whole rows and columns. All is settled in the worker, in whole
-pixels."""
+"""Steps that move pixels without changing their values: crop, pad, flip, select rows and columns.
+
+The worker computes all positions, in whole pixels.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ from .plan import EXACT, ImageState, ParamRow, Size, Step, Tolerance
 from .registry import rule
 
 Box = tuple[int, int, int, int]
-"""(top, left, height, width) in pixels; it may reach beyond the image, where the fill value stands."""
+"""(top, left, height, width) in pixels. It may extend beyond the image, where pixels have the fill value."""
 
 
 class Region(Protocol):
-    """Which part of an image a Crop takes."""
+    """The part of an image that a Crop takes."""
 
     @property
     def inside(self) -> bool:
-        """The box never reaches beyond the image."""
+        """Whether the box is always inside the image."""
 
     @property
     def size(self) -> Size | None:
-        """(height, width) of the box where it does not depend on the image."""
+        """(height, width) of the box, in pixels; None if it depends on the image."""
 
     @property
     def params_doc(self) -> str:
-        """As ``Step.params_doc``."""
+        """See ``Step.params_doc``."""
 
     def box(self, height: int, width: int) -> Box: ...
 
@@ -46,7 +48,7 @@ class Region(Protocol):
 
 @dataclass(frozen=True)
 class Crop(Step):
-    """Take a box out of the image; outside the image it holds ``fill``, in the units of the values there."""
+    """Crop a box from the image. Pixels outside the image are ``fill``, in the units of the image at this step."""
 
     region: Region
     fill: tuple[float, ...] = (0.0,)
@@ -70,7 +72,7 @@ class Crop(Step):
 
 @dataclass(frozen=True)
 class ReflectedCrop(Step):
-    """As Crop; outside the image stands its mirror image, without the outermost pixel, as far as that reaches."""
+    """Crop a box from the image, which is reflected at its edges without repeating the edge pixels."""
 
     region: Region
     num_params: ClassVar[int] = 4
@@ -115,7 +117,7 @@ class RandomResizedRegion:
 
 @dataclass(frozen=True)
 class CenterRegion:
-    """The box of ``functional.center_crop``: smaller images are padded evenly, the odd pixel to the right and below."""
+    """The box of ``functional.center_crop``. Smaller images are padded evenly, an odd pixel at the right and bottom."""
 
     size: Size
     inside: ClassVar[bool] = False
@@ -133,7 +135,7 @@ def _centred(available: int, wanted: int) -> int:
 
 @dataclass(frozen=True)
 class RandomRegion:
-    """The box of RandomCrop, with its padding counted as outside."""
+    """The box of RandomCrop. Its padding counts as outside the image."""
 
     size: Size
     padding: tuple[int, int, int, int]  # left, top, right, bottom
@@ -164,7 +166,7 @@ class RandomRegion:
 
 @dataclass(frozen=True)
 class PaddedRegion:
-    """The whole image and ``padding`` (left, top, right, bottom) pixels around it."""
+    """The box of the whole image with ``padding`` pixels (left, top, right, bottom) around it."""
 
     padding: tuple[int, int, int, int]
     inside: ClassVar[bool] = False
@@ -178,7 +180,7 @@ class PaddedRegion:
 
 @dataclass(frozen=True)
 class ZoomedOutRegion:
-    """The box of RandomZoomOut (v2 ``make_params``): a canvas of ``side_range`` times the image's sides around it."""
+    """The box of RandomZoomOut (v2 ``make_params``): the image with a border, ``side_range`` times as high and wide."""
 
     side_range: tuple[float, float]
     inside: ClassVar[bool] = False
@@ -251,7 +253,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, int]:
-    """Padding as torchvision takes it (1, 2 or 4 numbers) as (left, top, right, bottom)."""
+    """Convert a padding of torchvision, 1, 2 or 4 numbers, to (left, top, right, bottom)."""
     if padding is None:
         return 0, 0, 0, 0
     if is_number(padding):
@@ -264,7 +266,7 @@ def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, i
         return (int(padding[0]),) * 4
     if len(padding) == 2:
         return int(padding[0]), int(padding[1]), int(padding[0]), int(padding[1])
-    if in_lrtb_order:  # v2.RandomCrop keeps its padding parsed, as left, right, top, bottom
+    if in_lrtb_order:  # v2.RandomCrop stores its padding as left, right, top, bottom
         left, right, top, bottom = padding
         return int(left), int(top), int(right), int(bottom)
     left, top, right, bottom = padding
@@ -289,7 +291,7 @@ def _not_negative(side: int) -> int:
 
 @dataclass(frozen=True)
 class Flip(Step):
-    """RandomHorizontalFlip and RandomVerticalFlip: one number, in v1 and in v2."""
+    """Draws of RandomHorizontalFlip and RandomVerticalFlip: one number, in v1 and in v2."""
 
     axis: Literal["horizontal", "vertical"]
     p: float
@@ -321,11 +323,13 @@ def random_vertical_flip(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 @dataclass(frozen=True)
 class IndexSelect(Step):
-    """Rows and columns of the image, in any order. Takes the new height and width, and where the array is that says
-    which they are: the numbers of the rows, and then those of the columns. What is outside of the image has -1.
+    """Select rows and columns of the image, in any order.
+
+    Parameters: the new height and width, and the position of an array with the indices of the rows, then of the
+    columns. -1 means outside the image.
 
     Attributes:
-        fill: what stands there, one number for each channel; none: all are inside.
+        fill: value of pixels outside the image, one number for each channel; (): all indices are inside.
     """
 
     fill: tuple[float, ...] = ()
@@ -333,7 +337,7 @@ class IndexSelect(Step):
     closeness: ClassVar[Tolerance] = EXACT
 
     def put(self, rows: NDArray[np.float32], columns: NDArray[np.float32], row: ParamRow) -> Size:
-        """Write the numbers into the row of an image; returns the new size."""
+        """Append the parameters to the row of an image. Return the new (height, width)."""
         new_size = len(rows), len(columns)
         row.extend((*new_size, row.attach(np.concatenate([rows, columns]))))
         return new_size

@@ -16,7 +16,7 @@ from .registry import rule
 
 @dataclass(frozen=True)
 class Views(Step):
-    """Every branch is taken, each from the image as it is here, and gives an image of its own."""
+    """Apply several branches to the same image. Each branch gives one output image."""
 
     branches: tuple[Branch, ...]
 
@@ -41,10 +41,10 @@ class Views(Step):
 
 @dataclass(frozen=True)
 class CornerRegion:
-    """One of the four corners of ``functional.five_crop``.
+    """The box of one of the four corners of ``functional.five_crop``.
 
     Raises:
-        ValueError: from ``box``, the image is smaller.
+        ValueError: ``box`` raises it if the image is smaller.
     """
 
     size: Size
@@ -77,6 +77,6 @@ def ten_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 
 def _five(size: Size) -> list[Crop]:
-    """In torchvision's order: the corners, those on top first, and the centre."""
+    """Return the crops in torchvision's order: top left, top right, bottom left, bottom right, centre."""
     corners = [CornerRegion(size, bottom, right) for bottom in (False, True) for right in (False, True)]
     return [*map(Crop, corners), Crop(CenterRegion(size))]

@@ -1,7 +1,7 @@
-"""Find and replace the transforms that a callable object of the user's own holds in its attributes.
+"""Find and replace the transforms that a user-defined callable object holds in its attributes.
 
-``TwoCropsTransform`` and its like keep a Compose or several in their attributes, call them as often as they like, and
-put what comes back into a list. Their own code goes on doing that, with compiled transforms in the attributes.
+Objects such as ``TwoCropsTransform`` hold one or several transforms in their attributes, call them several times, and
+return a list of the results. Their own code still does that, with compiled transforms in the attributes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from typing import Any
 import torch
 
 Exchange = Callable[[str, Any], Any]
-"""Takes where a transform is held, such as ``.crops[1]``, and the transform; gives what is to stand there."""
+"""Function that takes the position of a transform, such as ``.crops[1]``, and the transform, and returns its
+replacement."""
 
 THEIR_MODULES = ("torchvision.transforms", "timm.data", __package__)
 
 
 class TransformStandIn:
-    """What is put in a transform's place in a dataset."""
+    """Base class of objects that replace a transform in a dataset."""
 
 
 def find_nested(holder: Any) -> dict[str, Any]:
-    """The transforms that a callable object keeps in attributes, also in lists, tuples and dicts there, or in callable
-    objects there; by where they are held. Nothing for what is a transform of torchvision's, a function or a class."""
+    """Return the transforms that a callable object holds in its attributes, by position.
+
+    Lists, tuples, dicts and callable objects in the attributes are searched, too. The result is empty for a transform
+    of torchvision or timm, a function or a class.
+    """
     found: dict[str, Any] = {}
 
     def note(position: str, transform: Any) -> Any:
@@ -37,7 +41,7 @@ def find_nested(holder: Any) -> dict[str, Any]:
 
 
 def replace_nested(holder: Any, exchange: Exchange) -> Any:
-    """A copy of ``holder`` with what ``exchange`` gives for each transform in its place, or itself."""
+    """Return a copy of ``holder`` with each transform replaced by ``exchange``, or itself if nothing changes."""
     return holder if is_transform(holder) or not _may_hold(holder) else _exchanged(holder, "", exchange, set())
 
 
@@ -71,7 +75,7 @@ def _changed_in(values: dict[str, Any], position: str, exchange: Exchange, seen:
 
 
 def is_transform(value: Any) -> bool:
-    """Of torchvision's or timm's classes, or one that stands in for such a transform."""
+    """Return whether the value is a transform of torchvision or timm, or the replacement of one."""
     known = isinstance(value, TransformStandIn) or type(value).__module__.startswith(THEIR_MODULES)
     return known and callable(value)
 

@@ -11,12 +11,12 @@ from torchvision.transforms import v2
 
 @functools.lru_cache(maxsize=4096)
 def meta_image(height: int, width: int) -> torch.Tensor:
-    """An image without pixels: torchvision's parameter code looks at the size only."""
+    """Return an image without pixels. torchvision's parameter code uses only its size."""
     return torch.empty((3, height, width), device="meta")
 
 
 def bernoulli(p: float) -> bool:
-    """``torch.rand(1) < p``, compared in float32 as torch does, without a tensor for the answer."""
+    """Return ``torch.rand(1) < p``, compared in float32 as in torch, without a tensor for the result."""
     return torch.rand(1).item() < _in_float32(p)
 
 
@@ -26,17 +26,17 @@ def _in_float32(value: float) -> float:
 
 
 Version = Literal["v1", "v2"]
-"""Whose parameter code draws: they take other numbers from the generator in some cases, so plans of both differ."""
+"""Version whose parameter code draws. In some cases v1 and v2 draw different numbers, so their plans differ."""
 
 
 @functools.lru_cache(maxsize=64)
 def v2_transform(cls: type[v2.Transform], *arguments: Any) -> v2.Transform:
-    """The v2 classes draw in a method, so it takes an instance; the plan keeps the numbers that make one."""
+    """Return an instance of a v2 class, whose parameters are drawn by a method. Plans store only the arguments."""
     return cls(*arguments)
 
 
 def parameter_function(version: Version) -> str:
-    """The name of the function of a transform that draws its parameters."""
+    """Return the name of the method that draws the parameters of a transform."""
     return "get_params" if version == "v1" else "make_params"
 
 

@@ -1,8 +1,8 @@
-"""Plan: frozen steps that a Compose is compiled to. They draw their numbers per image and know nothing of DALI.
+"""Plan: frozen steps that a Compose is compiled to. Steps draw their parameters per image and do not depend on DALI.
 
-A plan's numbers for one image are a row of float32: each step owns some columns of it, and noise lies behind them. The
-row is drawn in the worker, by torchvision's own parameter code from torch's own generator, and is all that the DALI
-graph needs beside the bytes.
+The parameters of one image are a row of float32: each step has some columns of it, and arrays such as noise follow
+after the columns. The worker draws the row with the parameter code of torchvision or timm from the default generators.
+The row and the bytes of the image are all that the DALI graph needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Size = tuple[int, int]
 
 
 MemoryOrder = Literal["CHW", "HWC"]
-"""How a tensor (C, H, W) lies in torch's memory: channel after channel, or pixel after pixel as in a PIL image."""
+"""Memory order of a tensor (C, H, W): channel by channel, or pixel by pixel as in a PIL image."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class ImageState:
 
     Attributes:
         kind: a PIL image, or a tensor (C, H, W).
-        dtype: of the values; a PIL image's are uint8.
+        dtype: dtype of the values; uint8 for a PIL image.
         channels: 3 (RGB) or 1 (grey).
-        size: (height, width) where it is the same for every image, else None.
-        images: how many there are; FiveCrop makes five of one.
-        order: of a tensor in memory, where it is known; torch deals noise out in that order.
-        pure: a tensor is a plain one, no ``tv_tensors.Image``; of several of those v2 takes the first alone.
+        size: (height, width) if it is the same for every image; otherwise None.
+        images: number of images; FiveCrop makes five from one.
+        order: memory order of a tensor if it is known; torch assigns noise in this order.
+        pure: whether a tensor is a plain one, not a ``tv_tensors.Image``. v2 transforms only the first of several plain
+            tensors.
     """
 
     kind: Literal["pil", "tensor"] = "pil"
@@ -51,10 +52,10 @@ class ImageState:
 
 
 class ParamRow(list[float]):
-    """The numbers of one image while they are drawn: the columns, one after the other, and arrays behind the last."""
+    """The parameters of one image while they are drawn: the columns in order, followed by attached arrays."""
 
     BLOCK: ClassVar[int] = 64
-    """Arrays begin at multiples of so many numbers; counted in these, a float32 says exactly where, up to 4 GB."""
+    """Alignment of arrays, in numbers. A position in these blocks is exact in float32 up to 4 GB."""
 
     def __init__(self, numbers: Sequence[float] = ()) -> None:
         super().__init__(numbers)
@@ -62,30 +63,30 @@ class ParamRow(list[float]):
         self._blocks = 0
 
     def attach(self, array: NDArray[np.float32]) -> float:
-        """Put an array behind the columns; returns its first block, for a column."""
+        """Attach an array after the columns. Return the number of its first block, to be stored in a column."""
         first, end = self._blocks, self._blocks + -(-array.size // self.BLOCK)
         self._arrays += array.reshape(-1), np.zeros((end - first) * self.BLOCK - array.size, np.float32)
         self._blocks = end
         return first
 
     def packed(self) -> NDArray[np.float32]:
-        """(columns and arrays,) float32"""
+        """Return columns and arrays, (numbers,) float32."""
         columns = np.array(self, np.float32)
         return np.concatenate([columns, *self._arrays]) if self._arrays else columns
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an image may be from torchvision's, in levels of 255, where both were the same before.
+    """Largest difference from torchvision's image, in levels of 255, if the input images are equal.
 
-    It holds for uint8; float tensors may be off by float rounding beside it. This is the one place where a step says
-    so: ``proxyloader explain`` prints it, and ``tests/transforms/test_closeness.py`` holds every step to its own.
+    The values hold for uint8. Float tensors may also differ by float rounding. This is the only place that states the
+    tolerance of a step: ``proxyloader explain`` prints it, and ``tests/transforms/test_closeness.py`` tests every step.
 
     Attributes:
         mean: over all pixels of a batch.
         p999: 99.9th percentile.
-        max: the worst pixel.
-        why: where the difference comes from.
+        max: over all pixels.
+        why: cause of the difference.
     """
 
     mean: float = 0.0
@@ -104,11 +105,11 @@ EXACT = Tolerance()
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done to an image. Subclasses say how many columns they draw and what they leave behind.
+    """One operation on an image. Subclasses define how many columns they draw and the state of their output.
 
     Attributes:
-        keeps_order: a tensor that comes out lies in memory as the one that went in. Only what is known to is True.
-        slow_on_cpu: on a CPU torchvision does it so much faster than DALI that a plan with it is left to torchvision.
+        keeps_order: whether an output tensor is known to have the memory order of the input tensor.
+        slow_on_cpu: whether torchvision is so much faster than DALI on a CPU that a plan with this step is left to it.
     """
 
     keeps_order: ClassVar[bool] = False
@@ -116,28 +117,28 @@ class Step:
 
     @property
     def num_params(self) -> int:
-        """How many numbers it takes for an image: as many as what it is made of."""
+        """Number of columns for an image: the sum over ``operations``."""
         return sum(step.num_params for step in self.operations if step is not self)
 
     @property
     def operations(self) -> tuple[Step, ...]:
-        """What a backend does for this step, in order: itself, unless it is made of others. They share its columns."""
+        """Steps that a backend runs for this step, in order: itself, or its parts, which share its columns."""
         return (self,)
 
     @property
     def params_doc(self) -> str:
-        """What ``sample_params`` draws, in words, and by which function of torchvision, torch or Python; or ""."""
+        """What ``sample_params`` draws, and with which function of torchvision, torch or Python; "" for nothing."""
         return ""
 
     @property
     def closeness(self) -> Tolerance | None:
-        """How close what a backend does for this step is to torchvision. None: see the steps that it is made of."""
+        """Tolerance of the backend's result, compared with torchvision; None: see the steps in ``operations``."""
         return None
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        """Append this step's columns for an image of ``size`` to ``row``; return the size it has afterwards.
+        """Append this step's columns for an image of ``size`` to ``row``. Return the size of the output.
 
-        A step that attaches no array needs no more of the row than that it is a list.
+        A step that attaches no array accepts any list as the row.
         """
         return size
 
@@ -146,14 +147,14 @@ class Step:
 
 
 Branch = tuple[Step, ...]
-"""Steps that are taken one after the other, or not at all. None is a branch, too."""
+"""Steps that are applied in order, or not at all. An empty tuple is a branch, too."""
 
 
 @dataclass(frozen=True)
 class OneOf(Step):
-    """One of several branches. Its columns are the number of the branch, and as many as the widest branch has.
+    """One of several branches. Its columns are the number of the branch, then as many columns as the widest branch has.
 
-    It draws nothing itself: the step that it belongs to says which branch is taken.
+    It draws nothing itself. The step that contains it chooses the branch.
     """
 
     branches: tuple[Branch, ...]
@@ -163,7 +164,7 @@ class OneOf(Step):
         return 1 + max(sum(step.num_params for step in branch) for branch in self.branches)
 
     def take(self, chosen: int, size: Size, row: ParamRow) -> Size:
-        """Take a branch whose steps draw their numbers themselves."""
+        """Choose a branch, and let its steps draw their parameters. Return the size of the output."""
         end = len(row) + self.num_params
         row.append(chosen)
         for step in self.branches[chosen]:
@@ -172,7 +173,7 @@ class OneOf(Step):
         return size
 
     def put(self, chosen: int, row: list[float], *numbers: float) -> None:
-        """Take a branch with numbers that are known."""
+        """Choose a branch with given parameters."""
         row.extend([chosen, *numbers, *[0.0] * (self.num_params - 1 - len(numbers))])
 
     def output_state(self, state: ImageState) -> ImageState:
@@ -194,7 +195,7 @@ class OneOf(Step):
 
 @dataclass(frozen=True)
 class ConstantParams(Step):
-    """A step that takes the same numbers for every image."""
+    """A step with the same parameters for every image."""
 
     step: Step
     numbers: tuple[float, ...]
@@ -223,7 +224,7 @@ def output_state(steps: Branch, state: ImageState) -> ImageState:
 
 
 def iter_steps(steps: Branch) -> Iterator[Step]:
-    """The steps, and all that they are made of."""
+    """Yield the steps and, recursively, the steps that they consist of."""
     for step in steps:
         yield step
         for branch in getattr(step, "branches", ()):
@@ -234,12 +235,12 @@ def iter_steps(steps: Branch) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A transform, ready for any backend: steps in order, and the state the images end in.
+    """A translated transform for any backend: steps in order, and the state of the output images.
 
     Attributes:
-        steps: in the order they act.
-        output: dtype, channels and (where it is fixed) size of the tensors that come out, and how many for an image.
-        rest: what is done to the batches afterwards, by other means.
+        steps: in the order in which they are applied.
+        output: dtype, channels, size if it is fixed, and number of the output tensors of one image.
+        rest: what is applied to the batches afterwards; None: nothing.
     """
 
     steps: tuple[Step, ...]
@@ -248,26 +249,26 @@ class Plan:
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Equal plans in different datasets share one pipeline, and workers name it by this.
+        # Equal plans in different datasets share one pipeline. Workers refer to it by this key.
         digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "key", f"plan-{digest[:16]}{f'-{self.rest.key}' if self.rest else ''}")
 
     @property
     def slow_on_cpu(self) -> bool:
-        """On a CPU torchvision is faster than DALI."""
+        """Whether torchvision is faster than DALI on a CPU."""
         return any(step.slow_on_cpu for step in iter_steps(self.steps))
 
     @property
     def num_params(self) -> int:
-        """How many numbers are drawn for an image."""
+        """Number of columns that are drawn for an image."""
         return sum(step.num_params for step in self.steps)
 
     def sample_params(self, height: int, width: int) -> NDArray[np.float32]:
-        """Draw the numbers for one image of ``height`` x ``width`` from torch's default generator.
+        """Draw the parameters of one image of ``height`` x ``width`` pixels from the default generators.
 
         Returns:
-            (columns,) float32, and more where steps attached arrays. Pixel coordinates are whole numbers, exact in
-            float32 up to 16,777,216.
+            (columns,) float32, followed by attached arrays, if any. Pixel coordinates are integers, exact in float32 up
+            to 16,777,216.
         """
         row = ParamRow()
         size = height, width
@@ -277,7 +278,7 @@ class Plan:
 
 
 def plan_of(steps: tuple[Step, ...]) -> Plan:
-    """Check that the steps end in a tensor, and make the plan."""
+    """Check that the steps end in a tensor, and return the plan."""
     state = output_state(steps, ImageState())
     if state.kind == "pil":
         raise UnsupportedTransformError(

@@ -24,7 +24,7 @@ from .warp import Affine, Perspective, affine, refuse_borders, rotation, warp_fi
 
 @dataclass(frozen=True)
 class RandomRotation(Step):
-    """RandomRotation."""
+    """Draws of RandomRotation."""
 
     warp: Affine
     degrees: tuple[float, float]
@@ -65,7 +65,7 @@ def random_rotation(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class RandomAffine(Step):
-    """RandomAffine."""
+    """Draws of RandomAffine."""
 
     warp: Affine
     degrees: tuple[float, float]
@@ -81,7 +81,10 @@ class RandomAffine(Step):
 
     @property
     def lines(self) -> IndexSelect | None:
-        """What does it where nothing is turned or sheared, of PIL images. (torch rounds in ways that are its own.)"""
+        """Replacement of ``warp`` for PIL images that are neither rotated nor sheared; None: ``warp`` is used.
+
+        torch's rounding differs, so tensors always use ``warp``.
+        """
         upright = self.degrees == (0.0, 0.0) and not any(self.shear or ())
         whole = upright and self.warp.kind == "pil" and self.warp.interpolation == "nearest"
         return IndexSelect(self.warp.fill or (0.0,)) if whole else None
@@ -107,15 +110,15 @@ class RandomAffine(Step):
 
 
 def _as_drawn(*numbers: float) -> list[float]:
-    """torch draws in float32, so that a scale of 0.8 is a little more than that."""
+    """Convert numbers to float32 and back, as torch does when it draws: 0.8 becomes slightly larger."""
     drawn: list[float] = np.array(numbers, np.float32).tolist()
     return drawn
 
 
 def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.float32]:
-    """Which pixels of a line of ``count`` Pillow fetches from ``scale`` times their places and ``shift``; -1: fill.
+    """Return which pixels of a line of ``count`` Pillow reads at ``scale`` times position plus ``shift``; -1: fill.
 
-    It adds up many small steps, so that what lies on the border of two pixels is rounded to either.
+    Pillow adds up many small steps, so a position on the border of two pixels may be rounded to either.
     """
     line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
     matrix = (scale, 0.0, shift, 0.0, 1.0, 0.0)
@@ -142,7 +145,7 @@ def random_affine(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class TiltedAtRandom(Step):
-    """RandomPerspective, once it acts."""
+    """Draws of RandomPerspective if it is applied."""
 
     warp: Perspective
     distortion_scale: float

@@ -1,4 +1,4 @@
-"""The registry from torchvision classes to rules, and the walk through a Compose that uses it."""
+"""Registry of the rules for torchvision classes, and the translation of a Compose with these rules."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan
 from .unsupported import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, error_of
 
 Rule = Callable[[Any, ImageState], tuple[Step, ...]]
-"""Takes a transform and the state of the image before it; returns its steps. Raises UnsupportedTransformError with
-the reason and the code; position and class are added here."""
+"""Function that takes a transform and the state of the image before it, and returns its steps. It raises
+UnsupportedTransformError with the reason and the code. The caller adds the position and the class."""
 
 COMPOSES = (ComposeV1, v2.Compose)
 
 RULES: dict[type, Rule] = {}
-"""Keyed by exact class: a subclass may do anything."""
+"""Rules by exact class, because a subclass may behave differently."""
 
 
 def rule(*classes: type) -> Callable[[Rule], Rule]:
-    """Register a rule for torchvision classes. A class has one rule."""
+    """Register a rule for torchvision classes. A class has only one rule."""
 
     def register(function: Rule) -> Rule:
         for cls in classes:
@@ -41,15 +41,15 @@ def rule(*classes: type) -> Callable[[Rule], Rule]:
 
 
 Container = Callable[[Any, Sequence[Branch]], Step]
-"""Takes a transform that holds others, and the steps of each of those; returns the step that does with them what the
-transform does."""
+"""Function that takes a transform which holds others, and the steps of each of them. It returns one step for the whole
+transform."""
 
 CONTAINERS: dict[type, tuple[Container, bool]] = {}
-"""By exact class, and whether its transforms follow one upon the other."""
+"""Containers by exact class, and whether the inner transforms are applied in sequence."""
 
 
 def container(*classes: type, in_sequence: bool = False) -> Callable[[Container], Container]:
-    """Register torchvision classes that keep other transforms in ``.transforms``."""
+    """Register torchvision classes that hold other transforms in ``.transforms``."""
 
     def register(function: Container) -> Container:
         for cls in classes:
@@ -61,15 +61,15 @@ def container(*classes: type, in_sequence: bool = False) -> Callable[[Container]
 
 @dataclass(frozen=True)
 class Part:
-    """One transform, where it stands, and what became of it.
+    """One transform, its position, and its translation.
 
     Attributes:
         position: such as ``transform.transforms[1]``.
-        transform: torchvision's object, or whatever stands there.
-        state: of the image before it.
-        steps: of it and of those ``inside``. What is refused has none, as if it were left out.
+        transform: torchvision's object, or any other object at this position.
+        state: state of the image before it.
+        steps: steps of the transform and of those ``inside``, without the refused ones.
         inside: the transforms that it holds.
-        error: what ``plan_for`` raises where it is not translated; None where it is.
+        error: the exception that ``plan_for`` raises for it; None if it is translated.
     """
 
     position: str
@@ -81,21 +81,21 @@ class Part:
 
     @property
     def refusal(self) -> str:
-        """Why it is not translated, and what to do; "" where it is."""
+        """Why the transform is not translated, and what to do; "" if it is translated."""
         return self.error.reason if self.error is not None else ""
 
     @property
     def name(self) -> str:
-        """Of its class, as users write it."""
+        """Name of the class of the transform, as users write it."""
         return _name(self.transform)
 
     @property
     def refused(self) -> Part | None:
-        """It, or the first in it, that is refused."""
+        """The first part that is refused, of this part and those inside; None if all are translated."""
         return next((part for part in self if part.error), None)
 
     def on_the_way(self) -> Iterator[Part]:
-        """The parts that an image comes through, one after the other: in place of a Compose those in it."""
+        """Yield the parts that are applied to an image in sequence, with each Compose replaced by its parts."""
         if self.error or type(self.transform) not in COMPOSES:
             yield self
         else:
@@ -103,23 +103,23 @@ class Part:
                 yield from each.on_the_way()
 
     def __iter__(self) -> Iterator[Part]:
-        """What it holds, in order, and itself."""
+        """Yield the parts inside, in order, then this part."""
         for part in self.inside:
             yield from part
         yield self
 
 
 def plan_for(transform: Any, position: str = "transform", *, rest: bool = False) -> Plan:
-    """Translate a torchvision transform (v1 or v2) into a plan.
+    """Translate a torchvision transform (v1 or v2) to a plan.
 
     Args:
-        transform: a Compose, nested at will, or one transform.
-        position: of it, for messages.
-        rest: where images are tensors of one size already, leave what is not translated, and all after it, to
-            ``plan.rest``.
+        transform: a Compose, possibly nested, or one transform.
+        position: position of the transform, for messages.
+        rest: whether to put the first part that is not translated and all following parts into ``plan.rest``, if images
+            are tensors of one size there.
 
     Raises:
-        UnsupportedTransformError: something in it is not translated; names the position and the class.
+        UnsupportedTransformError: a part is not translated; names the position and the class.
     """
     translated = translate(transform, position)
     way = list(translated.on_the_way())
@@ -147,13 +147,13 @@ def _refuse_on_batches(state: ImageState, error: UnsupportedTransformError) -> N
         why = "there are several images of one there"
     else:
         return
-    reason = error.reason.removesuffix(f". {ON_BATCHES}")  # which would not be true
+    reason = error.reason.removesuffix(f". {ON_BATCHES}")  # this advice does not apply here
     reason = f"{reason}. (unsupported='batch' does not help: {why}; unsupported='cpu' does)"
     raise _named(UnsupportedTransformError(reason, code="no-batch"), error.transform, error.position)
 
 
 def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:
-    """As ``plan_for``, but nothing is raised: what is refused says so in its part, and the others are translated."""
+    """Translate as ``plan_for`` does, but record an error in the refused part instead of raising it."""
     state = state or ImageState()
     if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__):
         missing = _learn_timm()
@@ -184,7 +184,7 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
 
 
 def is_holder(transform: Any) -> bool:
-    """It is an object of the user's own that holds transforms and calls them itself (see ``nested.py``)."""
+    """Return whether the object is user-defined, and holds transforms that it calls itself; see ``nested.py``."""
     cls = type(transform)
     if cls.__module__.startswith("torch.") or any(base in _known() for base in cls.__mro__):
         return False
@@ -197,13 +197,13 @@ def _known() -> set[type]:
 
 @functools.cache
 def _learn_timm() -> str:
-    """Import the rules of timm's classes, which import timm. Returns why that cannot be done, or ""."""
+    """Import the rules of timm's classes, which import timm. Return why timm cannot be used, or ""."""
     try:
         for name in ("timm", "timm_auto_augment"):
             importlib.import_module(f".{name}", __package__)
     except (ImportError, AttributeError) as error:
         missing = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
-        if not str(missing).startswith("timm"):  # a fault of ours
+        if not str(missing).startswith("timm"):  # an error of this package
             raise
         return f"the oldest timm whose transforms are translated is 1.0.16, and the installed one is another ({error})"
     return ""
@@ -223,7 +223,7 @@ def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: I
 def _checked(
     make: Callable[[], Branch], transform: Any, position: str, state: ImageState, inside: tuple[Part, ...] = ()
 ) -> Part:
-    """With the steps that ``make`` gives, unless it refuses to, or they cannot stand here."""
+    """Return a part with the steps of ``make``, or a refused part if ``make`` raises or the steps do not fit here."""
     try:
         steps = make()
         output_state(steps, state)
@@ -231,7 +231,7 @@ def _checked(
             _refuse_of_several(steps, state)
     except UnsupportedTransformError as error:
         return _refused(error, transform, position, state, inside)
-    except (TypeError, ValueError) as error:  # settings that torchvision's constructors let pass
+    except (TypeError, ValueError) as error:  # arguments that torchvision's constructors do not check
         reason = f"invalid arguments ({type(error).__name__}: {error})"
         invalid = UnsupportedTransformError(reason, code="invalid")
         return _refused(invalid, transform, position, state, inside)
@@ -249,7 +249,7 @@ def _named(error: UnsupportedTransformError, name: str, position: str) -> Unsupp
 
 
 def _keeps_class(part: Part) -> bool:
-    """A ``tv_tensors.Image`` stays one; v1 may make a plain tensor of it."""
+    """Return whether a ``tv_tensors.Image`` keeps its class; v1 classes may convert it to a plain tensor."""
     transform = part.transform
     return type(transform) in COMPOSES or (
         isinstance(transform, v2.Transform) and not isinstance(transform, v2.ToPureTensor)
@@ -274,5 +274,5 @@ def _name(transform: Any) -> str:
         return f"v2.{cls.__name__}"
     if cls.__module__.startswith("torchvision.transforms"):
         return cls.__name__
-    named = transform if hasattr(transform, "__qualname__") else cls  # a function has a name of its own
+    named = transform if hasattr(transform, "__qualname__") else cls  # a function has its own name
     return f"{named.__module__}.{named.__qualname__}"

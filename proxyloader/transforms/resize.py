@@ -1,4 +1,4 @@
-"""Resizes, to given or sampled sizes. All sizes are computed in the worker, in whole pixels."""
+"""Steps that resize, to given or sampled sizes. The worker computes all sizes, in whole pixels."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class NewSize(Protocol):
 
     @property
     def always(self) -> Size | None:
-        """(height, width) where it does not depend on the image."""
+        """(height, width) in pixels if it is the same for every image; otherwise None."""
 
     @property
     def least_edge(self) -> int:
-        """In pixels, the shorter edge that the smallest of these sizes gives a square image."""
+        """Shorter edge, in pixels, of the smallest size that a square image can get."""
 
     @property
     def params_doc(self) -> str:
-        """As ``Step.params_doc``."""
+        """See ``Step.params_doc``."""
 
     def of(self, size: Size) -> Size: ...
 
@@ -63,11 +63,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Edges:
-    """The shape stays.
+    """A size given by an edge. The aspect ratio does not change.
 
     Attributes:
-        shorter: length in pixels that the shorter edge gets, or None to bound the longer one only.
-        max_size: most that the longer edge gets, or None.
+        shorter: new length of the shorter edge, in pixels; None: only bound the longer edge.
+        max_size: maximum length of the longer edge, in pixels, or None.
     """
 
     shorter: int | None
@@ -85,12 +85,12 @@ class Edges:
 
 @dataclass(frozen=True)
 class DrawnSize:
-    """RandomResize, RandomShortestSize and ScaleJitter (v2), which draw a size in ``make_params``.
+    """The size of RandomResize, RandomShortestSize and ScaleJitter (v2), drawn by ``make_params``.
 
     Attributes:
-        name: of the class.
-        arguments: that make an instance whose draws these are.
-        least_edge: as of every NewSize.
+        name: name of the class.
+        arguments: constructor arguments of an instance that draws the same numbers.
+        least_edge: see ``NewSize.least_edge``.
     """
 
     name: str
@@ -104,17 +104,17 @@ class DrawnSize:
 
     def of(self, size: Size) -> Size:
         drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([meta_image(*size)])["size"]
-        # A pair is (height, width); one number is for the shorter edge.
+        # A pair is (height, width). A single number is the shorter edge.
         return as_pair(drawn) if len(drawn) == 2 else resized_size(*size, drawn[0], None)
 
 
 def resized_size(height: int, width: int, shorter: int | None, max_size: int | None) -> Size:
-    """The size that torchvision's Resize gives an image (``functional._compute_resized_output_size``).
+    """Return the size that torchvision's Resize gives an image (``functional._compute_resized_output_size``).
 
     Args:
-        height, width: of the image, in pixels.
-        shorter: wanted length of the shorter edge, None to bound the longer one only.
-        max_size: bound of the longer edge, or None.
+        height, width: size of the image, in pixels.
+        shorter: new length of the shorter edge; None: only bound the longer edge.
+        max_size: maximum length of the longer edge, or None.
     """
     short, long = sorted((height, width))
     if shorter is None:
@@ -132,7 +132,7 @@ def resized_size(height: int, width: int, shorter: int | None, max_size: int | N
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 Nearest = Literal["pil", "nearest", "nearest-exact"]
-"""Whose idea of the nearest pixel: Pillow's, or torch's by its name for ``interpolate``."""
+"""Implementation that determines the nearest pixel: Pillow's, or that of torch's ``interpolate`` by its mode."""
 
 Line = NDArray[np.float32]
 
@@ -144,19 +144,20 @@ FILTERED = {
     "bicubic": Tolerance(0.3, 6, 16, f"of photographs; {CUT}; {ROUNDING}; from 128 pixels on, {LARGE}"),
     "lanczos": Tolerance(0.1, 2, 12, ROUNDING),
 }
-"""By filter. At the edges DALI repeats the outermost pixels where torchvision shortens the filter."""
+"""Tolerances by filter. At the edges, DALI repeats the outermost pixels, and torchvision shortens the filter."""
 
 
 @dataclass(frozen=True)
 class Resize(Step):
-    """``functional.resize`` with a filter: each pixel is a weighted mean. Takes the new height and width.
+    """``functional.resize`` with a filter: each pixel is a weighted mean. Parameters: the new height and width.
 
     Attributes:
         to: the new size.
         interpolation: the filter.
-        antialias: in a smaller image it is as much wider.
-        between: who resizes one side first, and rounds to whole levels, and then the other; None: nobody, as where
-            torchvision resizes floats. It takes four numbers then, the height and width after either.
+        antialias: whether the filter is widened for downscaling.
+        between: library that resizes one side first and rounds to integers before it resizes the other side; None: no
+            rounding, as torchvision does for floats. If set, there are four parameters: height and width after each
+            side.
     """
 
     to: NewSize
@@ -189,21 +190,24 @@ class Resize(Step):
 
 
 def pillow_resizes_height_first(size: Size, new_size: Size) -> bool:
-    """Since version 13 (pull request 9549) Pillow does, where more than twice as many rows go as columns."""
+    """Return whether Pillow resizes the height first. It does if it removes over twice as many rows as columns.
+
+    Older versions than 13 always resize the width first (pull request 9549 of Pillow).
+    """
     rows, columns = size[0] - new_size[0], size[1] - new_size[1]
     return rows > 0 and rows > 2 * columns and _pillow_chooses()
 
 
 @functools.cache
 def _pillow_chooses() -> bool:
-    """Whether the installed Pillow is one that does."""
+    """Return whether the installed Pillow chooses the order."""
     image = Image.effect_noise((30, 30), 100)
     bilinear = Image.Resampling.BILINEAR
     return image.resize((29, 9), bilinear) != image.resize((29, 30), bilinear).resize((29, 9), bilinear)
 
 
 def _not_empty(size: Size, new_size: Size) -> Size:
-    """torch and Pillow refuse it in other words; to DALI a side of 0 means "as you like"."""
+    """Return the new size. Raise ValueError if a side is 0, which means any size in DALI."""
     if 0 in new_size:
         raise ValueError(f"an image of {size[0]} x {size[1]} (height x width) would be resized to {new_size}")
     return new_size
@@ -211,10 +215,11 @@ def _not_empty(size: Size, new_size: Size) -> Size:
 
 @dataclass(frozen=True)
 class ResizeNearest(Step):
-    """``functional.resize`` to rows and columns that the image has.
+    """``functional.resize`` to existing rows and columns of the image.
 
-    Pillow adds up many small steps, and torch multiplies in float32, in small images otherwise than in large ones, so
-    that a place on the border of two pixels is rounded to either. The worker asks them.
+    Pillow adds up many small steps. torch multiplies in float32, and differently in small and in large images. So a
+    position on the border of two pixels may be rounded to either. The worker resizes a line of indices with the same
+    library.
     """
 
     to: NewSize
@@ -237,11 +242,11 @@ class ResizeNearest(Step):
 
 
 def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, Line]:
-    """Which rows and which columns of an image are those of one of the new size: (new height,) and (new width,)."""
+    """Return the rows and columns that nearest interpolation selects, (new height,) and (new width,)."""
     rows, columns = (np.arange(count, dtype=np.float32) for count in size)
     if nearest == "pil":
         return _taken_by_pillow(rows, new_size[0]), _taken_by_pillow(columns, new_size[1])
-    # By the new height and width torch chooses between two kernels, and these round in ways of their own.
+    # torch chooses between two kernels by the new height and width, and they round differently.
     row, column = torch.from_numpy(columns).reshape(1, 1, 1, -1), torch.from_numpy(rows).reshape(1, 1, -1, 1)
     new_columns, new_rows = (torch.nn.functional.interpolate(line, new_size, mode=nearest) for line in (row, column))
     return new_rows[0, 0, :, 0].numpy(), new_columns[0, 0, 0].numpy()
@@ -293,7 +298,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 
 def resize_step(size: Any, transform: Any, state: ImageState) -> Step:
-    """What ``functional.resize`` does to a ``size``, with the interpolation and antialias of a transform."""
+    """Return the step of ``functional.resize`` to ``size``, with interpolation and antialias of a transform."""
     return _resize_to(_given(size, None), transform, state)
 
 
@@ -344,9 +349,9 @@ def resize_to(
             code="wrong-place",
             argument="interpolation",
         )
-    # On a PIL image torchvision always antialiases, whatever the argument says; None means no for tensors.
+    # torchvision always antialiases PIL images, whatever the argument. For tensors, None means False.
     smooth = True if state.kind == "pil" else bool(antialias)
-    # v1 resizes tensors as floats, and so does either version where they are floats.
+    # v1 resizes tensors as floats; both versions do so for float tensors.
     rounding_torch = "torch" if version == "v2" and state.dtype == "uint8" else None
     if mode == "bicubic" and not smooth:
         raise UnsupportedTransformError(
@@ -356,7 +361,7 @@ def resize_to(
 
 
 def interpolation_value(interpolation: Any) -> str:
-    """torchvision's name of an interpolation given as an InterpolationMode, a string or a PIL number."""
+    """Return torchvision's name of an interpolation given as an InterpolationMode, a string or a PIL number."""
     if isinstance(interpolation, InterpolationMode):
         return str(interpolation.value)
     names = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}

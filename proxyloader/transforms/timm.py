@@ -1,6 +1,6 @@
-"""timm's transforms: crops, resizes, conversions, erasing. The registry imports this file with the first of them.
+"""timm's transforms: crops, resizes, conversions, erasing. The registry imports this file when it meets one of them.
 
-What is random is drawn by timm's own parameter code, or in its order: mostly from Python's generator.
+Random parameters are drawn by timm's own code, or in the same order, mostly from Python's generator.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TrimmedRegion:
 
 
 def _refuse_nothing(size: Size, new_size: Size) -> None:
-    if min(new_size) <= 0:  # Pillow cannot go on with nothing either, and says so in other words
+    if min(new_size) <= 0:  # Pillow cannot handle an empty image either, and its message differs
         raise ValueError(f"nothing is left of an image of {size[0]} x {size[1]} (height x width) when it is cropped")
 
 
@@ -140,8 +140,8 @@ class DrawnSize:
     """The size that ResizeKeepRatio draws.
 
     Attributes:
-        least_edge: as of every NewSize.
-        arguments: of ``ResizeKeepRatio.get_params``, after the image.
+        least_edge: see ``NewSize.least_edge``.
+        arguments: arguments of ``ResizeKeepRatio.get_params`` after the image.
     """
 
     least_edge: int
@@ -156,7 +156,7 @@ class DrawnSize:
 
 @dataclass(frozen=True)
 class RandomInterpolation(Step):
-    """One of several resizes, which differ in interpolation; the size that they share is drawn before."""
+    """Resize with a random interpolation. The size is drawn first and is the same for all interpolations."""
 
     resizes: tuple[Resize | ResizeNearest, ...]
 
@@ -225,7 +225,7 @@ def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Branch:
 
 @rule(transforms.ToTensor)
 def to_tensor(transform: Any, state: ImageState) -> Branch:
-    """Without a division by 255."""
+    """Translate timm's ToTensor, which does not divide by 255."""
     if state.kind == "tensor":
         raise UnsupportedTransformError(
             "the image is a tensor already at this point; leave this one out", code="wrong-place"
@@ -241,7 +241,7 @@ def to_tensor(transform: Any, state: ImageState) -> Branch:
 
 
 class _Erased:
-    """Stands in for an image while timm erases boxes of it: notes which, and what comes there."""
+    """Replacement of an image for timm's erasing code. It records the boxes and their values."""
 
     def __init__(self) -> None:
         self.boxes: list[tuple[Box, torch.Tensor]] = []
@@ -261,13 +261,13 @@ def _eraser(mode: str, others: tuple[tuple[str, Any], ...]) -> Any:
 
 @dataclass(frozen=True)
 class RandomErasing(Step):
-    """timm's RandomErasing: no box, or one, or up to as many as it says.
+    """Draws of timm's RandomErasing: up to ``most`` boxes.
 
     Attributes:
-        erase: by zeros, by a colour for each box, or by noise, which travels with the row.
-        mode, others: what makes an instance whose draws these are.
-        most: boxes.
-        channels: of the image.
+        erase: erases with zeros, with a colour for each box, or with noise, which is attached to the row.
+        mode, others: arguments of an instance that draws the same numbers.
+        most: maximum number of boxes.
+        channels: number of channels of the image.
     """
 
     erase: Erase | EraseByColor | EraseWithNoise

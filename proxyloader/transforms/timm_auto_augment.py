@@ -1,7 +1,7 @@
 """timm's automatic augmentation: AutoAugment, RandAugment, AugMix, 3-Augment.
 
-What is done and how strongly is found by timm's own operations: they are called with an image without pixels, which
-notes what is asked of it.
+timm's own operations draw what is applied and how strongly. They run on an image without pixels, which records the
+calls.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .warp import Affine, BicubicAffine, rotation
 
 Arguments = tuple[tuple[str, Any], ...]
 Operation = tuple[str, float, float, Arguments]
-"""What makes an ``AugmentOp``: its name, probability and magnitude, and its hyperparameters."""
+"""Arguments of an ``AugmentOp``: its name, probability and magnitude, and its hyperparameters."""
 
 Done = tuple[Step, Sequence[float]]
-"""A step, and the numbers that it takes."""
+"""A step with its parameters."""
 
 COLORS: dict[Any, Step] = {
     auto_augment.auto_contrast: Autocontrast(),
@@ -55,7 +55,7 @@ COLORS: dict[Any, Step] = {
     auto_augment.solarize: Solarize(),
     auto_augment.solarize_add: SolarizeAdd(),
 }
-"""timm's functions whose numbers are known when they are called, and what does the same."""
+"""timm's functions whose parameters are known when they are called, and the equivalent steps."""
 
 BLURS = (auto_augment.gaussian_blur, auto_augment.gaussian_blur_rand)
 WARPS = (
@@ -67,7 +67,7 @@ WARPS = (
     auto_augment.translate_y_abs,
     auto_augment.translate_y_rel,
 )
-"""These draw, too: the radius, the interpolation."""
+"""timm's functions that draw an interpolation. The BLURS draw a radius."""
 
 
 def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
@@ -84,7 +84,7 @@ def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
 
 
 class _Noting:
-    """Stands in for a PIL image, and notes what timm's functions would do to it."""
+    """Replacement of a PIL image that records what timm's functions would do to it."""
 
     def __init__(self, size: Size) -> None:
         self._size, self.size = size, (size[1], size[0])
@@ -107,7 +107,7 @@ class _Noting:
 
 
 def _noted(function: Any) -> Any:
-    """What stands in for one of timm's functions."""
+    """Return a function that records the call of one of timm's functions instead of running it."""
     if function not in COLORS:
         return function
 
@@ -137,7 +137,7 @@ def _augmentation(name: str, policy: tuple[tuple[Operation, ...], ...], argument
 
 @dataclass(frozen=True)
 class Choices:
-    """What operations are chosen from: nothing, and each step."""
+    """The steps that operations are chosen from. The first branch does nothing."""
 
     steps: Branch
 
@@ -146,7 +146,7 @@ class Choices:
         return OneOf(((), *((step,) for step in self.steps)))
 
     def put_chain(self, done: Sequence[Done], layers: int, row: list[float]) -> None:
-        """Write down steps that follow one upon the other; where they are fewer than ``layers``, nothing after them."""
+        """Append the parameters of consecutive steps, padded to ``layers`` steps that change nothing."""
         choice = self.choice
         for step, numbers in done:
             choice.put(1 + self.steps.index(step), row, *numbers)
@@ -156,14 +156,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Automatic(Step):
-    """timm's AutoAugment, RandAugment and AugmentOp: one operation after the other.
+    """timm's AutoAugment, RandAugment and AugmentOp: consecutive operations.
 
     Attributes:
-        choices: what is chosen from.
-        name: of the class.
-        policy: its operations; of AutoAugment, those of each subpolicy.
-        arguments: the others that make an instance whose draws these are.
-        layers: most operations that one image gets.
+        choices: the steps to choose from.
+        name: name of the class.
+        policy: operations of the class; for AutoAugment, those of each subpolicy.
+        arguments: other arguments of an instance that draws the same numbers.
+        layers: maximum number of operations for one image.
     """
 
     choices: Choices
@@ -189,14 +189,14 @@ class Automatic(Step):
 
 @dataclass(frozen=True)
 class AugMix(Step):
-    """timm's AugMixAugment.
+    """Draws of timm's AugMixAugment.
 
     Attributes:
-        choices: what each operation is chosen from.
-        policy: all operations, as the one part of a policy.
-        alpha: of the Dirichlet and the beta distribution.
-        width: how many chains.
-        depth: operations of a chain; 0 or less: one to three.
+        choices: the steps to choose from.
+        policy: all operations.
+        alpha: parameter of the Dirichlet and the beta distribution.
+        width: number of chains.
+        depth: number of operations in a chain; 0 or less: a random number from one to three.
     """
 
     choices: Choices
@@ -233,7 +233,7 @@ class AugMix(Step):
 
 
 def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Operation, ...], list[Step]]:
-    """What makes such operations, and the steps that do them."""
+    """Return the arguments that create these operations, and the steps that are equivalent to them."""
     made: list[Operation] = []
     steps: list[Step] = []
     if state.kind != "pil" or state.channels != 3:

@@ -19,10 +19,10 @@ from .resize import resize_step
 
 @dataclass(frozen=True)
 class ToTensor(Step):
-    """A PIL image becomes a uint8 tensor (C, H, W); the values stay.
+    """Conversion of a PIL image to a uint8 tensor (C, H, W) with the same values.
 
     Attributes:
-        order, pure: as of ImageState; nothing that DALI does differently, so plans that differ in them are equal.
+        order, pure: see ImageState. DALI's operators do not depend on them, so plans that differ in them are equal.
     """
 
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
@@ -36,7 +36,7 @@ class ToTensor(Step):
 
 @dataclass(frozen=True)
 class ToFloat(Step):
-    """uint8 becomes float32, divided by 255 where ``scale`` is set."""
+    """Conversion from uint8 to float32, with a division by 255 if ``scale`` is set."""
 
     scale: bool
     keeps_order: ClassVar[bool] = True
@@ -76,7 +76,7 @@ def pil_to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 
 def _tensor_already(transform: Any) -> tuple[Step, ...]:
-    """The v2 classes let a tensor pass as it is; the v1 classes raise."""
+    """Return no steps for v2 classes, which do not change a tensor. v1 classes raise an error in torchvision."""
     if isinstance(transform, v2.Transform):
         return ()
     raise UnsupportedTransformError(
@@ -98,12 +98,12 @@ def to_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 @rule(v2.Identity, v2.ToPureTensor)
 def as_it_is(transform: Any, state: ImageState) -> tuple[Step, ...]:
-    """ToPureTensor changes the class of a tensor only; a batch is of plain tensors anyway."""
+    """Return no steps. ToPureTensor only changes the class of a tensor, and batches are plain tensors anyway."""
     return ()
 
 
 def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> tuple[Step, ...]:
-    if state.kind == "pil":  # the v2 classes let a PIL image pass as it is
+    if state.kind == "pil":  # v2 classes do not change a PIL image
         return ()
     if dtype is torch.float32:
         return (ToFloat(scale),) if state.dtype == "uint8" else ()
@@ -138,7 +138,7 @@ def _normalize(mean: Any, std: Any, state: ImageState) -> Normalize:
 
 @rule(ImageClassification)
 def image_classification(transform: Any, state: ImageState) -> tuple[Step, ...]:
-    """The preset that torchvision's weights carry: resize, centre crop, to float, normalise."""
+    """Translate the preset of torchvision's weights: resize, centre crop, conversion to float, normalization."""
     steps: list[Step] = [
         resize_step(transform.resize_size, transform, state),
         Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels),

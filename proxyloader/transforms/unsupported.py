@@ -55,9 +55,9 @@ REFUSED = {
     "UniformTemporalSubsample": f"it takes frames out of a video. {STOCK_LOADER}",
     "VideoClassification": f"it works on videos. {STOCK_LOADER}",
 }
-"""By the name of a class of torchvision, the same in v1 and v2, or of torch.
+"""Reasons by the name of a class of torch, or of torchvision, where it is the same in v1 and v2.
 
-``tests/transforms/test_unsupported.py`` holds the table to the torchvision that is installed."""
+``tests/transforms/test_unsupported.py`` compares the table with the installed torchvision."""
 
 REFUSED_OF_TIMM = {
     "CenterCropToSequence": NAFLEX,
@@ -74,7 +74,8 @@ REFUSED_OF_TIMM = {
     "TfPreprocessTransform": "TensorFlow does it. Use create_transform without tf_preprocessing=True",
     "ToNumpy": "it makes numpy arrays, and images end as tensors here. Put MaybePILToTensor() in its place",
 }
-"""By the name of a class of timm. ``tests/transforms/test_timm.py`` holds the table to the timm that is installed."""
+"""Reasons by the name of a class of timm. ``tests/transforms/test_timm.py`` compares the table with the installed
+timm."""
 
 REFUSED_OF_OURS = {
     "Proxy": (
@@ -82,18 +83,19 @@ REFUSED_OF_OURS = {
         "pipeline, or before, in a dataset of your own that calls server.proxy last"
     ),
 }
-"""By the name of a class of this package."""
+"""Reasons by the name of a class of this package."""
 
 
 def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransformError:
-    """Why a transform is refused for which there is no rule, and the next step.
+    """Return the error for a transform without a rule, with the reason and what to do.
 
     Args:
-        translated: the classes there are rules for.
+        transform: the transform.
+        translated: the classes that have a rule.
     """
     cls = type(transform)
     classes = set(translated)
-    # Those of timm are known only where one of them was met.
+    # The rules of timm are registered only after one of its transforms was met.
     names = sorted({each.__name__ for each in classes if each.__module__.startswith("torchvision.")})
     if isinstance(transform, type):
         return _no_transform(f"it is the class, where an instance, {transform.__name__}(...), is expected")

@@ -1,4 +1,4 @@
-"""Steps that rotate, shear and tilt. Each output pixel is read from the place that a matrix gives."""
+"""Steps that rotate, shear and tilt. Each output pixel is read from a position that a matrix gives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .resize import interpolation_value
 
 Kind = Literal["pil", "tensor"]
 Matrix = tuple[float, ...]
-"""Six numbers a to f: the pixel whose centre is at (x, y) is fetched from (a x + b y + c, d x + e y + f)."""
+"""Six numbers a to f: the pixel with centre (x, y) is read from (a x + b y + c, d x + e y + f)."""
 
 
 WARPED = {
@@ -35,17 +35,19 @@ WARPED = {
     ),
     ("bilinear", "tensor"): Tolerance(0.15, 8, 255, "both round; and at its border the image may end otherwise"),
 }
-"""By interpolation and kind of image. The largest means are those of numbers that are the same for all images."""
+"""Tolerances by interpolation and kind of image. The largest means occur if all images have the same parameters."""
 
 
 @dataclass(frozen=True)
 class Affine(Step):
-    """Takes the new height and width, and a Matrix.
+    """Affine transform of an image. Parameters: the new height and width, and a Matrix.
 
     Attributes:
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        fill: for places outside of the image, one for each channel; none: zeros, and torch blends into them otherwise.
-        kind: of the image. Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the fill.
+        fill: value of positions outside the image, one number for each channel; (): zeros, and bilinear
+            on a tensor blends with them once instead of twice.
+        kind: kind of the image. Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the
+            fill.
     """
 
     interpolation: Literal["nearest", "bilinear"]
@@ -54,7 +56,7 @@ class Affine(Step):
     num_params: ClassVar[int] = 8
 
     def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
-        """The columns of a row, for the new size and a Matrix."""
+        """Return the parameters for a new size and a Matrix."""
         if self.kind == "pil" and self.interpolation == "nearest":
             matrix = _in_fixed_point(matrix)
         return [*size, *matrix]
@@ -69,10 +71,10 @@ class Affine(Step):
 
 @dataclass(frozen=True)
 class BicubicAffine(Step):
-    """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Takes what an Affine takes.
+    """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Parameters: those of Affine.
 
     Attributes:
-        fill: for places outside of the image, one for each channel.
+        fill: value of positions outside the image, one number for each channel.
     """
 
     fill: tuple[float, ...]
@@ -84,7 +86,7 @@ class BicubicAffine(Step):
     )
 
     def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
-        """As of an Affine."""
+        """See ``Affine.taking``."""
         return [*size, *matrix]
 
     def output_state(self, state: ImageState) -> ImageState:
@@ -92,12 +94,13 @@ class BicubicAffine(Step):
 
 
 def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
-    """The matrix that Pillow's ``affine_fixed`` has in truth: whole 65536ths, counted from the centre of a pixel.
+    """Return the matrix that Pillow's ``affine_fixed`` uses: multiples of 1/65536, counted from the centre of a pixel.
 
-    Half of one is added to each place, which changes no pixel, and keeps those on a border from being rounded down.
+    Half of such a unit is added to each position. This changes no pixel, and prevents positions on a border from being
+    rounded down.
     """
     a, b, c, d, e, f = matrix
-    if b == 0 and d == 0:  # Pillow leaves this to ``ImagingScaleAffine``, which adds up steps
+    if b == 0 and d == 0:  # Pillow uses ``ImagingScaleAffine`` here, which adds up steps
         return matrix
 
     def fixed(value: float) -> float:
@@ -111,7 +114,7 @@ def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
 
 @dataclass(frozen=True)
 class Perspective(Step):
-    """``functional.perspective``. Takes its eight coefficients. Its attributes are those of an Affine."""
+    """``functional.perspective``. Parameters: its eight coefficients. See Affine for the attributes."""
 
     interpolation: Literal["nearest", "bilinear"]
     fill: tuple[float, ...]
@@ -124,7 +127,7 @@ class Perspective(Step):
 
 
 INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}
-"""They differ in the last bit, which decides about places that lie on a border."""
+"""The results of v1 and v2 differ in the last bit, which matters for positions on a border."""
 
 
 def rotation(
@@ -135,7 +138,7 @@ def rotation(
     center: Sequence[float] | None = None,
     version: Version = "v1",
 ) -> list[float]:
-    """What ``warp`` takes to do as ``functional.rotate``. ``angle`` is in degrees."""
+    """Return the parameters with which ``warp`` does ``functional.rotate``. ``angle`` is in degrees."""
     if warp.kind == "pil":
         wanted = _Wanted(size)
         Image.Image.rotate(wanted, angle, expand=expand, center=center)  # type: ignore[arg-type]
@@ -148,14 +151,14 @@ def rotation(
     )
     if expand and center is None and angle % 180 == 90 and version == "v2":
         new_width, new_height = height, width  # v1 may add a pixel
-    # torchvision's matrix counts from the middle of both images
+    # torchvision's matrix is relative to the centres of both images
     x, y = new_width * 0.5, new_height * 0.5
     matrix = a, b, c + width * 0.5 - a * x - b * y, d, e, f + height * 0.5 - d * x - e * y
     return warp.taking((new_height, new_width), matrix)
 
 
 class _Wanted:
-    """Stands in for an image while Pillow works out how to rotate it."""
+    """Replacement of an image that records how Pillow would rotate it."""
 
     def __init__(self, size: Size) -> None:
         self.height, self.width = size
@@ -163,7 +166,7 @@ class _Wanted:
         self.new_size, self.matrix = size, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
 
     def copy(self) -> None:
-        """It stays as it is."""
+        """Called by Pillow if the image does not change."""
 
     def transpose(self, method: Image.Transpose) -> None:
         h, w = float(self.height), float(self.width)
@@ -189,7 +192,10 @@ def affine(
     center: Sequence[float] | None = None,
     version: Version = "v1",
 ) -> list[float]:
-    """What ``warp`` takes to do as ``functional.affine``: degrees, pixels, and (x, y) as torchvision has them."""
+    """Return the parameters with which ``warp`` does ``functional.affine``. Arguments are as in torchvision.
+
+    Angles are in degrees, ``translate`` is in pixels, and ``shear`` and ``center`` are (x, y).
+    """
     center = [size[1] * 0.5, size[0] * 0.5] if center is None else list(center)
     return warp.taking(size, INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear)))
 
@@ -204,16 +210,16 @@ def warp_interpolation(interpolation: Any) -> Literal["nearest", "bilinear"]:
 
 
 def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
-    """One number for each channel, as an Affine has it. Pillow cuts off after the point."""
+    """Return one number for each channel, for an Affine. Pillow truncates to integers."""
     values = () if fill is None else as_fill(fill, state)
     return tuple(map(math.floor, values)) if state.kind == "pil" else values
 
 
 def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
-    """Refuse what puts every image's places where rounding decides, as a quarter turn of 64 x 63 pixels does: on the
-    border of two pixels, where torch takes one of them, or on the edge of the image, where Pillow blends no further.
+    """Raise UnsupportedTransformError if rounding decides about many pixels of every image.
 
-    Where numbers are random such places are few.
+    An example is a quarter turn of 64 x 63 pixels. On the border of two pixels torch takes either of them. At the edge
+    of the image Pillow stops blending. With random parameters such positions are rare.
     """
     if (warp.kind == "pil") == (warp.interpolation == "nearest"):
         return
@@ -221,7 +227,7 @@ def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list
         numbers = np.array(taken(size))
         if warp.kind == "pil":
             share = (_inside(numbers, size) != _inside(numbers.astype(np.float32), size)).mean()
-            if share > 0.008:  # of photographs, that is about a level in the mean
+            if share > 0.008:  # for photographs, a mean difference of about one level
                 raise UnsupportedTransformError(
                     f"it takes {share:.0%} of the pixels of an image of {size[0]} x {size[1]} from its very edge, and "
                     "whether that is outside is left to rounding; use InterpolationMode.NEAREST",
@@ -230,7 +236,7 @@ def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list
         else:
             places = _places(numbers)
             share = (abs(places - places.round()) < 1e-4).any(0).mean()
-            if share > 0.05:  # likewise; two pixels that touch are more alike than the image and the fill
+            if share > 0.05:  # the same mean difference; adjacent pixels differ less than the image and the fill
                 raise UnsupportedTransformError(
                     f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, "
                     "and which of both is left to rounding; put it before the conversion to a tensor, "
@@ -240,7 +246,7 @@ def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list
 
 
 def _places(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Where the pixels of the new image are fetched from: x and y, (2, height, width), as precise as the numbers."""
+    """Return the positions that the new image is read from: x and y, (2, height, width), as precise as the numbers."""
     height, width, a, b, c, d, e, f = numbers
     y, x = np.mgrid[: int(height), : int(width)].astype(numbers.dtype) + numbers.dtype.type(0.5)
     return np.stack([a * x + b * y + c, d * x + e * y + f])

@@ -303,9 +303,10 @@ def draw_seed() -> None:
 
 
 def _rest(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Yield the rest of an iterator. Restore its state or that of its sampler, or else skip ``done`` items.
+    """Yield the rest of an iterator. Restore its state first, or skip ``done`` items.
 
-    ``iter()`` is not called on it, because that might restart it.
+    Nothing is skipped if its sampler has a state, which was restored before. ``iter()`` is not called on the iterator,
+    because that might restart it.
     """
     state = loader_state.sampler_state if loader_state.resumes else {}
     if "iterator" in state and is_stateful(iterator):

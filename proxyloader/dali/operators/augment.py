@@ -20,7 +20,7 @@ def blur(graph: Graph, step: Blur) -> None:
 
 @operator(BoxBlur)
 def box_blur(graph: Graph, step: BoxBlur) -> None:
-    """The sums are whole numbers, exact in float32, and their means in double: a mean often lies between two levels."""
+    """Box blur. The sums are integers, exact in float32. The means are float64, as many lie halfway between levels."""
     drawn, values = graph.take_params(4), fn.cast(graph.materialize(), dtype=types.FLOAT)
     near, far, one = drawn[0:1], drawn[1:2], graph.constant(np.ones(1, np.float32))
     full, last = (fn.cast(drawn[k], dtype=types.FLOAT64) for k in (2, 3))
@@ -37,11 +37,11 @@ def box_blur(graph: Graph, step: BoxBlur) -> None:
 
 @operator(JpegCompression)
 def compress(graph: Graph, step: JpegCompression) -> None:
-    """On the CPU in any case, where DALI calls the JPEG library; its operator for GPUs computes in its own way."""
+    """JPEG compression on the CPU, where DALI calls the JPEG library. Its GPU operator computes differently."""
     quality, node = fn.cast(graph.take_params(1)[0], dtype=types.INT32), graph.materialize()
     if graph.options.device_id is not None:
         node = node.cpu()
-    if graph.channels == 1:  # it takes colours; those of a grey image stay grey
+    if graph.channels == 1:  # the operator needs three channels
         node = fn.cat(node, node, node, axis=2)
     node = fn.jpeg_compression_distortion(node, quality=quality)[:, :, : graph.channels]
     graph.node = fn.reshape(node if graph.options.device_id is None else node.gpu(), layout="HWC")
@@ -68,7 +68,7 @@ def paste(graph: Graph, step: EraseWithNoise) -> None:
     box = fn.cast(drawn[0:4], dtype=types.INT32)
     channels = graph.constant(np.array([graph.channels], np.int32))
     patch = graph.array(drawn[4], fn.cat(math.max(box[2:4], 1), channels))
-    # The patch with zeros around it, as large as the image, and zeros in the image where it comes to lie.
+    # The patch is padded with zeros to the size of the image, and added to the image with zeros in its place.
     whole: dict[str, Any] = {"start": -box[0:2], "shape": node.shape(dtype=types.INT32)[0:2], "axes": [0, 1]}
     placed = fn.slice(patch, **whole, out_of_bounds_policy="pad", fill_values=[0.0])
     graph.node = _erased(node, drawn, [0.0]) + placed

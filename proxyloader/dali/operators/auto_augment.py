@@ -1,4 +1,4 @@
-"""Mixtures of branches, as in AugMix."""
+"""Weighted sums of branches, as in AugMix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours, with the roundings of Pillow for PIL images and of torch for tensors."""
+"""Colour operators, with the rounding of Pillow for PIL images and of torch for tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .graph import Graph, operator
 
 PILLOW_LUMA = [19595 / 65536, 38470 / 65536, 7471 / 65536]
 TORCH_LUMA = [0.2989, 0.587, 0.114]
-"""What red, green and blue count for in a grey image, to the last digit."""
+"""The exact weights of red, green and blue in a grey image."""
 
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)
-"""The kernel of Pillow's ``ImageFilter.SMOOTH``, which a sharper image is made from."""
+"""The kernel of Pillow's ``ImageFilter.SMOOTH``, which changes of sharpness use."""
 
 ZERO = np.zeros((), np.float32)
 
@@ -44,10 +44,10 @@ def grayscale(graph: Graph, step: Grayscale) -> None:
 
 
 def _luma(graph: Graph, kind: str) -> Any:
-    """(H, W, 1): how bright each pixel is, in the type of the image."""
+    """Return the luma of each pixel, (H, W, 1), in the dtype of the image."""
     weights = PILLOW_LUMA if kind == "pil" else TORCH_LUMA
-    # On a uint8 tensor torchvision cuts off where DALI rounds, so a half is taken off, and a little less: what was a
-    # whole number, to four digits, stays one.
+    # On a uint8 tensor torchvision truncates and DALI rounds, so one half is subtracted. It is a little less than one
+    # half, so that a result that is an integer to four digits stays that integer.
     less = 0.49995 if kind == "tensor" and graph.scale is None else 0.0
     dtype = types.UINT8 if graph.scale is None else types.FLOAT
     return fn.coord_transform(graph.decoded(), M=weights, T=-less, dtype=dtype)
@@ -58,12 +58,12 @@ def _real(node: Any) -> Any:
 
 
 def _where(condition: Any) -> Any:
-    """1.0 or 0.0"""
+    """Return 1.0 where the condition is true, else 0.0."""
     return fn.cast(condition, dtype=types.FLOAT)
 
 
 def _put(graph: Graph, values: Any) -> None:
-    """Float values become the image: kept to what it can hold, and cut off after the point where it holds levels."""
+    """Set the image to float values, clamped to its range, and truncated to integers if the image is uint8."""
     if graph.scale is None:
         graph.node = fn.cast(math.floor(math.clamp(values, 0.0, 255.0)), dtype=types.UINT8)
     else:
@@ -71,10 +71,10 @@ def _put(graph: Graph, values: Any) -> None:
 
 
 def _blend(graph: Graph, other: Any, factor: Any, kind: str) -> None:
-    """From ``other`` at 0 by way of the image at 1 and beyond.
+    """Blend ``other``, at factor 0, and the image, at factor 1; larger factors extrapolate.
 
-    What lies on a whole level is cut off at it or below, as float32 has it; so the sums are those of Pillow's
-    ``ImagingBlend`` and of torchvision's ``_blend``.
+    A result that should be an integer is truncated to it or to the level below, depending on float32 rounding. So the
+    sums are written as in Pillow's ``ImagingBlend`` and torchvision's ``_blend``.
     """
     values = _real(graph.node)
     _put(graph, other + factor * (values - other) if kind == "pil" else factor * values + (1.0 - factor) * other)
@@ -107,14 +107,14 @@ def hue(graph: Graph, step: Hue) -> None:
     if step.kind == "pil":
         graph.node = fn.cast(_turned_as_pillow(values, turn), dtype=types.UINT8)
     elif graph.scale is None:
-        # torchvision's way back from float: times a little less than 256, cut off
+        # torchvision converts back from float by a multiplication with a little less than 256 and truncation.
         graph.node = fn.cast(math.floor(_turned(values / 255.0, turn) * 255.999), dtype=types.UINT8)
     else:
         graph.node = _turned(values, turn)
 
 
 def _hue_of(values: Any) -> tuple[Any, Any, Any]:
-    """(hue in 0..1, largest - smallest, largest) of each pixel; hue 0 where there is none."""
+    """Return (hue in 0..1, maximum - minimum, maximum) of each pixel. The hue of grey pixels is 0."""
     red, green, blue = (values[:, :, k : k + 1] for k in range(3))
     most = math.max(math.max(red, green), blue)
     spread = most - math.min(math.min(red, green), blue)
@@ -129,7 +129,7 @@ def _hue_of(values: Any) -> tuple[Any, Any, Any]:
 
 
 def _color_of(sixths: Any, p: Any, q: Any, t: Any, v: Any) -> Any:
-    """Red, green and blue of the six sectors of the colour circle."""
+    """Return red, green and blue from the HSV sector ``sixths`` and the candidate values of the channels."""
     sector = sixths - 6.0 * math.floor(sixths / 6.0)
     at = [_where(sector == float(k)) for k in range(6)]
     red = (at[0] + at[5]) * v + at[1] * q + (at[2] + at[3]) * p + at[4] * t
@@ -139,7 +139,7 @@ def _color_of(sixths: Any, p: Any, q: Any, t: Any, v: Any) -> Any:
 
 
 def _turned_as_pillow(values: Any, turn: Any) -> Any:
-    """By way of HSV in whole levels, as Pillow's ``rgb2hsv`` and ``hsv2rgb`` have them."""
+    """Shift the hue by ``turn`` levels in uint8 HSV, as with Pillow's ``rgb2hsv`` and ``hsv2rgb``."""
     hue, spread, v = _hue_of(values)
     saturation = math.floor(spread * 255.0 / (v + _where(v == 0))) / 255.0
     level = math.floor(hue * 255.0) + turn
@@ -151,7 +151,7 @@ def _turned_as_pillow(values: Any, turn: Any) -> Any:
 
 
 def _turned(values: Any, turn: Any) -> Any:
-    """As torchvision's ``_rgb_to_hsv`` and ``_hsv_to_rgb``, for values of 0 to 1."""
+    """Shift the hue of values in 0..1 by ``turn``, as with torchvision's ``_rgb_to_hsv`` and ``_hsv_to_rgb``."""
     hue, spread, v = _hue_of(values)
     saturation = spread / (v + _where(v == 0))
     hue = hue + turn
@@ -194,14 +194,14 @@ def sharpness(graph: Graph, step: Sharpness) -> None:
     smooth = filter_image(values, graph.constant(SMOOTH), graph.constant(ZERO))
     if graph.scale is None:
         smooth = math.floor(smooth + 0.5)
-    # The outermost pixels stay as they are. There the kernel reaches beyond the image, to zeros; so on ones it sums up
-    # to less than one.
+    # The outermost pixels do not change. There the kernel covers zeros outside the image, so its result on ones is less
+    # than one.
     inside = _where(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
     if graph.scale is None:
-        # Pillow's sum, and v2's; v1's differs from it on tensors as far as float rounding does.
+        # The sum of Pillow and of v2. On tensors, v1 differs from it by float rounding.
         _blend(graph, values + inside * (smooth - values), factor, "pil")
     else:
-        # torch has no inside of a side of two pixels, and leaves the values alone, where it else keeps them to 0..1.
+        # If a side has at most two pixels, torch returns the values without clamping them to 0..1.
         has_inside = fn.reductions.max(inside)
         _blend(graph, values + inside * (smooth - values), factor, "tensor")
         graph.node = has_inside * graph.node + (1.0 - has_inside) * values
@@ -210,7 +210,7 @@ def sharpness(graph: Graph, step: Sharpness) -> None:
 @operator(Autocontrast)
 def autocontrast(graph: Graph, step: Autocontrast) -> None:
     node = graph.materialize()
-    # Pillow works in double precision, which decides what the brightest pixels become: a product that is nearly 255.
+    # Pillow computes in float64, which matters for the brightest pixels, where the product is nearly 255.
     dtype = types.FLOAT64 if step.kind == "pil" else types.FLOAT
     ends = (of(node, axes=[0, 1], keep_dims=True) for of in (fn.reductions.min, fn.reductions.max))
     values, least, most = (fn.cast(each, dtype=dtype) for each in (node, *ends))
@@ -222,11 +222,11 @@ def autocontrast(graph: Graph, step: Autocontrast) -> None:
 
 @operator(Equalize)
 def equalize(graph: Graph, step: Equalize) -> None:
-    """As Pillow's ``ImageOps.equalize``, by way of DALI's, which is OpenCV's ``equalizeHist``.
+    """Equalize as Pillow's ``ImageOps.equalize``, from DALI's operator, which is OpenCV's ``equalizeHist``.
 
-    Pillow makes ``(width // 2 + below) // width`` of a level that ``below`` pixels are darker than, where ``width`` is
-    a 255th of ``most``, the pixels that are darker than the brightest. OpenCV, given the negative, makes of it
-    ``255 * below / most``, rounded. What is left to do is to go from one divisor to the other.
+    Let ``below`` be the number of pixels darker than a level, ``most`` the number of pixels darker than the maximum,
+    and ``width`` be ``most // 255``. Pillow maps the level to ``(width // 2 + below) // width``. OpenCV, on the
+    negative image, maps it to ``255 * below / most``, rounded. The result is converted from one divisor to the other.
     """
     node = graph.materialize()
     parts = 255 - _real(equalized(fn.cast(255 - node, dtype=types.UINT8)))

@@ -1,4 +1,4 @@
-"""Branches, of which each image takes its own."""
+"""Branches, one of which is applied to each image."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .graph import Graph, operator
 
 @operator(OneOf)
 def one_of(graph: Graph, step: OneOf) -> None:
-    """Images are dealt out to the branches by halves, and put together again in their order.
+    """Split the batch over the branches, by repeated halving of their number, and merge it in the original order.
 
-    A branch sees only the images that take it, so each is worked on once, whatever the number of branches.
+    A branch processes only its own images, so each image is processed once, regardless of the number of branches.
     """
     node, column = graph.materialize(), graph.column
     graph.take_params(step.num_params)

@@ -1,4 +1,4 @@
-"""The DALI graph of a plan while it is built."""
+"""The DALI graph of a plan during its construction."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PipelineOptions:
     """How a pipeline runs, apart from what it computes.
 
     Attributes:
-        batch_size: most images that one run takes.
+        batch_size: maximum number of images of a run.
         device_id: CUDA ordinal, or None for the CPU.
-        num_threads: DALI's CPU threads; None: left open, see ``threads``.
-        prefetch_queue_depth: runs that DALI prepares memory for.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one; None: left open,
-            see ``engine_share``.
-        float16: images that are floats come out as float16, rounded once.
-        channels_last: images come out as (H, W, C).
+        num_threads: number of DALI's CPU threads. None: not set, see ``threads``.
+        prefetch_queue_depth: number of runs that DALI allocates memory for.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any. None: not
+            set, see ``engine_share``.
+        float16: whether floating-point images are returned as float16, rounded once.
+        channels_last: whether images are returned as (H, W, C).
     """
 
     batch_size: int
@@ -41,13 +41,14 @@ class PipelineOptions:
 
     @property
     def engine_share(self) -> float:
-        """``hw_decoder_load``; where that is open, all of them."""
+        """``hw_decoder_load``, or 1.0 if that is not set."""
         return 1.0 if self.hw_decoder_load is None else self.hw_decoder_load
 
     @property
     def threads(self) -> int:
-        """``num_threads``; where that is open, at most 4 beside a GPU, and on the CPU one more than there are cores: at
-        the end of each operator most threads wait for those with the last images.
+        """``num_threads``. If that is not set, at most 4 on a GPU, and on the CPU the number of cores plus one.
+
+        The additional thread helps, as most threads wait for the last images at the end of each operator.
         """
         if self.num_threads is not None:
             return self.num_threads
@@ -56,23 +57,23 @@ class PipelineOptions:
 
 
 class Graph:
-    """What is known at one point of the graph.
+    """The state of the graph after some of the steps.
 
     The values of the image at this point are ``node * scale``. The multiplication, the conversion to float, a mirror
-    and the change of layout are put off as long as possible, because one operator, CropMirrorNormalize, does them all.
+    and the change of layout are deferred as long as possible, as one operator, CropMirrorNormalize, does all of them.
 
     Attributes:
-        options: of the pipeline.
+        options: options of the pipeline.
         encoded: the bytes of the images, one-dimensional.
-        row: the drawn numbers: the columns, and then the arrays.
-        columns: how many there are.
-        column: the next one that is to be taken.
-        node: (H, W, C); None: not decoded yet.
-        scale: None: the values are uint8.
-        mirror: 1 where the image is to be mirrored, or None.
+        row: the drawn numbers: the columns, followed by the arrays.
+        num_params: number of columns.
+        column: index of the next column.
+        node: (H, W, C), or None before the image is decoded.
+        scale: factor of floating-point values. None: the values are uint8.
+        mirror: a node that is 1 for images to be mirrored, or None.
         channels: 3 or 1.
-        forks: on the way to this branch, as (predicate, which side).
-        views: where several images are made of one: a graph for each, and all that follows is added to every one.
+        branch_path: the splits on the way to this branch, as (predicate, side).
+        views: the graphs of the images, if several are made of one. Later steps are added to each of them.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class Graph:
         self.mirror: Any = None
         self.channels = 3
         self.views: list[Graph] = []
-        self._constants: dict[Any, Any] = {}  # nodes by their values and forks
+        self._constants: dict[Any, Any] = {}  # nodes by their values and splits
 
     def outputs_of(self, steps: Branch) -> list[Any]:
-        """The tensors after all steps, (C, H, W) or (H, W, C): one, or one for each of the views."""
+        """Return the tensors after all steps, (C, H, W) or (H, W, C): one, or one for each view."""
         last = steps[-1]
         self.add(steps[:-1] if isinstance(last, Normalize) else steps)
         return [each._output(last) for each in self.views or [self]]
@@ -124,48 +125,55 @@ class Graph:
     def _add(self, operation: Step) -> None:
         if not self.views:
             OPERATORS[type(operation)](self, operation)
-        else:  # all of them take the same numbers
+        else:  # all views use the same columns
             for view in self.views:
                 view.column = self.column
                 view._add(operation)
             self.column = self.views[0].column
 
     def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
-        """The same point for those of the images that went this way, from a column of their rows on."""
+        """Return the graph of a branch at this point.
+
+        Args:
+            node, row: the image and the drawn numbers of the branch.
+            column: index of the first column of the branch.
+            branch_path: further splits on the way to the branch.
+        """
         part = Graph(self.options, None, row, self.num_params, self.branch_path + branch_path)
         part.node, part.scale, part.channels, part.column = node, self.scale, self.channels, column
         part._constants = self._constants
         return part
 
     def take_params(self, count: int) -> Any:
-        """The next ``count`` of the drawn numbers; each step takes its own, in order."""
+        """Return the next ``count`` columns, or None for 0. Each step takes its own columns, in order."""
         self.column += count
         return self.row[self.column - count : self.column] if count else None
 
     def array(self, first_block: Any, shape: Any) -> Any:
-        """An array that was attached to the row, float32 (H, W, C), where the image is.
+        """Return an array that was attached to the row, float32 (H, W, C), on the device of the image.
 
         Args:
-            first_block: the column that says where it is.
+            first_block: index of its first block, which is a column of the row.
             shape: (3,) int32.
         """
         flat = self.attached(first_block, shape[0:1] * shape[1:2] * shape[2:3])
         return self.placed(fn.reshape(flat, shape=shape, layout="HWC"))
 
     def placed(self, node: Any) -> Any:
-        """A node of the CPU, where the images are."""
+        """Return a CPU node on the device of the images."""
         return node if self.options.device_id is None else node.gpu()
 
     def attached(self, first_block: Any, count: Any) -> Any:
-        """The first ``count``, (1,) int32, of the numbers that were attached to the row from a block on, on the CPU."""
+        """Return ``count``, (1,) int32, of the numbers that were attached to the row, from a block on, on the CPU."""
         start = self.num_params + fn.cast(first_block, dtype=types.INT32) * ParamRow.BLOCK
         return fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
 
     def constant(self, array: NDArray[Any]) -> Any:
-        """An array that is the same for every image. (DALI makes one for each image of the batch, so it forks, too.)
+        """Return an array that is the same for every image.
 
-        Each is made once: DALI would find those that are equal and make one of them, and for branches on a GPU it
-        loses its way then ("Graph inconsistency detected").
+        DALI makes a copy for each image of the batch, so a constant must be split for branches as well. Each constant
+        is made once. DALI merges equal constants, and then fails for branches on a GPU ("Graph inconsistency
+        detected").
         """
         key: Any = array.dtype.str, array.shape, array.tobytes()
         if key not in self._constants:
@@ -180,7 +188,7 @@ class Graph:
         return node
 
     def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
-        """The arguments of a decoder, chosen for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
+        """Return the arguments of a decoder for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
         chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
         if self.options.device_id is None:
             return chosen | {"device": "cpu"}
@@ -193,7 +201,7 @@ class Graph:
 
     @property
     def mirrored(self) -> dict[str, Any]:
-        """The arguments with which CropMirrorNormalize does the mirror that was put off."""
+        """The arguments with which CropMirrorNormalize does the deferred mirror."""
         return {} if self.mirror is None else {"mirror": self.mirror}
 
     def settle_mirror(self) -> None:
@@ -201,7 +209,7 @@ class Graph:
             self.node, self.mirror = fn.flip(self.decoded(), horizontal=self.mirror), None
 
     def materialize(self) -> Any:
-        """Do what was put off, before an operator that depends on it. Returns the node, whose values are real now."""
+        """Do the deferred conversion and mirror, and return the node, which then holds the values of the image."""
         if self.scale is not None and self.scale != 1:
             self.node = self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "HWC")
         elif self.scale is not None:
@@ -210,7 +218,7 @@ class Graph:
         return self.decoded()
 
     def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str, dtype: Any = types.FLOAT) -> Any:
-        """Float values less ``mean``, over ``std``, mirrored where that was put off."""
+        """Return floats, (values - ``mean``) / ``std``, after the deferred mirror."""
         scale = self.scale or 1.0
         node = fn.crop_mirror_normalize(
             self.decoded(),
@@ -225,11 +233,11 @@ class Graph:
 
 
 OPERATORS: dict[type[Step], Callable[[Graph, Any], None]] = {}
-"""How each step of a plan is said in DALI. ``tests/dali/test_build.py`` holds the table to the steps that exist."""
+"""The function that adds each step of a plan to a graph. ``tests/dali/test_build.py`` checks that none is missing."""
 
 
 def operator(kind: type[S]) -> Callable[[Callable[[Graph, S], None]], Callable[[Graph, S], None]]:
-    """Register what a step does to a graph."""
+    """Register the function that adds a kind of step to a graph."""
 
     def register(function: Callable[[Graph, S], None]) -> Callable[[Graph, S], None]:
         OPERATORS[kind] = function

@@ -1,4 +1,4 @@
-"""Resize, with torchvision's edges."""
+"""Resize, with the edges of torchvision."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ INTERPOLATIONS = {
 }
 
 FILTER_REACH = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
-"""How far a filter reaches to each side, in pixels of the smaller image."""
+"""Radius of a filter, in pixels of the smaller image."""
 
 EXACT_EDGES_BELOW = 128
-"""Images resized to a side shorter than this, in pixels, get edges as torchvision makes them. In larger ones the frame,
-one pixel wide (two where bicubic), is a few levels off, which is too little to spend half as much CPU time again on."""
+"""Images that are resized to a shorter side than this, in pixels, get the exact edges of torchvision. In larger images
+the outermost pixels, two for bicubic, are a few levels off. Exact edges would take 1.5 times the CPU time."""
 
 
 @operator(Resize)
 def resize(graph: Graph, step: Resize) -> None:
     sizes = [graph.take_params(2) for _ in range(step.num_params // 2)]
     graph.materialize()
-    # The edges of Lanczos are off far into the image.
+    # With Lanczos the differences reach far into the image.
     if step.antialias and (step.to.least_edge < EXACT_EDGES_BELOW or step.interpolation == "lanczos"):
         for size in sizes:
             _resized_with_exact_edges(graph, step, size)
     else:
-        # A pass for each side, as Pillow has, is dear on a CPU: DALI resizes the other side, too, to what it is.
+        # A pass for each side, as in Pillow, takes long on a CPU, as DALI also resizes the other side, to its own size.
         for size in sizes if graph.options.device_id is not None else sizes[-1:]:
             _resized(graph, step, size)
 
@@ -42,10 +42,10 @@ def _resized(graph: Graph, step: Resize, size: Any, **region: Any) -> None:
 
 
 def _resized_with_exact_edges(graph: Graph, step: Resize, size: Any) -> None:
-    """Where the filter reaches beyond the image, Pillow and torch leave that part of it out; DALI repeats the edge.
+    """Resize with the edges of Pillow and torch, which ignore the part of the filter outside the image.
 
-    So zeros are put around the image, and a channel of ones beside its colours; resized alike, it is the sum of the
-    weights that fell inside, which the colours are divided by.
+    DALI repeats the edge instead. So the image is padded with zeros, and gets another channel of ones. After the resize
+    this channel is the sum of the weights inside the image, by which the colours are divided.
     """
     node, colors, reach = graph.node, graph.channels, FILTER_REACH[step.interpolation]
     pad: dict[str, Any] = {"out_of_bounds_policy": "pad"}

@@ -1,4 +1,4 @@
-"""Affine and perspective warps, with Pillow's edges for PIL images and torch's for tensors."""
+"""Affine and perspective warps, with the edges of Pillow for PIL images and of torch for tensors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .graph import Graph, operator
 INTERPOLATIONS = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
 
 PILLOW_CUBIC = np.array([[0, 1, 0, 0], [-1, 0, 1, 0], [2, -2, 1, -1], [-1, 1, -1, 1]], np.float32)
-"""``BICUBIC`` of its ``Geometry.c``: what four pixels count for, at each power of the distance from the second one."""
+"""Coefficients of four pixels for each power of the distance from the second one; ``BICUBIC`` of ``Geometry.c``."""
 
 MOST_PIXELS = 65536
-"""Along a side."""
+"""Maximum number of pixels along a side."""
 
 Warp = Callable[..., Any]
-"""Takes a node, and as ``interp_type`` and ``fill_value`` what DALI's warps take. No fill: the outermost pixel."""
+"""Takes a node, and ``interp_type`` and ``fill_value`` as DALI's warps. Without a fill the outermost pixels repeat."""
 
 
 @operator(Affine)
@@ -51,12 +51,12 @@ def perspective(graph: Graph, step: Perspective) -> None:
 
 @operator(BicubicAffine)
 def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
-    """As Pillow's ``bicubic_filter``: a cubic through four pixels of each of four rows, and one through what they give.
+    """Bicubic warp as Pillow's ``bicubic_filter``: a cubic along each of four rows, and one through their results.
 
-    DALI has no such warp. So the 4 x 4 pixels around a place are stacked up as channels, and one nearest warp fetches
-    them all. Another one fetches the number of the pixel that they begin at; how far the place is from that one is what
-    the weights depend on. Where float32 rounds a place to the other side of a pixel, both go there, and the weights
-    with them.
+    DALI has no such warp. So the 4 x 4 pixels around each position are stacked as channels, and one nearest-neighbour
+    warp gathers them. Another one gathers the index of the first of these pixels. The weights depend on the distance of
+    the position from it. If float32 rounds a position to a neighbouring pixel, both warps use that pixel, and the
+    weights fit to it.
     """
     numbers, node = graph.take_params(8), graph.materialize()
     height, width = (node.shape(dtype=types.FLOAT)[axis] for axis in (0, 1))
@@ -71,14 +71,14 @@ def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
     window = {"shape": fn.cast(fn.stack(height, width) + 1.0, dtype=types.INT32), "axes": [0, 1]}
     stack = fn.cat(*(fn.slice(around, start=[y, x], **window) for y in range(4) for x in range(4)), axis=2)
     row, column = _numbered(graph, height + 1.0, 0), _numbered(graph, width + 1.0, 1)
-    # The middle of the second pixel of a window is half a pixel after the window's number.
+    # The centre of the second pixel of a window is half a pixel after the index of the window.
     matrix = numbers[2:8] + graph.constant(np.array([0, 0, 0.5, 0, 0, 0.5], np.float32))
     pixels = nearest(stack, matrix, numbers[0:2])
     begins = nearest(fn.cat(column + 0.0 * row, row + 0.0 * column, axis=2), matrix, numbers[0:2])
     y, x = _numbered(graph, numbers[0], 0) + 0.5, _numbered(graph, numbers[1], 1) + 0.5
     across = _cubic(graph, matrix[0] * x + matrix[1] * y + matrix[2] - begins[:, :, 0:1])
     down = _cubic(graph, matrix[3] * x + matrix[4] * y + matrix[5] - begins[:, :, 1:2])
-    # In one dimension for all places, as DALI can leave one open.
+    # Positions are in one dimension, as DALI can infer only one.
     weights = fn.reshape(down, shape=[-1, 4, 1, 1], layout="") * fn.reshape(across, shape=[-1, 1, 4, 1], layout="")
     pixels = fn.reshape(fn.cast(pixels, dtype=types.FLOAT), shape=[-1, 4, 4, graph.channels], layout="")
     values = fn.reductions.sum(pixels * weights, axes=[1, 2])
@@ -90,7 +90,7 @@ def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
 
 
 def _numbered(graph: Graph, count: Any, axis: int) -> Any:
-    """0, 1, 2, ... along an axis, (count, 1, 1) or (1, count, 1): what lies between 0 and a power of two, exactly."""
+    """Return 0, 1, 2, ... along an axis, (count, 1, 1) or (1, count, 1). Interpolation to a power of two is exact."""
     ends = graph.placed(graph.constant(np.array([0, MOST_PIXELS], np.float32)))
     step, start, one = 1 / MOST_PIXELS, 0.5 - 0.5 / MOST_PIXELS, graph.constant(np.ones((), np.float32))
     matrix = [[step, 0, start], [0, 1, 0]] if axis else [[1, 0, 0], [0, step, start]]
@@ -103,7 +103,7 @@ def _numbered(graph: Graph, count: Any, axis: int) -> Any:
 
 
 def _cubic(graph: Graph, away: Any) -> Any:
-    """What each of four pixels counts for, (H, W, 4), by how far the place is from the second one, (H, W, 1)."""
+    """Return the weights of four pixels, (H, W, 4), from the distance to the second one, (H, W, 1)."""
     constant, first, second, third = (graph.constant(row.reshape(1, 1, 4)) for row in PILLOW_CUBIC)
     return constant + away * (first + away * (second + away * third))
 
@@ -113,21 +113,21 @@ def _warp(graph: Graph, warp: Warp, step: Affine | Perspective) -> None:
     interpolation, on_levels = INTERPOLATIONS[step.interpolation], graph.scale is None
     if step.interpolation == "nearest" and len(set(fill)) <= 1:
         value = fill[0] if fill else 0.0
-        # Some of DALI's warps cut a fill value off after the point; torch rounds it.
+        # Some of DALI's warps truncate a fill value, while torch rounds it.
         graph.node = warp(node, interp_type=interpolation, fill_value=float(round(value)) if on_levels else value)
         return
-    # A channel of ones, warped alike, is the share that comes from inside: 0 or 1, and for a bilinear warp of a tensor
-    # what lies between, as torch blends into the fill where Pillow repeats the outermost pixel.
+    # A channel of ones, after the same warp, is the share of the image in each pixel. It is 0 or 1, except in bilinear
+    # warps of tensors, as torch blends the edge with the fill, while Pillow repeats the outermost pixel.
     blends = step.kind == "tensor" and step.interpolation == "bilinear"
     ones = fn.cast(node[:, :, 0:1] * 0 + 1, dtype=types.FLOAT)
     share = warp(ones, interp_type=interpolation if blends else types.INTERP_NN, fill_value=0.0)
     values = fn.cast(node, dtype=types.FLOAT)
     values = warp(values, interp_type=interpolation, **{"fill_value": 0.0} if blends else {})
     if fill or not blends:
-        values *= share  # for tensors once more: torchvision multiplies what is blended with zeros already
+        values *= share  # for tensors a second time, as torchvision multiplies values that are blended with zeros
     if any(fill):
         values += (1.0 - share) * graph.constant(np.array(fill, np.float32).reshape(1, 1, -1))
     if on_levels:
-        # Pillow cuts off after the point, torch rounds.
+        # Pillow truncates, torch rounds.
         values = fn.cast(values if step.kind == "tensor" else math.floor(values + 1e-4), dtype=types.UINT8)
     graph.node = fn.reshape(values, layout="HWC")
