@@ -105,7 +105,7 @@ MUTATIONS = [
     ),
     Mutation(
         "colours are adjusted in one order always",
-        "transforms/color.py",
+        "transforms/random_color.py",
         "for which in order.tolist():",
         "for which in sorted(order.tolist()):",
         "transforms/test_color.py",
