@@ -1,4 +1,4 @@
 """FileReaderLoader: DALI reads the files, too."""
 
 __all__ = ["loader", "pipelines"]
-"""What other folders may import."""
+"""Modules that other folders may import."""

@@ -1,4 +1,4 @@
-"""Checks and names: what FileReaderLoader takes, and what its outputs are called. Main process."""
+"""Checks of the arguments of FileReaderLoader, and the names of its outputs. Main process."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from .plan_pipeline import transformed
 from .sources import DIGITS, class_number
 
 NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
-"""What outputs are called, by how many there are."""
+"""Default names of outputs, by their number."""
 
 
 def are_class_numbers(labels: torch.Tensor, samples: int) -> bool:
-    """One whole number for each sample."""
+    """Return whether labels are one integer for each sample."""
     return labels.numel() == samples and not labels.is_floating_point() and labels.dtype != torch.bool
 
 
 def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
-    """
+    """Return the names of the outputs of a pipeline.
+
     Args:
-        output_map: the names that were asked for, if any.
-        outputs: how many the pipeline has.
+        output_map: the names that the user passed, or None.
+        outputs: number of outputs of the pipeline.
 
     Raises:
-        ValueError: they are too few or too many, or two are the same.
+        ValueError: there are too few or too many names, or two are the same.
     """
     if output_map is None and outputs in NAMES:
         return list(NAMES[outputs])
@@ -49,7 +50,7 @@ def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
 
 
 def is_transform(pipeline: Any) -> bool:
-    """Of torchvision or timm, or of a class of one's own that is made from theirs."""
+    """Return whether it is a transform of torchvision or timm, of a subclass of these, or one that was compiled."""
     if isinstance(pipeline, type):
         return False
     of_theirs = any(cls.__module__.startswith(("torchvision.", "timm.")) for cls in type(pipeline).__mro__)
@@ -57,7 +58,7 @@ def is_transform(pipeline: Any) -> bool:
 
 
 BY_NAME = {"random_shuffle": "shuffle", "num_shards": "num_shards", "shard_id": "shard_id"}
-"""Arguments of DALI's readers that FileReaderLoader has itself, and what they are called there."""
+"""Arguments of DALI's readers that are arguments of FileReaderLoader, and their names there."""
 
 ELSEWHERE = {
     "device_id": "device=...",
@@ -67,13 +68,14 @@ ELSEWHERE = {
     "pad_last_batch": 'last_batch_policy="fill"',
     "stick_to_shard": 'reader_options={"stick_to_shard": True}',
 }
-"""Arguments of pipelines, and of the readers in those of ``pipelines``, that FileReaderLoader gives them."""
+"""Arguments of pipelines, and of the readers in ``pipelines``, that FileReaderLoader sets, and what to use instead."""
 
 
 def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
-    """
+    """Check the pipeline function of a FileReaderLoader and its options.
+
     Raises:
-        TypeError: it is no function that makes a pipeline around a source, or does not take these options.
+        TypeError: it is not a pipeline function with an argument ``source``, or does not take these options.
     """
     if isinstance(pipeline, api.Pipeline):
         raise TypeError(
@@ -93,7 +95,7 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
             "and use FileReaderLoader.from_pipeline(pipeline)"
         )
     given = {"device_id", "prefetch_queue_depth"}
-    if pipeline.__module__ == pipelines.__name__:  # a function of one's own may take what it likes
+    if pipeline.__module__ == pipelines.__name__:  # other functions may have arguments of these names
         given = {*ELSEWHERE, *BY_NAME}
     for name in (name for name in graph_options if name in given):
         raise TypeError(
@@ -112,10 +114,11 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
 
 
 def check_reader_options(options: Any) -> None:
-    """
+    """Check the options of a reader.
+
     Raises:
-        TypeError: they are no mapping.
-        ValueError: one of them is for FileReaderLoader to say.
+        TypeError: they are not a mapping.
+        ValueError: FileReaderLoader sets one of them itself.
     """
     if options is None:
         return
@@ -136,16 +139,18 @@ def check_reader_options(options: Any) -> None:
 
 
 STATE = {"epoch", "first_epoch", "batches", "checkpoint"}
-"""What a state has beside what it must agree with."""
+"""Keys of a state in addition to those that must agree with the loader."""
 
 
 def check_state(state: Any, wanted: Mapping[str, Any]) -> None:
-    """
+    """Check that a state belongs to this loader.
+
     Args:
-        wanted: what the state must agree with.
+        state: the state.
+        wanted: the keys and values that the state must have.
 
     Raises:
-        ValueError: it is no state, or that of another loader.
+        ValueError: it is no state, or the state of a loader with other arguments.
     """
     if not isinstance(state, dict) or not STATE | wanted.keys() <= state.keys():
         raise ValueError(f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state)}")
@@ -158,7 +163,7 @@ def check_state(state: Any, wanted: Mapping[str, Any]) -> None:
 
 
 def as_called(function: str, options: Mapping[str, Any]) -> str:
-    """For a state: a call that is written alike in two runs of a script."""
+    """Return a call as text, which is the same in each run of a script. States are compared by it."""
     written = (f"{name}={_written(options[name])}" for name in sorted(options.keys() - {"enable_checkpointing"}))
     return f"{function}({', '.join(written)})"
 
@@ -167,16 +172,16 @@ def _written(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_written, value))}]"
     plain = value is None or isinstance(value, (bool, int, float, str, torch.dtype))
-    return str(value) if plain else type(value).__name__  # whose repr may hold an address
+    return str(value) if plain else type(value).__name__  # its repr may have an address
 
 
 def named(thing: Any) -> str:
-    """For messages."""
+    """Return the name of an object, or of its type, for messages."""
     return getattr(thing, "__name__", None) or type(thing).__name__
 
 
 def what_is_missing(error: Exception) -> Exception | None:
-    """What DALI's error means where a pipeline is built, or None where it is something else."""
+    """Return an error that explains DALI's error when a pipeline is built, or None if its cause is not known."""
     if "No files found" in str(error):
         return FileNotFoundError(
             "there is no file that DALI takes for an image by its ending: .jpg, .jpeg, .png, .webp, .bmp, ... "
@@ -208,13 +213,13 @@ def what_is_missing(error: Exception) -> Exception | None:
 
 
 def what_failed(error: Exception, blamed: str) -> str:
-    """What DALI's error means.
+    """Return a message that explains DALI's error in a run.
 
     Args:
-        error: DALI's.
-        blamed: what ``bad_files.find_bad_file`` says.
+        error: DALI's error.
+        blamed: the result of ``bad_files.find_bad_file``.
     """
-    if RUN_FAILED not in str(error):  # in which DALI's text quotes paths and code
+    if RUN_FAILED not in str(error):  # raised by DALI's iterator, not by a run
         return (
             "the samples of a batch differ in shape, so they make no tensor; resize or crop them in the pipeline "
             f"(pipelines.rotation has size=... for that): {error}"

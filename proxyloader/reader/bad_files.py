@@ -15,30 +15,30 @@ from ..errors import ImageError
 from .sources import FEATURES, Reader
 
 LOOK_S = 5.0
-"""Longest time that files are looked for and looked at."""
+"""Limit of the time for listing and checking files, in seconds."""
 
 ENDINGS = ["jpg", "jpeg", "png", "bmp", "tif", "tiff", "pnm", "ppm", "pgm", "pbm", "jp2", "webp", "flac", "ogg", "wav"]
-"""Of the names that the reader lists, where nothing else is said."""
+"""Extensions of the files that the reader lists by default."""
 
 _DECODES = re.compile(r"nvidia\.dali\.\w+\.(experimental\.)?(decoders\.image|peek_image_shape)", re.IGNORECASE)
 _READS = re.compile(r"File mapping failed: (.+)")
 
 
 def find_bad_file(error: Exception, source: Reader, batch: range) -> str:
-    """A file that cannot be read, and why, as ``EncodedImage.open`` says it.
+    """Find a file that cannot be read, and the reason, as the error of ``EncodedImage.open`` says it.
 
     Args:
-        error: DALI's.
-        source: what was read.
-        batch: numbers of the samples that were read, if they are not shuffled.
+        error: DALI's error.
+        source: the reader.
+        batch: indices of the samples that were read, in the order of the reader's list. Ignored if it shuffles.
 
     Returns:
-        One sentence or two; "" where the error is about something else, no files of images were read, or Pillow can
-        read all that were looked at.
+        One or two sentences; "" if the error has another cause, if the reader reads no image files, or if Pillow can
+        read all files that were checked.
     """
     read, until_s = _READS.search(str(error)), time.monotonic() + LOOK_S
     if read is not None:
-        return _why_unreadable(read[1].strip())  # else it is what DALI says
+        return _why_unreadable(read[1].strip())  # "" if Pillow can read it
     if not is_of_an_image(error):
         return ""
     if source.kind == "tfrecord":
@@ -47,7 +47,7 @@ def find_bad_file(error: Exception, source: Reader, batch: range) -> str:
         return f"Does each record have a feature {image!r}, and is that an image? {named}"
     if source.kind != "file":
         return ""
-    with suppress(OSError, ValueError):  # what is to be listed has gone meanwhile, say
+    with suppress(OSError, ValueError):  # for example, files may have been deleted meanwhile
         for number, path in enumerate(_paths(source)):
             if time.monotonic() > until_s:
                 break
@@ -58,7 +58,7 @@ def find_bad_file(error: Exception, source: Reader, batch: range) -> str:
 
 
 def is_of_an_image(error: Exception) -> bool:
-    """DALI could not decode what was read."""
+    """Return whether DALI failed to decode an image."""
     return _DECODES.search(str(error)) is not None
 
 
@@ -71,7 +71,7 @@ def _why_unreadable(path: str) -> str:
 
 
 def _paths(source: Reader) -> Iterator[str]:
-    """In the order of the reader's own list."""
+    """Yield the paths of the reader's files, in the order of its list."""
     options = source.options
     root = source.paths[0] if source.paths else os.fspath(options.get("file_root") or "")
     if options.get("files"):

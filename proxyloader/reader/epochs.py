@@ -1,12 +1,12 @@
 """Epochs of a DALI pipeline that reads files: one after the other, left early, resumed. Main process.
 
 NOTE [ Epochs of a reader ]
-DALI's iterators keep epochs apart only if the reader pads its last batch, so ours always does (``pad_last_batch``).
-The iterator then cuts the padding off (PARTIAL) or leaves it (FILL). With DROP it loses count of padded batches where
-shards differ by one sample, and begins the next epoch with one of them (DALI 2.4); so DROP is done here, as FILL of
-which the last batch is not handed out. And DALI cannot leave an epoch half way: what its threads have read ahead would
-be in the next one. So after a ``break`` the pipeline is built anew, on the shard that is next and with another seed;
-or where one that was given cannot begin anew, the rest of its epoch is read and thrown away.
+DALI's iterators separate epochs only if the reader pads its last batch (``pad_last_batch``), so our reader always does.
+The iterator then removes the padding (PARTIAL) or keeps it (FILL). With DROP it miscounts padded batches if shards
+differ by one sample, and begins the next epoch with one of them (DALI 2.4). So DROP is implemented here as FILL without
+the last batch. DALI cannot leave an epoch in the middle, as batches that its threads have read ahead would appear in
+the next epoch. So after a ``break`` the pipeline is rebuilt for the next shard, with another seed. If a pipeline of the
+user cannot be rebuilt, the rest of its epoch is read and discarded.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TAKEN_OVER = (
 
 
 def shard_after(meta: Mapping[str, Any], epochs: int) -> range:
-    """The samples of the shard that is read so many epochs later, by their numbers in the reader's list."""
+    """Return the samples of the shard that is read ``epochs`` epochs later, as indices in the reader's list."""
     samples, shards = meta["epoch_size"], meta["number_of_shards"]
     shard = (meta["shard_id"] + (0 if meta["stick_to_shard"] else epochs)) % shards
     return range(shard * samples // shards, (shard + 1) * samples // shards)
 
 
 def batches_after(meta: Mapping[str, Any], epochs: int, batch_size: int, policy: LastBatchPolicy) -> int:
-    """How many that epoch has."""
+    """Return the number of batches of the shard that is read ``epochs`` epochs later."""
     samples, shards = int(meta["epoch_size"]), int(meta["number_of_shards"])
     if policy is LastBatchPolicy.DROP:
         return samples // shards // batch_size
@@ -57,11 +57,12 @@ def batches_after(meta: Mapping[str, Any], epochs: int, batch_size: int, policy:
 
 
 def warn_of_epochs(reader_name: str, meta: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Say where epochs, or shards, do not fit together.
+    """Log a warning if the data has changed, or if epochs are not separated.
 
     Args:
-        meta: what the reader says of itself.
-        before: what it has said in the pipeline before, if there was one.
+        reader_name: name of the reader.
+        meta: DALI's metadata of the reader.
+        before: the metadata in the pipeline before; empty for the first pipeline.
     """
     if before and before["epoch_size"] != meta["epoch_size"]:
         log.warning(
@@ -79,7 +80,7 @@ def warn_of_epochs(reader_name: str, meta: Mapping[str, Any], before: Mapping[st
 
 
 def iterator_over(pipeline: api.Pipeline, reader_name: str, policy: LastBatchPolicy, output_map: Sequence[str]) -> Any:
-    """DALI's. See NOTE [ Epochs of a reader ]."""
+    """Return DALI's iterator over a pipeline. See NOTE [ Epochs of a reader ]."""
     if policy is LastBatchPolicy.DROP and pipeline.reader_meta(reader_name)["pad_last_batch"]:
         policy = LastBatchPolicy.FILL
     how = {
@@ -94,7 +95,7 @@ def iterator_over(pipeline: api.Pipeline, reader_name: str, policy: LastBatchPol
 
 
 class Progress(enum.Enum):
-    """How far the loop over an epoch is."""
+    """Progress of the loop over an epoch."""
 
     READY = "no batch was taken; the epoch may have had some before a checkpoint"
     UNDER_WAY = "batches were taken"
@@ -106,33 +107,33 @@ class ReaderEpochs:
     """The batches of a pipeline and of DALI's iterator over it, epoch by epoch.
 
     Args:
-        factory: gives the pipeline; after a loop that was left early, another one or the same.
-        policy: what becomes of a shard's last batch.
-        output_map: names of the pipeline's outputs, or None for the usual ones.
+        factory: returns the pipeline, and the pipeline after a loop that was left early.
+        policy: what to do with the last batch of a shard.
+        output_map: names of the pipeline's outputs, or None for the default names.
 
     Raises:
-        FileNotFoundError, ValueError: see ``FileReaderLoader``.
+        FileNotFoundError, ValueError: as for ``FileReaderLoader``.
     """
 
     def __init__(self, factory: PipelineFactory, policy: LastBatchPolicy, output_map: Sequence[str] | None) -> None:
         self.factory, self._policy = factory, policy
-        self._epoch = 0  # the one that is under way, or comes next
-        self._meta: dict[str, Any] = {}  # what the reader says of itself
-        self._why_closed = ""  # for ever, and by other threads, too, so it is no state of the loop
+        self._epoch = 0  # the current epoch, or the next one between epochs
+        self._meta: dict[str, Any] = {}  # DALI's metadata of the reader
+        self._why_closed = ""  # not part of the progress, as closing is final, and other threads may close
         self._open(output_map)
 
     @before_exit()
     def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
-        """Build the pipeline, and DALI's iterator over it."""
+        """Build the pipeline and DALI's iterator over it."""
         if self._why_closed:
             raise RuntimeError(self._why_closed)
         self._batches: Any = None
-        self._pipeline: api.Pipeline | None = None  # or two would be in memory
+        self._pipeline: api.Pipeline | None = None  # freed first, so that only one is in memory
         self._progress, self._handed_out = Progress.READY, 0
         pipeline, reader = self.factory.build(self._epoch, checkpoint, owner=self), self.factory.reader_name
         before, self._meta = self._meta, pipeline.reader_meta(reader)
         warn_of_epochs(reader, self._meta, before)
-        self._first_epoch = self._epoch  # of this pipeline, which is on the shard that it says
+        self._first_epoch = self._epoch  # the epoch whose shard the metadata describes
         self.output_map = names_of(output_map, pipeline.num_outputs)
         self._batches = iterator_over(pipeline, reader, self._policy, self.output_map)
         self._handed_out = executor.batches_before(pipeline)
@@ -140,7 +141,7 @@ class ReaderEpochs:
 
     @property
     def is_open(self) -> bool:
-        """What is neither open nor closed is opened by the next loop."""
+        """Whether there is a pipeline. If there is none and the loader is not closed, the next loop builds it."""
         return self._pipeline is not None
 
     @property
@@ -154,17 +155,17 @@ class ReaderEpochs:
         return int(self.pipeline.max_batch_size)
 
     def __len__(self) -> int:
-        """How many batches the epoch has that is under way, or comes next."""
+        """Number of batches of the current epoch, or of the next one between epochs."""
         return self.batches_of(self._epoch)
 
     def batches_of(self, epoch: int) -> int:
-        """How many it has."""
+        """Return the number of batches of an epoch."""
         return batches_after(self._meta, epoch - self._first_epoch, self.batch_size, self._policy)
 
     def begin(self) -> None:
-        """The next epoch; also from the middle of one."""
+        """Begin the next epoch, also from the middle of one."""
         if not self.is_open and not self._why_closed:
-            self._open(self.output_map)  # which failed the last time: the folder was away, say
+            self._open(self.output_map)  # the last attempt failed, for example as the folder was missing
         self.pipeline  # noqa: B018  raises where there is none
         if self._progress in (Progress.UNDER_WAY, Progress.BROKEN):
             self._leave()
@@ -172,13 +173,12 @@ class ReaderEpochs:
             self._progress, self._handed_out = Progress.READY, 0
 
     def next_batch(self) -> dict[str, torch.Tensor]:
-        """
-        Returns:
-            The outputs by their names.
+        """Return the outputs of the next batch by their names.
 
         Raises:
             StopIteration: the epoch is over.
             PipelineError: DALI failed.
+            RuntimeError: the loop failed or was interrupted before, or the loader was closed.
         """
         if self._progress is Progress.OVER:
             raise StopIteration
@@ -194,8 +194,8 @@ class ReaderEpochs:
                     (batch,) = next(self._batches)
                 self._handed_out += 1
                 if self._policy is LastBatchPolicy.DROP and self._handed_out > len(self):
-                    continue  # the next one ends the epoch
-                if len(batch[self.output_map[0]]):  # a shard that is smaller than others ends with an empty one
+                    continue  # the next call ends the epoch
+                if len(batch[self.output_map[0]]):  # a smaller shard ends with an empty batch
                     outputs: dict[str, torch.Tensor] = batch
                     return outputs
         except StopIteration:
@@ -210,7 +210,7 @@ class ReaderEpochs:
             self._progress = Progress.OVER
             raise
         except BaseException as error:
-            self._progress = Progress.BROKEN  # or an epoch that comes would not be right
+            self._progress = Progress.BROKEN  # otherwise a later epoch would be wrong
             if isinstance(error, (RuntimeError, AssertionError)):
                 at = self._handed_out * self.batch_size
                 shard = shard_after(self._meta, self._epoch - self._first_epoch)  # if it is not shuffled
@@ -219,12 +219,12 @@ class ReaderEpochs:
             raise
 
     def lose_batch(self) -> None:
-        """One was taken and will not be handed out: the loop must not go on as if it had been."""
+        """Mark the loop as broken, as a batch was taken that will not be returned."""
         if self._progress is Progress.UNDER_WAY:
             self._progress = Progress.BROKEN
 
     def _leave(self) -> None:
-        """Come to the start of the next epoch from the middle of one. See NOTE [ Epochs of a reader ]."""
+        """Go from the middle of an epoch to the start of the next one. See NOTE [ Epochs of a reader ]."""
         why_not = self.factory.why_not_anew(self._meta)
         if not why_not:
             self.go_to(self._epoch + 1)
@@ -246,16 +246,16 @@ class ReaderEpochs:
 
     @property
     def next_epoch(self) -> int:
-        """The one that ``begin`` would begin, or go on with."""
+        """The epoch that ``begin`` would begin or continue."""
         return self._epoch + (self._progress in (Progress.UNDER_WAY, Progress.BROKEN))
 
     def go_to(self, epoch: int) -> None:
-        """Let that be the next one, by building the pipeline anew."""
+        """Rebuild the pipeline at the start of an epoch."""
         self._epoch = epoch
         self._open(self.output_map)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands, with DALI's checkpoint."""
+        """Return the position in the epoch, with DALI's checkpoint."""
         if not executor.keeps_checkpoints(self.pipeline):
             raise ValueError("the pipeline keeps no checkpoints; build it with enable_checkpointing=True")
         (checkpoint,) = self._batches.checkpoints()
@@ -269,7 +269,7 @@ class ReaderEpochs:
 
     @property
     def _fingerprint(self) -> dict[str, Any]:
-        """What a state must agree with."""
+        """The keys and values that a state must agree with."""
         return {
             "version": STATE_VERSION,
             **self.factory.fingerprint(self._policy),
@@ -289,12 +289,12 @@ class ReaderEpochs:
         self._epoch, self._handed_out = state["epoch"], state["batches"]
 
     def lose_pipeline(self) -> None:
-        """Another loader, or a server, was made over it."""
+        """Give up the pipeline, which another loader or server has taken over."""
         self._why_closed = TAKEN_OVER
         self.close()
 
     def close(self) -> None:
-        self._why_closed = self._why_closed or CLOSED  # first: what comes next takes a while, and other threads look
+        self._why_closed = self._why_closed or CLOSED  # first, as freeing takes time and other threads read it
         self._batches = self._pipeline = None
         self.factory.close()
 

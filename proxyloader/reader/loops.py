@@ -1,4 +1,4 @@
-"""Loops over a reader: one at a time has the turn, and threads may share it. Main process."""
+"""Loops over a reader, of which only one is active at a time. Threads may share a loop. Main process."""
 
 from __future__ import annotations
 
@@ -15,73 +15,73 @@ from .epochs import ReaderEpochs
 
 
 class _Turn:
-    """Whose batches are handed out: those of one loop, or of ``next(loader)`` in one epoch."""
+    """Identity of one loop, or of one epoch of ``next(loader)``. Only the batches of the current turn are returned."""
 
     is_over = False
-    """All of them were."""
+    """Whether all of its batches were returned."""
 
 
 class ReaderLoops:
-    """Begins loops over epochs, and hands out their batches. One pipeline cannot read two epochs at once.
+    """Begins loops over epochs, and returns their batches. A pipeline reads one epoch at a time.
 
     Args:
-        epochs: what is handed out.
-        auto_reset, style: as ``FileReaderLoader`` takes them.
+        epochs: the epochs.
+        auto_reset, style: as for ``FileReaderLoader``.
     """
 
     def __init__(self, epochs: ReaderEpochs, auto_reset: bool, style: str) -> None:
         self._epochs, self._auto_reset, self._style = epochs, auto_reset, style
-        self._turn = _Turn()  # of the loop whose batches are handed out
-        self._own_turn: _Turn | None = None  # of next(loader)
-        self._loop: weakref.ref[ReaderLoop] | None = None  # that was begun last
-        self.lock = threading.RLock()  # of the epoch, which several threads may ask
+        self._turn = _Turn()  # the current turn
+        self._own_turn: _Turn | None = None  # the turn of next(loader)
+        self._loop: weakref.ref[ReaderLoop] | None = None  # the loop that was begun last
+        self.lock = threading.RLock()  # guards the epochs, which several threads may use
         _fork_safety.watch(self)
 
     def __len__(self) -> int:
-        """How many batches the epoch has that is under way, or comes next."""
+        """Number of batches of the current epoch, or of the next one between epochs."""
         with self.lock:
             was_left = self._own_turn is None and self._loop is not None and self._loop() is None
             return self._epochs.batches_of(self._epochs.next_epoch) if was_left else len(self._epochs)
 
     def begin_loop(self) -> ReaderLoop:
-        """Begin an epoch. A loop that was under way ends."""
+        """Begin an epoch, and return its loop. This ends a loop in progress."""
         with self.lock:
             loop = ReaderLoop(self, self._begin())
             self._loop = weakref.ref(loop)
             return loop
 
     def _begin(self) -> _Turn:
-        """Begin an epoch, and a turn that it belongs to. Under the lock."""
+        """Begin an epoch, and return its turn. The caller holds the lock."""
         self._epochs.begin()
         self._turn = _Turn()
         return self._turn
 
     def next_of_own(self) -> Any:
-        """The next batch of the epoch that ``next(loader)`` has begun."""
+        """Return the next batch of the epoch of ``next(loader)``, and begin one if necessary."""
         with self.lock:
             turn = self._own_turn = self._own_turn or self._begin()
         try:
             return self.next_of(turn)
         except StopIteration:
             with self.lock:
-                if self._auto_reset and turn is self._own_turn:  # else another thread has begun an epoch
+                if self._auto_reset and turn is self._own_turn:  # otherwise another thread has begun an epoch
                     self._own_turn = None
             raise
 
     def end_own(self) -> None:
-        """Let ``next(loader)`` begin an epoch."""
+        """Let ``next(loader)`` begin a new epoch."""
         self._own_turn = None
 
     def end_all(self) -> None:
-        """Loops that are under way; the epoch is another."""
+        """End all loops in progress, as the epoch has changed."""
         self._turn, self._own_turn = _Turn(), None
 
     def next_of(self, turn: _Turn) -> Any:
-        """The next batch, in the style that was asked for."""
+        """Return the next batch of a turn, in the style of the loader."""
         took = False
         try:
-            with self.lock:  # in the try, for Ctrl-C may come when it is given back
-                if turn.is_over:  # as another thread has seen that shares the loop
+            with self.lock:  # inside the try, as Ctrl-C may come when the lock is released
+                if turn.is_over:  # another thread that shares the loop has reached the end
                     raise StopIteration
                 if turn is not self._turn:
                     raise RuntimeError(
@@ -114,25 +114,25 @@ class ReaderLoops:
     # --- around a fork: see NOTE [ Forks ] in _fork_safety.py --------------------------------------------------------
 
     def pause(self) -> bool:
-        """DALI reads ahead whatever is asked of it, so it says that runs were under way."""
+        """Return whether there may be runs. DALI always reads ahead, so there are runs if there is a pipeline."""
         return self._epochs.is_open
 
     def resume(self) -> None: ...
 
     def forget_in_child(self) -> None:
-        self.lock = threading.RLock()  # the other is held for ever by a thread that is not here, perhaps
+        self.lock = threading.RLock()  # a thread of the parent may hold the old lock forever
         if self._epochs.is_open:
             executor.forget_in_child(self._epochs.pipeline)
             self._epochs.close()
 
     def end(self) -> None:
-        """The interpreter ends, and the pipeline before."""
-        self.lock = threading.RLock()  # a thread that waits until Python ends may hold the other
+        """Free the pipeline before the end of the interpreter."""
+        self.lock = threading.RLock()  # a thread that waits until Python ends may hold the old lock
         self._epochs.close()
 
 
 class ReaderLoop:
-    """One epoch of a loader."""
+    """Iterator over one epoch of a loader."""
 
     def __init__(self, loops: ReaderLoops, turn: _Turn) -> None:
         self._loops: ReaderLoops | None = loops
@@ -142,10 +142,10 @@ class ReaderLoop:
         return self
 
     def __next__(self) -> Any:
-        if (loops := self._loops) is None:  # which another thread may set meanwhile
+        if (loops := self._loops) is None:  # read once, as another thread may set it to None
             raise StopIteration
         try:
             return loops.next_of(self._turn)
         except StopIteration:
-            self._loops = None  # a loop that has ended keeps no pipeline
+            self._loops = None  # a loop that has ended does not keep the pipeline alive
             raise

@@ -1,4 +1,4 @@
-"""Where a loader's pipelines come from: a function that builds them, or one that was given. Main process."""
+"""Factories of a loader's pipelines: from a pipeline function, or from a given pipeline. Main process."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ NOT_ANEW = "goes on from a checkpoint, calls functions for data, or was deserial
 
 
 class PipelineFactory:
-    """Gives the pipeline that an epoch begins with."""
+    """Returns the pipeline at the start of an epoch, or at a checkpoint."""
 
     reader_name = READER_NAME
-    """Of the reader that says how long an epoch is."""
+    """Name of the reader that sets the length of an epoch."""
 
     reader_advice = (
         "Call source() in the pipeline function, which adds it, and return what comes of it: encoded, labels = source()"
     )
-    """What to do where the pipeline has no such reader."""
+    """Advice for a pipeline without such a reader."""
 
     def _make(self, epoch: int, checkpoint: bytes | None) -> api.Pipeline:
-        """The pipeline that begins with an epoch, or goes on from DALI's checkpoint."""
+        """Return the pipeline, not built, at the start of an epoch or at DALI's checkpoint."""
         raise NotImplementedError
 
     def build(self, epoch: int, checkpoint: bytes | None, owner: Any) -> api.Pipeline:
-        """The same, built. Nobody but ``owner`` may run it.
+        """Return the pipeline, built, at the start of an epoch or at DALI's checkpoint. Only ``owner`` may run it.
 
         Raises:
-            FileNotFoundError, ValueError: see ``FileReaderLoader``.
+            FileNotFoundError, ValueError, PipelineError: as for ``FileReaderLoader``.
         """
         pipeline = self._make(epoch, checkpoint)
         executor.take_over(pipeline, owner)
@@ -74,48 +74,51 @@ class PipelineFactory:
         return pipeline
 
     def why_not_anew(self, meta: Mapping[str, Any]) -> str:
-        """Why there is no pipeline for the next epoch in the middle of one; "" where there is.
+        """Return why the pipeline cannot go to the next epoch in the middle of one, or "" if it can.
 
         Args:
-            meta: what the reader says of itself.
+            meta: DALI's metadata of the reader.
         """
         return ""
 
     def find_bad_file(self, error: Exception, batch: range) -> str:
-        """What is known of the file that DALI failed on, among the samples of these numbers; "" where nothing is."""
+        """Return a message about the file on which DALI failed, among the samples with these indices, or ""."""
         return ""
 
     def fingerprint(self, policy: LastBatchPolicy) -> dict[str, Any]:
-        """What a state must agree with."""
+        """Return the keys and values that a state must agree with."""
         return {}
 
     def check_set_epoch(self) -> None:
-        """
+        """Check that a pipeline for any epoch can be made.
+
         Raises:
-            ValueError: there is no pipeline for an epoch that is asked for.
+            ValueError: it cannot.
         """
 
     def check_load_state_dict(self) -> None:
-        """
+        """Check that a pipeline can continue from a state.
+
         Raises:
-            ValueError: there is no pipeline that goes on from a state.
+            ValueError: it cannot.
         """
 
     def close(self) -> None:
-        """Let go of the pipeline."""
+        """Release the pipeline."""
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineFunction(PipelineFactory):
-    """Calls a function for each pipeline, with the reader on the shard whose turn it is.
+    """Factory that calls a pipeline function for each pipeline, with the reader on the shard of the epoch.
 
     Attributes:
         source: the reader, on the shard of epoch 0.
+        function: the pipeline function.
 
-    All others: as ``FileReaderLoader`` takes them.
+    The other attributes are those of ``FileReaderLoader``.
 
     Raises:
-        TypeError, ValueError: what an argument should be, and is not.
+        TypeError, ValueError: an argument is invalid.
     """
 
     source: Reader
@@ -175,10 +178,10 @@ class PipelineFunction(PipelineFactory):
 
 
 class GivenPipeline(PipelineFactory):
-    """Gives the same pipeline again and again, which the user has made.
+    """Factory that always returns the same pipeline, which the user has made.
 
     Raises:
-        TypeError: it is no pipeline.
+        TypeError: ``pipeline`` is not a DALI pipeline.
     """
 
     def __init__(self, pipeline: api.Pipeline, reader_name: str) -> None:

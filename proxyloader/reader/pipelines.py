@@ -1,12 +1,12 @@
-"""Ready DALI pipelines for image classification. Each reads files itself, or takes what workers have read.
+"""Ready DALI pipelines for image classification. Each reads files itself, or takes encoded images from workers.
 
     pipeline = pipelines.training(file_root="data/train", batch_size=256, num_threads=4, device_id=0, seed=0)
     server = ProxyServer(pipelines.training(source="proxy", batch_size=256, num_threads=4, device_id=0))
     loader = FileReaderLoader("data/train", pipelines.training, batch_size=256, shuffle=True)
 
-They are made by ``@pipeline_def``, so they take all arguments of ``nvidia.dali.Pipeline`` (``batch_size``,
-``num_threads``, ``device_id``, ``seed``, ``prefetch_queue_depth``, ...) beside those of the graph. What is random is
-drawn by DALI: the same seed gives the same crops and flips again, but not those of torchvision. Main process.
+They are made by ``@pipeline_def``. So they take all arguments of ``nvidia.dali.Pipeline``, such as ``batch_size``,
+``num_threads``, ``device_id``, ``seed`` and ``prefetch_queue_depth``, in addition to those of the graph. DALI draws the
+random numbers: the same seed gives the same crops and flips, but not those of torchvision. Main process.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from .sources import Reader
 from .sources import from_workers as from_workers
 
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
-"""Of ImageNet's channels, in levels of 255."""
+"""Mean of each channel in ImageNet, in levels of 255. ``STD`` is the standard deviation."""
 
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
-"""Files, workers behind a ``ProxyServer``, or a function that adds a reader to the graph and gives its outputs."""
+"""Files, workers behind a ``ProxyServer``, or a function that adds a reader to the graph and returns its outputs."""
 
 Device = Literal["cpu", "gpu", "mixed"]
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
 TRANSLATION = 150 / 331
-"""Farthest that AutoAugment and RandAugment shift an image, as a share of its size; as in torchvision."""
+"""Maximum translation of AutoAugment and RandAugment, as a share of the image size, as in torchvision."""
 
 AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "autoaugment": ("auto_augment", {"max_translate_rel": TRANSLATION}),
     "randaugment": ("rand_augment", {"n": 2, "m": 9, "max_translate_rel": TRANSLATION}),
     "trivialaugment": ("trivial_augment_wide", {}),
 }
-"""DALI's own, in ``nvidia.dali.auto_aug``, and what they are told beside what is their default."""
+"""Functions of ``nvidia.dali.auto_aug``, and their arguments that are not defaults."""
 
 
 def _with_plain_errors(pipeline_function: Any) -> Any:
-    """Those of a graph without conditions: the kinds that are documented, with their own message alone."""
+    """Let a pipeline function raise its original errors, which DALI wraps in graphs with conditionals."""
 
     @functools.wraps(pipeline_function)
     def made(*arguments: Any, **named: Any) -> Any:
@@ -100,24 +100,25 @@ def training(
 
     Args:
         source: "files": DALI's file reader, named "Reader". "proxy": an input named "images", for ``ProxyServer``.
-            Or a function that adds a reader to the graph and gives its outputs, the encoded images first.
-        file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard: of ``fn.readers.file``.
-        size: of the images that come out, in pixels.
-        area: of the crop, least and most, as a share of the image's.
-        aspect_ratio: of the crop, least and most, width over height.
-        flip: how probable it is that an image is mirrored.
-        augmentation: "autoaugment", "randaugment" or "trivialaugment" of DALI's, on the resized image; or None.
-        mean, std: of each channel, in levels of 255. Left out where ``dtype`` is uint8.
-        dtype: "float32", "float16" or "uint8", also as torch's dtype.
+            Or a function that adds a reader to the graph and returns its outputs, the encoded images first.
+        file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard: arguments of
+            ``fn.readers.file``.
+        size: height and width of the returned images, in pixels.
+        area: (minimum, maximum) area of the crop, as a share of the area of the image.
+        aspect_ratio: (minimum, maximum) ratio of width to height of the crop.
+        flip: probability of a horizontal flip.
+        augmentation: "autoaugment", "randaugment" or "trivialaugment" of DALI, on the resized image; or None.
+        mean, std: mean and standard deviation of each channel, in levels of 255. Ignored if ``dtype`` is uint8.
+        dtype: "float32", "float16" or "uint8", or the dtype of torch.
         layout: "CHW" or "HWC".
-        device: "cpu", or "gpu" (as decoders say it: "mixed"). None: a GPU where the pipeline has a ``device_id``.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
+        device: "cpu" or "gpu". "mixed" is accepted for "gpu". None: a GPU if the pipeline has a ``device_id``.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any.
 
     Returns:
-        Images (3, size, size), or (size, size, 3), on ``device``; from files also labels, (1,) whole numbers.
+        Images (3, size, size), or (size, size, 3), on ``device``. From files also labels, (1,) integers.
 
     Raises:
-        ValueError: an argument is none of those above.
+        ValueError: an argument is invalid.
 
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
@@ -148,13 +149,13 @@ def validation(
 ) -> Any:
     """Decode, resize the shorter side, crop the centre, normalize.
 
-    As torchvision's ``Resize`` and ``CenterCrop``, on a CPU to a level of 255; but where a side would end with a
-    fraction of a pixel, or the crop begin with one, it may lie a pixel beside torchvision's.
+    The result is that of torchvision's ``Resize`` and ``CenterCrop``, on a CPU within one level of 255. If the length
+    of a resized side or the start of the crop is rounded, the crop may be shifted by one pixel against torchvision's.
 
     Args:
-        resize: the shorter side, in pixels, of which the centre is cropped.
+        resize: length of the shorter side before the centre is cropped, in pixels.
 
-    All others, what comes out and what is raised: as ``training``.
+    The other arguments, the returned values and the errors are those of ``training``.
     """
     check_int("size", size, 1)
     check_int("resize", resize, 1)
@@ -182,17 +183,17 @@ def rotation(
     device: Device | None = None,
     hw_decoder_load: float = 1.0,
 ) -> Any:
-    """Decode, rotate by a random angle: the graph that DALI's introduction begins with.
+    """Decode and rotate by a random angle, as the first graph of DALI's introduction.
 
     Args:
-        degrees: most that an image is turned to either side.
-        size: images are resized to that before they are turned, and keep it, so that they make a batch. None: each
-            has a size of its own, and is as large as it must be to hold all of its corners.
+        degrees: maximum angle of the rotation to either side, in degrees.
+        size: height and width to which images are resized before the rotation, in pixels, so that they form a batch.
+            None: images are not resized, and each grows so that all of its corners are kept.
 
-    All others: as ``training``.
+    The other arguments are those of ``training``.
 
     Returns:
-        Images (height, width, 3) uint8; from files also labels, (1,) whole numbers.
+        Images (height, width, 3) uint8. From files also labels, (1,) integers.
     """
     if not 0 < degrees < float("inf"):
         raise ValueError(f"degrees={degrees} is the most that an image is turned to either side: a number above 0")
@@ -214,7 +215,7 @@ def _check_range(name: str, limits: tuple[float, float], most: float) -> None:
 
 
 def _numbers(values: Any) -> tuple[float, ...]:
-    """Those that were given; none where they are something else."""
+    """Return a sequence of finite numbers as floats, or () if it is something else."""
     plain = isinstance(values, (tuple, list, np.ndarray, torch.Tensor))
     return tuple(float(value) for value in values) if plain and all(map(_is_finite, values)) else ()
 
@@ -236,7 +237,7 @@ def _read(
     pad_last_batch: bool,
     stick_to_shard: bool,
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The encoded images, and what is read beside them."""
+    """Return the encoded images, and the other outputs of the reader."""
     if file_root is not None and source != "files":
         raise ValueError(f"file_root={file_root!r} is read by source='files', and source is {source!r}")
     if callable(source):
@@ -279,8 +280,9 @@ def _cropped(
     device: Device | None,
     hw_decoder_load: float,
 ) -> Any:
-    """Decode, crop at random, resize. On a CPU only the crop is decoded, which is faster; on a GPU the whole image,
-    which is faster there (``benchmarks/results/parts.jsonl``)."""
+    """Decode, crop at random, resize. On a CPU only the crop is decoded, and on a GPU the whole image.
+
+    This is faster on each of them (``benchmarks/results/parts.jsonl``)."""
     check_int("size", size, 1)
     _check_range("area", area, 1.0)
     _check_range("aspect_ratio", aspect_ratio, math.inf)
@@ -309,7 +311,7 @@ def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
     function, settings = AUGMENTATIONS[augmentation]
     if "max_translate_rel" in settings:
         settings = {**settings, "shape": (size, size)}
-    # DALI's policies call operators by names that DALI has given up, and it says so past all filters.
+    # DALI's policies call operators by deprecated names, and its warnings bypass the filters.
     with warnings.catch_warnings(record=True) as caught:
         images = automatic_augmentation(function)(images, **settings)
     for each in caught:
@@ -320,7 +322,7 @@ def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
-    """The arguments of ``crop_mirror_normalize``."""
+    """Return the arguments of ``crop_mirror_normalize``."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -336,5 +338,5 @@ def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str
 
 
 def _beside(images: Any, others: tuple[Any, ...], device: Device | None) -> Any:
-    """The outputs: the images, and what was read with them, on the same device."""
+    """Return the outputs of a pipeline: the images and the other outputs of the reader, on the same device."""
     return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images

@@ -1,7 +1,7 @@
-"""A torchvision transform behind DALI's reader: its plan, with numbers that follow from the size of each image alone.
+"""A torchvision transform after DALI's reader: its plan, whose parameters depend only on the size of each image.
 
-There are no workers to draw numbers in, and torch's generator belongs to the training loop. So transforms that draw are
-refused here; those for validation, which do not, give the pixels that ``DataLoader`` gives.
+There are no workers to draw random numbers, and torch's generator belongs to the training loop. So transforms that draw
+random numbers are refused here. Others, as for validation, return the pixels of ``DataLoader``. Main process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from ..transforms.plan import Plan, iter_steps
 
 
 def plan_without_chance(transform: Any) -> Plan:
-    """
+    """Return the plan of a transform, and check that it draws no random numbers.
+
     Args:
-        transform: torchvision's or timm's, or one that was compiled.
+        transform: a transform of torchvision or timm, or one that was compiled.
 
     Raises:
-        UnsupportedTransformError: it draws random numbers, makes several images of one, or is not translated.
+        UnsupportedTransformError: it draws random numbers, returns several images, or is not translated.
     """
     plan: Plan = compile_transforms(transform).plan
     drawn = sorted({step.params_doc for step in iter_steps(plan.steps) if step.params_doc})
@@ -47,15 +48,15 @@ def plan_without_chance(transform: Any) -> Plan:
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
 def transformed(source: Callable[[], tuple[Any, ...]], *, plan: Plan, hw_decoder_load: float = 1.0) -> Any:
-    """Read, and do what a plan says.
+    """Read images and apply a plan.
 
     Args:
-        source: adds a reader to the graph and gives its outputs, the encoded images first.
-        plan: of ``plan_without_chance``.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that go to the GPU's JPEG engine where it has one.
+        source: adds a reader to the graph and returns its outputs, the encoded images first.
+        plan: a plan of ``plan_without_chance``.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any.
 
     Returns:
-        Images (C, H, W), as ``plan.output`` says, and what was read beside them.
+        Images (C, H, W), as described by ``plan.output``, and the other outputs of the reader.
     """
     encoded, *others = source()
     pipeline = Pipeline.current()

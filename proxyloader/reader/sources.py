@@ -1,6 +1,6 @@
 """Sources of a pipeline's encoded images: one of DALI's readers, by name, or workers. Main process.
 
-A source is called inside a pipeline function, and adds what reads to the graph that is being built.
+A source is called in a pipeline function, and adds a reader or an input to the graph.
 """
 
 from __future__ import annotations
@@ -17,46 +17,48 @@ from ..dali.api import fn, tfrecord, types
 from ..data.distributed import Auto, World
 
 READER_NAME = "Reader"
-"""What DALI's iterators are told to count samples by."""
+"""Name of the reader by which DALI's iterators count samples."""
 
 Root = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
 """One path, or several."""
 
 DIGITS = 18
-"""Most that a label written in digits has; 64 bits hold no more of any digits."""
+"""Maximum number of digits of a label. Every number of 18 digits fits in 64 bits."""
 
 FEATURES = ("image/encoded", "image/class/label")
-"""Of a record, where nothing else is said: image and label."""
+"""Default features of a record: image and label."""
 
 MUCH = 2**20
-"""More bytes than a label has."""
+"""A number of bytes that exceeds any label."""
 
 OF_FILES = ("tfrecord", "webdataset")
-"""Readers of files, where others read a folder."""
+"""Readers that read files. The others read a folder."""
 
 LISTS = {"file_list", "files"}
-"""Arguments of readers that say what is read in place of ``root``."""
+"""Arguments of readers that name the data in place of ``root``."""
 
 
 def from_workers() -> tuple[Any, ...]:
-    """The images that a ``ProxyServer`` is given: (bytes,) uint8 each. Labels stay with the workers."""
+    """Return the input of a ``ProxyServer``: encoded images, (bytes,) uint8 each. Labels stay with the workers."""
     return (fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8),)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One of DALI's readers, described.
+    """Description of one of DALI's readers. Calling it adds the reader to the current pipeline.
 
     Attributes:
-        root: what is read: a folder of class folders (file), files (tfrecord, webdataset), an LMDB folder (caffe2),
-            or a folder of arrays (numpy).
-        kind: its name in ``nvidia.dali.fn.readers``, one of READERS.
-        random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard: as DALI's readers take them.
-        options: more of their arguments, such as ``initial_fill`` or ``read_ahead``.
+        root: the data: a folder of class folders (file), one or several files (tfrecord, webdataset), an LMDB folder
+            (caffe2), or a folder of arrays (numpy). None: ``options`` has ``file_list`` or ``files``.
+        kind: name of the reader in ``nvidia.dali.fn.readers``, a key of READERS.
+        random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard: as in DALI's readers.
+        options: further arguments of the reader, such as ``initial_fill`` or ``read_ahead``.
 
     Raises:
-        FileNotFoundError: a path is not there, or nothing can be read there.
-        ValueError: there is no such reader or shard.
+        FileNotFoundError, IsADirectoryError: a path does not exist, is a folder where a file is expected, or has
+            nothing that can be read.
+        TypeError: ``root`` is not a path or a sequence of paths.
+        ValueError: there is no such reader or shard, or no data is named.
     """
 
     root: Root | None
@@ -105,12 +107,12 @@ class Reader:
         """Add the reader to the pipeline that is being built.
 
         Returns:
-            The encoded images, (bytes,) uint8 each, and their labels, (1,) each: of tfrecord and webdataset int64, of
-            others int32. Of numpy: the arrays alone.
+            The encoded images, (bytes,) uint8 each, and their labels, (1,) each, int64 for tfrecord and webdataset, and
+            int32 for file and caffe2. For numpy only the arrays.
 
         Raises:
             TypeError: the reader does not take one of ``options``.
-            ValueError: ``labels`` are given that the file reader would change, or that are no whole numbers.
+            ValueError: one of ``labels`` is not an integer, or does not fit in the 32 bits of the file reader.
         """
         how = {
             "name": READER_NAME,
@@ -123,7 +125,7 @@ class Reader:
         }
         try:
             read = READERS[self.kind](self, how)
-        except KeyError as error:  # DALI's, which names it
+        except KeyError as error:  # DALI's error names the argument
             raise TypeError(f"nvidia.dali.fn.readers.{self.kind} does not take that: {error.args[0]}") from error
         return tuple(read) if isinstance(read, (tuple, list)) else (read,)
 
@@ -136,7 +138,7 @@ def sharded_reader(
     shard_id: int | Auto | None,
     options: Mapping[str, Any],
 ) -> Reader:
-    """The padded reader of this process's shard, as ``FileReaderLoader`` takes these."""
+    """Return the padded reader of this process's shard. The arguments are those of ``FileReaderLoader``."""
     world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
     if num_shards is not None:
         world.check_processes()
@@ -160,7 +162,7 @@ def _has_a_line(path: str) -> bool:
 
 
 def _check_class_folders(root: str) -> None:
-    """A root without a file in a folder, which DALI's file reader says little about."""
+    """Check that a root has a file in a class folder. DALI's own error does not explain this."""
     if not os.path.isdir(root):
         raise FileNotFoundError(f"root {root!r} is a file; the file reader wants a folder: root/class/image.jpg")
     if any(folder.is_dir() and any(file.is_file() for file in folder.iterdir()) for folder in Path(root).iterdir()):
@@ -171,7 +173,7 @@ def _check_class_folders(root: str) -> None:
 
 
 def _files(reader: Reader, how: dict[str, Any]) -> Any:
-    """Class folders in the order of their names, as of ``ImageFolder``; or what ``options`` say."""
+    """Read class folders in the order of their names, as ``ImageFolder``, or the files named in ``options``."""
     if reader.root is not None:
         how["file_root"] = reader.path
     if how.get("labels") is not None:
@@ -180,7 +182,7 @@ def _files(reader: Reader, how: dict[str, Any]) -> Any:
 
 
 def _checked_label(label: Any) -> int:
-    """A label as DALI's file reader gives it, which takes any number for one, and changes some."""
+    """Return a label as int, if DALI's file reader keeps it. It accepts any number, and changes some of them."""
     try:
         number = int(label)
     except (TypeError, ValueError, OverflowError):
@@ -196,7 +198,7 @@ def _checked_label(label: Any) -> int:
 
 
 def _tfrecord(reader: Reader, how: dict[str, Any]) -> Any:
-    """Each file has its index beside it, as ``tfrecord2idx a.tfrecord a.tfrecord.idx`` makes it."""
+    """Read files with an index next to each, made by ``tfrecord2idx a.tfrecord a.tfrecord.idx``."""
     image, *label = how.pop("features", FEATURES)
     index_path = how.pop("index_path", [f"{path}.idx" for path in reader.paths])
     index_path = [index_path] if isinstance(index_path, (str, os.PathLike)) else list(index_path)
@@ -219,7 +221,7 @@ def _tfrecord(reader: Reader, how: dict[str, Any]) -> Any:
 
 
 def _webdataset(reader: Reader, how: dict[str, Any]) -> Any:
-    """tar files of pairs such as 0001.jpg and 0001.cls, the label in digits. Other parts than cls come as bytes."""
+    """Read tar files with samples such as 0001.jpg and 0001.cls, a label in digits. Other parts stay bytes."""
     ext = how.pop("ext", ["jpg;jpeg;png", "cls"])
     ext = [ext] if isinstance(ext, str) else list(ext)
     read: Any = fn.readers.webdataset(paths=reader.paths, ext=ext, **{"missing_component_behavior": "error", **how})
@@ -228,10 +230,10 @@ def _webdataset(reader: Reader, how: dict[str, Any]) -> Any:
 
 
 def class_number(written: Any) -> Any:
-    """The number, (1,) int64, that a text (bytes,) uint8 is, with white space behind it perhaps.
+    """Return the number, (1,) int64, of a text in digits, (bytes,) uint8, which may end with white space.
 
-    DALI has no operator that fails by itself; so where the text is something else, it is asked for more of it than
-    there is. ``arguments.what_failed`` knows that error by this function's name.
+    DALI has no operator that raises an error. So for any other text, a slice beyond its end is taken, which fails.
+    ``arguments.what_failed`` recognizes that error by the name of this function.
     """
     is_digit = fn.cast((written >= 48) & (written <= 57), dtype=types.INT32)
     count, spaces = _sum(is_digit), _sum(fn.cast(written <= 32, dtype=types.INT32))
@@ -240,13 +242,13 @@ def class_number(written: Any) -> Any:
     count = count + MUCH * fn.cast(is_number == 0, dtype=types.INT32)
     digits = fn.cast(_first(count, written), dtype=types.INT64) - 48
     lower = fn.cast(types.Constant(10 ** np.arange(DIGITS // 2 - 1, -1, -1, dtype=np.int32)), dtype=types.INT64)
-    powers = fn.cat(lower * 10 ** (DIGITS // 2), lower)  # DALI's constants have 32 bits
+    powers = fn.cat(lower * 10 ** (DIGITS // 2), lower)  # constants of DALI have 32 bits
     worth = fn.slice(powers, start=DIGITS - count, shape=count, axes=[0])
     return fn.cast(fn.reshape(fn.reductions.sum(digits * worth), shape=[1]), dtype=types.INT64)
 
 
 def _sum(flags: Any) -> Any:
-    """Of (bytes,) int32, as (1,) int32."""
+    """Return the sum of (bytes,) int32 as (1,) int32."""
     return fn.reshape(fn.reductions.sum(flags, dtype=types.INT32), shape=[1])
 
 
@@ -259,7 +261,7 @@ def _caffe2(reader: Reader, how: dict[str, Any]) -> Any:
 
 
 def _numpy(reader: Reader, how: dict[str, Any]) -> Any:
-    """All ``*.npy`` of a folder, in the order of their names."""
+    """Read all ``*.npy`` files of a folder, in the order of their names."""
     if not any(Path(reader.path).glob(how.get("file_filter", "*.npy"))):
         raise FileNotFoundError(f"root {reader.path!r} has no file {how.get('file_filter', '*.npy')}")
     return fn.readers.numpy(file_root=reader.path, **how)
@@ -272,4 +274,4 @@ READERS: dict[str, Callable[[Reader, dict[str, Any]], Any]] = {
     "caffe2": _caffe2,
     "numpy": _numpy,
 }
-"""By their names in ``nvidia.dali.fn.readers``."""
+"""Functions that add a reader to the graph, by the name of the reader in ``nvidia.dali.fn.readers``."""

@@ -1,4 +1,4 @@
-"""The command line, the demo, the benchmark, and the data they use. The rest never imports them."""
+"""The command line, the demo, the benchmark, and their data. No other folder imports them."""
 
 __all__ = ["cli", "explain", "synthetic"]
-"""What other folders may import."""
+"""Modules that other folders may import."""

@@ -1,6 +1,6 @@
 """The command ``proxyloader``: for each verb, a function that declares its options and one that runs it.
 
-What a verb imports stands inside the function that runs it: ``--help`` and a usage error wait for no torch.
+A verb imports its modules in the function that runs it, so ``--help`` and usage errors do not import torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ INTERRUPTED = 130  # what a shell reports for Ctrl-C: 128 + SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; by default that of the process.
+    """Run a command line, by default that of the process.
 
     Returns:
-        The exit status: 0; 1 where the verb failed, which one line on stderr explains; 130 after Ctrl-C.
+        The exit status: 0 after success; 1 if the verb failed, with one line on stderr; 130 after Ctrl-C.
 
     Raises:
-        SystemExit: argparse's: 2 for a usage error, 0 for ``--help`` and ``--version``.
+        SystemExit: raised by argparse, with 2 for a usage error, and 0 for ``--help`` and ``--version``.
     """
     args = _parser().parse_args(argv)
     try:
@@ -321,10 +321,10 @@ def _verb(
     """Declare a verb.
 
     Args:
-        run: gets the parsed options and returns the exit status.
-        summary: half a line, for the list of verbs.
-        text: what it does, for its own help.
-        example: one command line or more.
+        run: takes the parsed options and returns the exit status.
+        summary: short description, for the list of verbs.
+        text: long description, for the help of the verb.
+        example: one or more command lines.
     """
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
@@ -355,5 +355,5 @@ def _in_one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # An error from a worker of torch's carries the worker's traceback, which ends with what went wrong.
+    # An error from a worker of torch has the traceback of the worker, whose last line is the message.
     return lines[-1] if "Traceback (most recent call last):" in str(error) else " ".join(lines)

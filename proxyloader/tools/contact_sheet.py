@@ -6,15 +6,15 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 GAIN = 32
-"""How much brighter differences are drawn than they are."""
+"""Factor by which differences are amplified in the picture."""
 
 
 def contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
-    """Three rows with captions: the stock loader's images, ours, and how they differ.
+    """Return a picture of three rows with captions: the images of the stock loader, ours, and their differences.
 
     Args:
-        theirs: (N, 3, H, W), values 0 to 255.
-        ours: the same images, likewise.
+        theirs: images of the stock loader, (N, 3, H, W), values 0 to 255.
+        ours: the same images from our loader, float32 in the same range.
     """
     theirs, ours = theirs.float().cpu(), ours.cpu()
     difference = (ours - theirs).abs()

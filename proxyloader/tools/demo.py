@@ -1,7 +1,7 @@
-"""``proxyloader demo``: the swap, shown on this machine.
+"""``proxyloader demo``: a comparison of this loader and torch's on this machine.
 
-Both loaders go over the same images under the same seed. Their batches are compared, their speeds measured, and the
-same batch of both is drawn on a contact sheet; then a small network is trained for a few steps.
+Both loaders load the same images under the same seed. Their batches are compared, their speeds are measured, and the
+same batch of both is drawn on a contact sheet. Then a small network is trained for a few steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TIMED_EPOCHS = 3
 COMPARED_IMAGES = 512
 PROMISED_MEAN, PROMISED_PERCENTILE = 0.5, 2.0
-"""Most by which a batch may differ from the stock loader's, in levels of 255: in the mean, at the 99.9th percentile."""
+"""Bounds of the difference of a batch from the stock loader's, in levels of 255: mean and 99.9th percentile."""
 SHEET_COLUMNS = 8
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -48,13 +48,14 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """
+    """The settings of a demo.
+
     Attributes:
-        root: of an ImageFolder.
-        images: how many of it are used.
-        batch_size: of both loaders.
-        workers: of each loader.
-        device: where batches are to arrive.
+        root: root of an ImageFolder.
+        images: number of images to use.
+        batch_size: batch size of both loaders.
+        workers: number of workers of each loader.
+        device: device of the batches.
     """
 
     root: Path
@@ -70,7 +71,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far the batches of two loaders are apart, in levels of 255; each number is that of the worst batch."""
+    """Differences between the batches of two loaders, in levels of 255. Each number is that of the worst batch."""
 
     images: int
     labels_equal: bool
@@ -85,13 +86,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Measured:
-    """
+    """Results of the comparison of both loaders.
+
     Attributes:
-        comparison: of the first epoch.
+        comparison: comparison of the batches of the first epoch.
         theirs: the first images of the stock loader, (N, 3, H, W) uint8.
         ours: the same images of this loader, (N, 3, H, W) float32 in 0..255.
-        stock_images_per_s: a number for each timed epoch.
-        our_images_per_s: the same.
+        stock_images_per_s: speed of the stock loader in each timed epoch.
+        our_images_per_s: speed of this loader in each timed epoch.
     """
 
     comparison: Comparison
@@ -110,7 +112,7 @@ class Training:
 
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """As in torch's workers. Several would share small operations, and on busy cores wait for each other mostly."""
+    """Let torch use one thread, as in its workers. On busy cores, several threads of a small operation mostly wait."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -130,23 +132,23 @@ def demo(
     steps: int = 30,
     out: Path | None = None,
 ) -> bool:
-    """Compare, time, draw and train, and print what comes out.
+    """Compare both loaders, measure their speeds, train a network, and print the results.
 
     Args:
-        data: root of an ImageFolder; by default one is made, once, in the user's cache folder.
-        images: how many to make, or to use of ``data``.
-        batch_size: by default 256 where there is a GPU, else 64.
-        workers: of each loader; by default one for each usable core, at most 16.
-        device: by default the GPU where there is one, else the CPU.
-        steps: of the training; 0 leaves it out.
-        out: where the contact sheet goes, a PNG; by default into the cache folder.
+        data: root of an ImageFolder. Default: one that is made once in the user's cache folder.
+        images: number of images to make, or to use from ``data``.
+        batch_size: batch size. Default: 256 on a GPU, 64 on the CPU.
+        workers: number of workers of each loader. Default: one for each usable core, at most 16.
+        device: device of the batches. Default: the GPU if there is one, else the CPU.
+        steps: number of training steps. With 0 there is no training.
+        out: path of the contact sheet, a PNG. Default: demo.png in the cache folder.
 
     Returns:
-        Whether the batches were the stock loader's, as closely as is promised.
+        Whether the differences between the batches are within the promised bounds.
 
     Raises:
         ValueError: an argument is out of its range.
-        FileNotFoundError: ``data`` is no ImageFolder, or the folder of ``out`` is missing.
+        FileNotFoundError: ``data`` is no ImageFolder, or the folder of ``out`` does not exist.
     """
     _check_counts(images=(images, 1), batch_size=(batch_size, 1), workers=(workers, 0), steps=(steps, 0))
     chosen = _device(device)
@@ -175,9 +177,10 @@ def demo(
 
 
 def _check_counts(**counts: tuple[int | None, int]) -> None:
-    """
+    """Check numbers, each given as (value, minimum). None is allowed.
+
     Raises:
-        ValueError: a number is below the least that it may be.
+        ValueError: a number is below its minimum.
     """
     for name, (value, least) in counts.items():
         if value is not None and value < least:
@@ -185,12 +188,12 @@ def _check_counts(**counts: tuple[int | None, int]) -> None:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for this package, or a new temporary one where that cannot be written."""
+    """Return the user's cache folder for this package, or a new temporary folder if that cannot be written."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return Path(tempfile.mkdtemp(prefix="proxyloader-"))
     return folder
 
@@ -203,7 +206,7 @@ def _device(asked: str | None) -> torch.device:
 
 
 def _dataset(setup: Setup, crop_px: int) -> Any:
-    """The images with the usual transform of a training; a random choice of them where not all are to be used."""
+    """Return the dataset with a common training transform, or a random subset of it if fewer images are to be used."""
     steps = [
         transforms.RandomResizedCrop(crop_px),
         transforms.RandomHorizontalFlip(),
@@ -216,7 +219,7 @@ def _dataset(setup: Setup, crop_px: int) -> Any:
 
 
 def _measure(setup: Setup) -> Measured:
-    # With many workers, one pass over few images would be over before all of them are busy.
+    # With many workers, one pass over few images would end before all workers are busy.
     dataset: Any = ConcatDataset([_dataset(setup, CROP_PX)] * min(max(setup.workers // 2, 1), 8))
     arguments: dict[str, Any] = {
         "batch_size": setup.batch_size,
@@ -236,7 +239,7 @@ def _measure(setup: Setup) -> Measured:
 
 @dataclass(frozen=True)
 class _Runner:
-    """Runs a loader through whole epochs, with the batches on the device."""
+    """Iterates over whole epochs of a loader, with the batches on the device."""
 
     loader: Any
     device: torch.device
@@ -260,16 +263,16 @@ def _compare(stock: _Runner, ours: _Runner) -> tuple[Comparison, torch.Tensor, t
     """Run both loaders' first epoch, which also warms them up.
 
     Returns:
-        How the batches differ, and the first images of both in levels of 255.
+        The differences between the batches, and the first images of both loaders in levels of 255.
     """
     kept: list[Batch] = []
     try:
         for images, labels in stock.epoch(SEED):
             if sum(len(labels) for _, labels in kept) < COMPARED_IMAGES:
-                # The stock loader's images come from 8 bits, so that this loses nothing.
+                # The images of the stock loader have 8 bits, so this conversion is exact.
                 kept.append((_levels(images).round().to(torch.uint8), labels))
     except (OSError, Image.DecompressionBombError):
-        for _ in ours.epoch(SEED):  # whose error names the file
+        for _ in ours.epoch(SEED):  # the error of this loader names the file
             pass
         raise
     compared = []
@@ -289,7 +292,7 @@ def _compare(stock: _Runner, ours: _Runner) -> tuple[Comparison, torch.Tensor, t
 
 
 def _levels(images: torch.Tensor) -> torch.Tensor:
-    """Undo ToTensor and Normalize: (N, 3, H, W) float32 in 0..255."""
+    """Undo ToTensor and Normalize. Return (N, 3, H, W) float32 in 0..255."""
     mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (MEAN, STD))
     return (images * std + mean) * 255
 
@@ -306,7 +309,7 @@ def _difference(ours: Batch, theirs: Batch) -> Comparison:
 
 
 def _train(setup: Setup, steps: int) -> Training:
-    """Train a ResNet-18; without a GPU on small crops, so that it takes seconds."""
+    """Train a ResNet-18. Without a GPU the crops are small, so that it takes only seconds."""
     crop_px, batch_size = (CROP_PX, setup.batch_size) if setup.on_gpu else (64, min(setup.batch_size, 32))
     torch.manual_seed(SEED)
     loader: DataLoader[Any] = DataLoader(

@@ -1,4 +1,4 @@
-"""Explain a transform part by part: what is sampled, which DALI operators do it, how close it is."""
+"""Explain each part of a transform: its random numbers, its DALI operators, and its closeness to torchvision."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from ..transforms.plan import EXACT, Branch, ConstantParams, Step, Tolerance, it
 from ..transforms.registry import Part, is_holder, translate
 
 WIDTH = 120
-"""Of ``str(explanation)``, in characters."""
+"""Width of ``str(explanation)``, in characters."""
 
 LONGEST_POSITION = 24
-"""That is shown in one line, in characters."""
+"""Maximum length of a position that is shown in one line, in characters."""
 
 LONGEST = 120
-"""Most characters of a transform's own words."""
+"""Maximum length of the ``repr`` of a transform, in characters."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of one transform.
+    """Translation of one transform.
 
     Attributes:
-        position: where it stands, such as ``transform.transforms[1]``; ``output`` for the last row, which is there
-            where nothing before it is refused.
-        transform: what stands there, as it shows itself, in one line.
-        drawn: which numbers are drawn for each image, and which function of torchvision, torch or Python draws them.
-        operators: the DALI operators that join the graph with it, by their names in ``fn``. Where there are none, later
-            ones do its work, if there is any. None: not known, as DALI is not installed.
-        closeness: how far the pixels may be from torchvision's, in levels of 255.
-        refusal: why it is not translated, and what to do; "" where it is. The rows after it stand as if it were left
-            out.
+        position: position of the transform, such as ``transform.transforms[1]``. The last row is ``output``, and exists
+            only if no transform is refused.
+        transform: ``repr`` of the transform, in one line.
+        drawn: the random numbers of each image, and the function of torchvision, torch or Python that draws them.
+        operators: the DALI operators that it adds to the graph, by their names in ``fn``. If it adds none, later
+            operators do its work, if there is any. None: not known, as DALI is not installed.
+        closeness: bound of the difference from torchvision's pixels, in levels of 255.
+        refusal: why it is not translated, and what to do instead; "" if it is translated. Later rows are computed as if
+            it were left out.
     """
 
     position: str
@@ -61,13 +61,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The rows in the order of the images' way. ``str()`` draws them one below the other, 120 characters wide.
+    """Translation of all parts of a transform, in the order in which they are applied.
+
+    ``str()`` returns a table that is 120 characters wide.
 
     Attributes:
-        rows: one for each part.
-        slow_on_cpu: without a GPU the loader leaves all of it to torchvision, which is faster at it there.
-        holder: the class of an object that holds transforms and calls them, as its own code says; "" where there is
-            none.
+        rows: one row for each part.
+        slow_on_cpu: whether the loader leaves the whole transform to torchvision without a GPU, as that is faster.
+        holder: name of the class of an object that holds transforms and calls them in its own code, or "".
     """
 
     rows: tuple[Row, ...]
@@ -76,7 +77,7 @@ class Explanation:
 
     @property
     def refused(self) -> tuple[Row, ...]:
-        """The rows for which the loader refuses the transform; none: it is translated."""
+        """The rows of parts that are refused. If there are none, the transform is translated."""
         return tuple(row for row in self.rows if row.refusal)
 
     def __rich__(self) -> Table:
@@ -111,15 +112,15 @@ class Explanation:
 
 
 def explain(transform: Callable[..., Any]) -> Explanation:
-    """Say what becomes of each part of a torchvision transform; ``print`` it for a table.
+    """Explain how each part of a torchvision transform is translated. ``print`` the result for a table.
 
     Args:
-        transform: what ``dataset.transform`` is: a Compose (v1 or v2), nested at will, one transform, or an object that
-            holds such in its attributes and calls them.
+        transform: the ``transform`` of a dataset: a Compose (v1 or v2), which may be nested, a single transform, or an
+            object that holds transforms in its attributes and calls them.
 
     Returns:
-        An Explanation, whose ``rows`` are one for each part, those that are refused too, with the reason and what to
-        do. Nothing is raised for them.
+        An Explanation with a row for each part. A refused part has a row with the reason and what to do instead, and
+        raises no error.
     """
     holder = type(transform).__name__ if is_holder(transform) else ""
     held = find_nested(transform) if holder else {"": transform}
@@ -129,18 +130,18 @@ def explain(transform: Callable[..., Any]) -> Explanation:
 
 
 def _rows_of(whole: Part) -> Iterator[Row]:
-    """Of all its parts, and of what comes out."""
+    """Yield the rows of all parts, and of the output if no part is refused."""
     device_id = 0 if torch.cuda.is_available() else None
     parts = list(whole.on_the_way())
     *operators, of_output = _operators([part.steps for part in parts], device_id)
     for part, names in zip(parts, operators):
         yield from _rows(part, names, device_id)
-    if not any(part.refusal for part in whole):  # else nobody knows what comes out
+    if not any(part.refusal for part in whole):  # otherwise the output is not known
         yield _output(whole, of_output)
 
 
 def _operators(branches: list[Branch], device_id: int | None) -> list[tuple[str, ...] | None]:
-    """Those of each branch, and those of the output."""
+    """Return the operators of each branch, followed by those of the output. Each is None without DALI."""
     try:
         from ..dali.build import operators_of
     except MissingDaliError:
@@ -152,7 +153,7 @@ def _operators(branches: list[Branch], device_id: int | None) -> list[tuple[str,
 
 
 def _rows(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
-    """Of a part and of those that it holds, among which chance decides."""
+    """Return the row of a part, and those of the parts that it holds and applies at random."""
     inside: list[Row] = []
     for each in itertools.chain.from_iterable(each.on_the_way() for each in part.inside):
         inside += _rows(each, _operators_of_branch(each, device_id), device_id)
@@ -186,7 +187,7 @@ def _output(whole: Part, operators: tuple[str, ...] | None) -> Row:
 
 
 def _drawing(steps: Branch) -> Iterator[Step]:
-    """As ``iter_steps``, but what a step with fixed numbers is made of draws none."""
+    """Iterate over steps as ``iter_steps``, but not over the parts of a step with fixed parameters."""
     for step in steps:
         yield step
         for branch in (*getattr(step, "branches", ()), step.operations):
@@ -199,7 +200,7 @@ def _drawn(steps: Iterable[Step]) -> str:
 
 
 def _closeness(steps: Branch) -> str:
-    """Of each kind of step that is not exact."""
+    """Return the bound of each kind of step that is not exact, or that all are exact."""
     names: dict[Tolerance, list[str]] = {}
     for step in iter_steps(steps):
         if step.closeness not in (None, EXACT) and type(step).__name__ not in names.setdefault(step.closeness, []):
@@ -208,7 +209,7 @@ def _closeness(steps: Branch) -> str:
 
 
 def _in_one_line(part: Part) -> str:
-    """As the transform shows itself; where it holds others, or says nothing of itself, by its name alone."""
+    """Return the ``repr`` of a transform in one line, or its name if it holds others or has only the default repr."""
     shown = " ".join(repr(part.transform).split())
     if part.inside or " at 0x" in shown:
         return part.name
@@ -217,30 +218,31 @@ def _in_one_line(part: Part) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
 
 
-# --- the transform that a name stands for -----------------------------------------------------------------------------
+# --- finding a transform by name --------------------------------------------------------------------------------------
 
 
 def find(name: str) -> Any:
-    """The transform of a name.
+    """Return the transform of a name.
 
     Args:
-        name: ``module:attribute``, where the attribute is a transform, or a function or class that makes one when
-            called without arguments; or of weights of torchvision, as ``ResNet50_Weights.IMAGENET1K_V2``, or of a
-            model, ``resnet50``, for those weights that are its default. Nothing is downloaded.
+        name: ``module:attribute``, where the attribute is a transform, or a function or class that returns one when
+            called without arguments. Or the name of weights of torchvision, such as
+            ``ResNet50_Weights.IMAGENET1K_V2``. Or a model, such as ``resnet50``, for its default weights. Nothing is
+            downloaded.
 
     Raises:
-        ValueError: there is no such thing, or it fails when it is imported or called; says where.
+        ValueError: the name does not exist, or importing or calling it fails. The error says which.
     """
     return _of_module(name) if ":" in name else _of_weights(name)
 
 
 def _of_module(name: str) -> Any:
     module_name, _, path = name.partition(":")
-    # ./train.py:transform is meant well
+    # ./train.py:transform is accepted as well
     module_name = module_name.removeprefix("./").removesuffix(".py").replace("/", ".")
     if not module_name.strip(".") or not path:
         raise ValueError(f"{name!r}: a module and an attribute of it are expected, such as train:transform")
-    if os.getcwd() not in sys.path:  # a command that is installed does not look there, as `python -m` does
+    if os.getcwd() not in sys.path:  # `python -m` adds it, an installed command does not
         sys.path.insert(0, os.getcwd())
     found = _tried(f"importing {module_name!r}", importlib.import_module, module_name)
     for attribute in path.split("."):
@@ -280,7 +282,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _tried(doing: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """What the user's own code gives; whatever it raises becomes a ValueError. It sees no command line."""
+    """Call code of the user with an empty command line, and raise its errors as ValueError."""
     ours, sys.argv = sys.argv, sys.argv[:1]
     try:
         return call(*arguments)

@@ -1,1 +1,1 @@
-"""``proxyloader bench``: how fast is the loader here, beside what else could load the same images?"""
+"""``proxyloader bench``: the speed of the loader on this machine, compared with other ways to load the same images."""

@@ -1,5 +1,5 @@
-"""One case in a process of its own, which runs when it is told to: its memory and CPU time are its own there, and where
-it hangs it can be ended."""
+"""One case in its own process, which runs on request. There its memory and CPU time can be measured, and a case that
+hangs can be killed."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ CLASSES = 1000
 
 
 def serve(name: str, connection: Connection, batches_seen: Any, start_method: str) -> None:
-    """Answer ``Ready``, then what is asked for, for ever; or a ``Failure``.
+    """Send ``Ready``, and then answer requests until the process is killed. After an error send a ``Failure`` and end.
 
     Args:
-        name: of the case.
-        connection: to the process that asks: for a method of ``_Measured`` by its name, with its arguments.
-        batches_seen: a number in shared memory that is raised with each batch, so that a case that hangs is known.
-        start_method: of the workers, as that process would start its own.
+        name: name of the case.
+        connection: connection to the main process, which requests methods of ``_Measured`` by name, with arguments.
+        batches_seen: counter of batches in shared memory, by which a case that hangs is detected.
+        start_method: start method of the workers, which is that of the main process.
     """
-    multiprocessing.set_start_method(start_method, force=True)  # or it would be the one that started this process
+    multiprocessing.set_start_method(start_method, force=True)  # not the method that started this process
     try:
-        from ...dali import api as api  # so that no case pays for it
+        from ...dali import api as api  # imported here, so that its time counts for no case
 
         connection.send(Ready())
         measured = _Measured(name, batches_seen)
@@ -53,10 +53,10 @@ def serve(name: str, connection: Connection, batches_seen: Any, start_method: st
         if isinstance(error, ProxyLoaderError):  # DALI's begin with where it was
             lines = [f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]]
         reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"
-        with suppress(OSError):  # nobody asks any more
+        with suppress(OSError):  # the main process has ended
             connection.send(Failure(reason, isinstance(error, ImportError)))
     finally:
-        # The upstream server's thread would keep the process for ever.
+        # The thread of DALI's own proxy server would keep the process alive.
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -64,7 +64,7 @@ def serve(name: str, connection: Connection, batches_seen: Any, start_method: st
 
 
 class _Measured:
-    """A case, and what may be asked of it."""
+    """A case, with the methods that may be requested."""
 
     def __init__(self, name: str, batches_seen: Any) -> None:
         self._name = name
@@ -73,7 +73,7 @@ class _Measured:
         self._memory: GpuMemory | None = None
 
     def begin(self, setting: BenchConfig) -> Start:
-        """Make the loader, and go through its first loop."""
+        """Build the loader, and run its first loop."""
         memory = self._prepared(setting)
         begin = time.perf_counter()
         self._loops = loops_of(self._name, setting)
@@ -87,13 +87,13 @@ class _Measured:
         return start
 
     def measure(self, seconds: float) -> RoundResult:
-        """Whole loops, until the seconds are over."""
+        """Measure whole loops for at least ``seconds``."""
         assert self._memory is not None
         gc.collect()
         return _round(self._caught_up(), self._next_loop, seconds, self._use, self._memory)
 
     def attempt(self, setting: BenchConfig, at_most_s: float) -> Trial:
-        """Two loops with a tuning, of which the second counts."""
+        """Run two loops with a tuning, and measure the second one."""
         memory = self._prepared(setting)
         loops = loops_of(self._name, setting)
         before, self._loops = self._loops, loops
@@ -101,7 +101,7 @@ class _Measured:
         self._use(next(first))
         _wait_for_gpu()
         if before is not None:
-            before.close()  # now: with its last pipeline DALI gives up its decoders, which take long to come back
+            before.close()  # only now, as rebuilding decoders takes long after DALI's last pipeline was freed
             del before
             gc.collect()
         images, cpu, begin = 0, cpu_s(), time.perf_counter()
@@ -116,12 +116,12 @@ class _Measured:
         return Trial(found.images_per_s, found.cpu_ms_per_image)
 
     def first_epochs(self, setting: BenchConfig, epochs: int, cache: str) -> list[Epoch]:
-        """What a script sees that is started for the first time.
+        """Measure the first epochs, as in a script that runs for the first time.
 
         Args:
-            setting: of it.
-            epochs: how many.
-            cache: an empty folder, so that nothing is known of earlier runs.
+            setting: setting of the case.
+            epochs: number of epochs.
+            cache: an empty folder in place of the user's cache folder, so that nothing of earlier runs is used.
         """
         os.environ["XDG_CACHE_HOME"] = cache
         self._prepared(setting)
@@ -143,17 +143,17 @@ class _Measured:
         return found
 
     def _prepared(self, setting: BenchConfig) -> GpuMemory:
-        """CUDA, and the model."""
+        """Start CUDA and build the model, at the first call. Return the gauge of GPU memory."""
         if self._memory is None:
             if setting.by_default and not case_of(self._name).is_own:
-                # Importing this package has set it, which users of other loaders do not do.
+                # Importing this package sets it, and users of other loaders do not import it.
                 os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
             self._memory = GpuMemory(setting)
             self._use = _training(setting) if setting.model != "none" else _nothing
         return self._memory
 
     def _next_loop(self) -> Iterator[Any]:
-        # Workers are started, or started again, now, not when the first batch is asked for.
+        # iter() starts the workers now, and not when the first batch is requested.
         return self._counted(iter(next(self._loops)))
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -162,7 +162,7 @@ class _Measured:
             yield batch
 
     def _caught_up(self) -> Iterator[Any] | None:
-        """The rest of a loop whose first batches were ready: what was done while nobody asked is not to be counted."""
+        """Return a loop without its first batches, which were prepared before and must not be counted, or None."""
         if not case_of(self._name).runs_ahead:
             return None
         batches = self._next_loop()
@@ -179,7 +179,7 @@ def _round(
     use: Callable[[Any], None],
     memory: GpuMemory,
 ) -> RoundResult:
-    """Measure what is left of a loop that was begun, if there is one, and whole ones until the seconds are over."""
+    """Measure the rest of a loop, if one was begun, and whole loops for at least ``seconds``."""
     waits: list[float] = []
     pauses: list[float] = []
     images = 0
@@ -214,15 +214,15 @@ def _round(
 
 
 def _nothing(batch: Any) -> None:
-    """The batches are only taken."""
+    """Take a batch without using it."""
 
 
 def _training(setting: BenchConfig) -> Callable[[Any], None]:
-    """A step of training, as with mixed precision. It does not wait for the GPU, since its optimizer is fused."""
+    """Return a training step with mixed precision. It does not wait for the GPU, as its optimizer is fused."""
     model = torchvision.models.get_model(setting.model, num_classes=CLASSES)
     model = model.to(setting.device, memory_format=setting.memory_format).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=setting.on_gpu)
-    for weight in model.parameters():  # or a first step that overflows would leave it as the memory was (torch 2.14)
+    for weight in model.parameters():  # if the first step overflows, it is not initialized (torch 2.14)
         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
     half = torch.bfloat16 if setting.torch_dtype == torch.bfloat16 or not setting.on_gpu else torch.float16
     scaler = torch.amp.GradScaler(setting.device, enabled=half == torch.float16)

@@ -1,6 +1,6 @@
-"""The table of what is compared: each case is a function from a setting to loops over batches.
+"""The table of cases. Each case is a function from a setting to loops over batches.
 
-All of them crop at random, resize to 224, flip and normalise.
+All cases crop at random, resize to 224, flip and normalise.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ OURS = "proxyloader"
 
 @dataclass(frozen=True)
 class Case:
-    """
+    """A way to load the images.
+
     Attributes:
-        loops: of a setting; and of an augmentation, by its name, where it takes one.
-        needs: what of a ``Tuning`` its users have to say.
-        takes: what of it has a default.
-        is_own: it is this library's.
-        is_ceiling: it leaves work out, to show what no loader can exceed.
-        needs_gpu: it is left out on a CPU.
-        for_models: it is there where a model is trained (True), or where none is (False); None: in either case.
-        augments: it can augment images, too.
-        runs_ahead: into the next loop, so that batches lie ready when a round begins.
+        loops: takes a setting, and the name of an augmentation if the case augments, and returns loops.
+        needs: fields of ``Tuning`` that users must set.
+        takes: fields of ``Tuning`` that have a default.
+        is_own: whether it is a loader of this library.
+        is_ceiling: whether it leaves work out, as an upper bound for all loaders.
+        needs_gpu: whether it is left out on a CPU.
+        for_models: whether it applies only with a model (True), or only without (False). None: in both cases.
+        augments: whether it can augment images.
+        runs_ahead: whether it prepares batches of the next loop, so that they are ready when a round begins.
     """
 
     loops: Callable[..., Loops]
@@ -63,14 +64,14 @@ CASES = {
 """By name, in the order of the report."""
 
 WITH = " + "
-"""Between the names of a case and of what its images are augmented by."""
+"""Separator between the name of a case and the name of an augmentation."""
 
 BY_DEFAULT = ", by default"
-"""Behind the name of a case whose users say nothing but what they have to."""
+"""Suffix of the name of a case in which users set only what they must."""
 
 
 def cases_for(setting: BenchConfig) -> list[str]:
-    """Those that have a meaning there, tuned; behind them by default those that have a default for what is tuned."""
+    """Return the names of the cases for a setting: the tuned cases, and then those with default values."""
     trains = setting.model != "none"
     names = [
         name
@@ -83,18 +84,18 @@ def cases_for(setting: BenchConfig) -> list[str]:
 
 
 def peers_for(setting: BenchConfig) -> list[str]:
-    """Those that a user may start with."""
+    """Return the names of the cases that a user may start with."""
     names = [name for name in cases_for(setting) if not name.endswith(BY_DEFAULT)]
     return [name for name in names if not case_of(name).is_ceiling]
 
 
 def base_of(name: str) -> str:
-    """The key of CASES, without an augmentation."""
+    """Return the key of a case in CASES."""
     return name.removesuffix(BY_DEFAULT).split(WITH)[0]
 
 
 def case_of(name: str) -> Case:
-    """By its name, alone or with an augmentation, tuned or by default."""
+    """Return the case of a name, which may have an augmentation and the suffix BY_DEFAULT."""
     return CASES[base_of(name)]
 
 
@@ -104,12 +105,12 @@ def loops_of(name: str, setting: BenchConfig) -> Loops:
 
 @dataclass(frozen=True)
 class Ranges:
-    """The values that are tried of each part of a ``Tuning``, from small to large."""
+    """The values of each field of ``Tuning`` that are tried, in ascending order."""
 
     workers: tuple[int, ...]
     threads: tuple[int, ...]
     hw_decoder_load: tuple[float, ...]
 
     def most(self, case: Case) -> Tuning:
-        """Of what its users have to say as much as there is; the rest is left at its default."""
+        """Return the tuning with the largest value of each field that users must set. Other fields are not set."""
         return Tuning(**{name: getattr(self, name)[-1] for name in case.needs})

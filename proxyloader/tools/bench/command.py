@@ -29,11 +29,11 @@ from .system_info import in_words, machine, warnings_for
 FIRST_EPOCHS = 3
 
 COUNTS = (4, 8, 16)
-"""Of workers or threads, that are tried where there are as many cores, beside all cores, half and a quarter of them."""
+"""Numbers of workers or threads to try, up to the number of cores; all, half and a quarter of the cores are added."""
 
 
 def list_cases() -> int:
-    """Print the names of the cases, and what they are."""
+    """Print the names and descriptions of the cases. Return the exit status."""
     console = Console()
     for name, case in CASES.items():
         first_line = (case.loops.__doc__ or "").splitlines()[0]
@@ -42,11 +42,14 @@ def list_cases() -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure, print and write; returns 1 where ours or all cases failed, or ours is worse than in the
-    record to compare with.
+    """Measure the cases, print the results, and write the record.
+
+    Returns:
+        The exit status: 1 if our case or all cases failed, or ours is worse than in the record to compare with; 130
+        after Ctrl-C; else 0.
 
     Raises:
-        ValueError: there is no such case or GPU, or no record to compare with.
+        ValueError: an option is invalid, there is no such case or GPU, or no record to compare with.
     """
     earlier = report.last_of(args.check) if args.check else None
     check(args)
@@ -86,16 +89,17 @@ def bench(args: argparse.Namespace) -> int:
     if earlier and not worse:
         console.print(f"Nothing is worse than in {args.check}.")
     if any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
-        return 130  # as shells have it
+        return 130  # as in shells
     failed = [name for name, case in record["cases"].items() if "failure" in case]
     all_failed = len(failed) == len(record["cases"])
     return 1 if worse or all_failed or OURS in failed else 0
 
 
 def _chosen(names: list[str], only: list[str] | None) -> list[str]:
-    """
+    """Return the names that ``only`` selects.
+
     Raises:
-        ValueError: one of ``only`` is no case of this machine and these options.
+        ValueError: one of ``only`` is not a case for this machine and these options.
     """
     unknown = [name for name in only or () if name not in names]
     if unknown:
@@ -108,7 +112,7 @@ def _chosen(names: list[str], only: list[str] | None) -> list[str]:
 
 
 def _write(record: dict[str, Any], args: argparse.Namespace, console: Console) -> None:
-    """The record to its file, as tables to a page and the terminal, and as a picture."""
+    """Write the record to its file, as tables to a page and the terminal, and as a picture."""
     report.append(record, args.out)
     args.out.with_suffix(".md").write_text(tables.as_markdown(record))
     console.print(*tables.as_tables(record), sep="\n")
@@ -127,7 +131,7 @@ Measured = tuple[dict[str, Outcome], dict[str, Sweep]]
 def measure_rounds(
     args: argparse.Namespace, setting: BenchConfig, ranges: Ranges, names: list[str], tell: Tell
 ) -> Measured:
-    """The tuned cases in rounds, and then those by default: all at once would not have room on a GPU's engines."""
+    """Measure the tuned cases, and then those by default. The JPEG engines have no room for all of them at once."""
     tuned = [name for name in names if not name.endswith(BY_DEFAULT)]
     sweeps = sweep(setting, tuned, ranges, tell)
     settings = {name: replace(setting, tuning=sweeps[name].best) for name in tuned}
@@ -147,22 +151,22 @@ def measure_rounds(
 def measure_first_epochs(
     args: argparse.Namespace, setting: BenchConfig, ranges: Ranges, names: list[str], tell: Tell
 ) -> Measured:
-    """The first epochs of each case, with nothing said that has a default."""
+    """Measure the first epochs of each case, with the default of each argument that has one."""
     setting = replace(setting, passes=1, by_default=True, persistent_workers=False)
     settings = {name: replace(setting, tuning=ranges.most(case_of(name))) for name in names}
     for path, _ in ImageFolder(setting.root).samples:
-        Path(path).read_bytes()  # so that all find the files in the page cache
+        Path(path).read_bytes()  # so that the files are in the page cache for all cases
     with tempfile.TemporaryDirectory(prefix="proxyloader-bench-") as folder:
         outcomes = run_first_epochs(settings, args.rounds, FIRST_EPOCHS, lambda: tempfile.mkdtemp(dir=folder), tell)
     return outcomes, {}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what would be found out in the middle of the measurement.
+    """Check the options before the measurement.
 
     Raises:
-        ValueError: an option is wrong.
-        OSError: the results of before cannot be read.
+        ValueError: an option is invalid.
+        OSError: earlier results cannot be read.
     """
     for name, value in {"images": 1, "passes": 1, "batch_size": 1, "rounds": 1}.items():
         if getattr(args, name) is not None:
@@ -191,10 +195,10 @@ def check(args: argparse.Namespace) -> None:
 
 
 def make_room_for(out: Path) -> None:
-    """The folder of the results, in which they can be written.
+    """Create the folder of the results, and check that they can be written.
 
     Raises:
-        OSError: they cannot.
+        OSError: they cannot be written.
     """
     was_there = out.exists()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +212,11 @@ def device_of(args: argparse.Namespace) -> str:
 
 
 def setting_of(args: argparse.Namespace) -> BenchConfig:
-    """What is compared, with what was left open filled in for this machine."""
+    """Return the settings of the comparison, with the defaults of this machine.
+
+    Raises:
+        ValueError: there is no GPU, or there are fewer images than in a batch.
+    """
     device = device_of(args)
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda, and torch sees no GPU; leave --device out")
@@ -232,7 +240,7 @@ def setting_of(args: argparse.Namespace) -> BenchConfig:
 
 
 def ranges_of(args: argparse.Namespace) -> Ranges:
-    """What is tried, with what was left open filled in for this machine."""
+    """Return the values to try, with the defaults of this machine."""
     cores, on_gpu = usable_cores(), device_of(args) == "cuda"
     counts = {max(1, cores // 4), max(1, cores // 2), cores, *(n for n in COUNTS if n <= cores)}
     return Ranges(

@@ -1,4 +1,4 @@
-"""BenchConfig: what is compared."""
+"""BenchConfig: the settings of a comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AUGMENTATIONS: dict[str, Any] = {
 
 
 def transform_with(augmentation: str = "") -> transforms.Compose:
-    """torchvision's, with an augmentation behind the flip."""
+    """Return the torchvision transform, with an augmentation after the flip."""
     return transforms.Compose(
         [
             transforms.RandomResizedCrop(CROP_PX),
@@ -35,12 +35,12 @@ def transform_with(augmentation: str = "") -> transforms.Compose:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is chosen for each loader by itself. None: it has no such setting, or is left at its own default.
+    """The settings that are tuned for each loader. None: the loader has no such setting, or uses its default.
 
     Attributes:
-        workers: processes that read, and for torch decode.
-        threads: of DALI on the CPU.
-        hw_decoder_load: share of the JPEGs for the GPU's engines.
+        workers: number of worker processes.
+        threads: number of DALI's CPU threads.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode.
     """
 
     workers: int | None = None
@@ -57,22 +57,22 @@ class Tuning:
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """The same for all cases of a run, but for the tuning.
+    """The settings of a comparison, which are the same for all cases except for the tuning.
 
     Attributes:
-        root: of an ImageFolder.
-        images: in it.
-        passes: over them in a loop, so that its start weighs as little as in an epoch of a large data set.
-        batch_size: images.
+        root: root of an ImageFolder.
+        images: number of images in it.
+        passes: number of passes over the images in a loop, so that the start of a loop weighs as little as in an epoch
+            of a large data set.
+        batch_size: number of images in a batch.
         device: "cuda" or "cpu".
-        tuning: of the case.
-        by_default: the arguments that a loader has a default for are left out, but those that decide what it loads and
-            in which format.
-        persistent_workers: of the loaders that have workers.
-        dtype: of the images, by torch's name for it.
-        channels_last: of the batches.
-        augmentations: of torch's loader and ours, each in a case of its own.
-        model: torchvision's name of what is trained on the batches; "none": they are only taken.
+        tuning: tuning of the case.
+        by_default: whether arguments with a default are left out, except for those of the data and its format.
+        persistent_workers: whether loaders with workers keep them between loops.
+        dtype: torch's name of the dtype of the images.
+        channels_last: whether batches are channels last.
+        augmentations: augmentations of torch's loader and ours, each of which is a case.
+        model: torchvision's name of the model that is trained on the batches; "none" to only load them.
     """
 
     root: str
@@ -89,7 +89,7 @@ class BenchConfig:
     model: str = "none"
 
     def tuned(self, **changed: Any) -> BenchConfig:
-        """With another tuning, of those of its values that are given."""
+        """Return a copy with other values of the tuning."""
         return replace(self, tuning=replace(self.tuning, **changed))
 
     @property
@@ -98,7 +98,7 @@ class BenchConfig:
 
     @property
     def batches(self) -> int:
-        """In a loop."""
+        """Number of batches in a loop."""
         return -(-self.images * self.passes // self.batch_size)
 
     @property
@@ -115,6 +115,6 @@ class BenchConfig:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def in_record(self) -> dict[str, Any]:
-        """What a record says of all cases."""
+        """Return the settings of all cases, for a record."""
         left_out = ("root", "tuning", "by_default", "persistent_workers")
         return {name: value for name, value in asdict(self).items() if name not in left_out}

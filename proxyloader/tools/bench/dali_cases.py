@@ -1,6 +1,6 @@
 """DALI's own ways to load the images. Runs in a child process.
 
-What a pipeline or a decoder has a default for is left at it, but for what is tuned, and what is prepared ahead.
+Pipelines and decoders have their default arguments, except for those that are tuned and the number of prepared batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .config import CROP_PX, MEAN, STD, BenchConfig
 from .torch_cases import Loops, images_of, worker_arguments
 
 RUNS_UNDER_WAY = 3
-"""Of a DALI pipeline, where it is not left at DALI's default."""
+"""Number of batches that a DALI pipeline prepares ahead, where it is not DALI's default."""
 
 LARGEST_OF_IMAGENET: dict[str, Any] = {
     "preallocate_width_hint": 5980,
@@ -27,7 +27,7 @@ LARGEST_OF_IMAGENET: dict[str, Any] = {
     "device_memory_padding": 211025920,
     "host_memory_padding": 140544512,
 }
-"""What NVIDIA's example has a GPU's decoder allocate at once, for the widest, highest and largest image of ImageNet."""
+"""Memory that the GPU decoder of NVIDIA's example allocates ahead, for the largest images of ImageNet."""
 
 
 def graph(setting: BenchConfig) -> Any:
@@ -43,7 +43,7 @@ def graph(setting: BenchConfig) -> Any:
 
 
 def decoder(setting: BenchConfig) -> dict[str, Any]:
-    """The arguments of a decoder."""
+    """Return the arguments of a decoder."""
     from ...dali.api import types
 
     how: dict[str, Any] = {"device": "mixed" if setting.on_gpu else "cpu", "output_type": types.RGB}
@@ -53,7 +53,7 @@ def decoder(setting: BenchConfig) -> dict[str, Any]:
 
 
 def augmented(setting: BenchConfig, encoded: Any) -> Any:
-    """The work of the transform as one writes it in DALI."""
+    """Return the images after the transform, as it is usually written in DALI."""
     from ...dali.api import fn, types
 
     images = fn.decoders.image(encoded, **decoder(setting))
@@ -62,7 +62,7 @@ def augmented(setting: BenchConfig, encoded: Any) -> Any:
 
 
 def normalized(setting: BenchConfig, images: Any) -> Any:
-    """Flipped, and in the format of the batches."""
+    """Return the images flipped, and in the format of the batches."""
     from ...dali.api import fn, types
 
     return fn.crop_mirror_normalize(
@@ -105,15 +105,15 @@ def upstream(setting: BenchConfig, loader: Callable[[str], Any], reads_files: bo
         while True:
             yield ((in_format(setting, images), labels.to(setting.device)) for images, labels in batches)
     finally:
-        # It waits for as long as five seconds, and nobody is to wait with it.
+        # It waits for up to five seconds, which should not be measured.
         threading.Thread(target=server.stop_thread, daemon=True).start()
         if batches is not None and batches._iterator is not None:
             _kill_workers(batches._iterator)
 
 
 def _kill_workers(iterator: Any) -> None:
-    """The workers of the proxy wait for a server that is gone, and torch waits five seconds for each of them."""
-    if iterator._worker_pids_set:  # or torch would take them for lost
+    """Kill the workers. They wait for a server that has ended, and torch would wait five seconds for each of them."""
+    if iterator._worker_pids_set:  # otherwise torch reports lost workers
         signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
     for worker in iterator._workers:
@@ -142,9 +142,9 @@ def reader(setting: BenchConfig, images_of: Callable[[BenchConfig, Any], Any], *
     """DALI's file reader and DALIClassificationIterator.
 
     Args:
-        setting: of the case.
-        images_of: what is made of the setting and the encoded images.
-        options: of the reader.
+        setting: setting of the case.
+        images_of: returns the images for a setting and the encoded images.
+        options: arguments of the reader.
     """
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 
@@ -174,7 +174,7 @@ def nvidia_example(setting: BenchConfig) -> Loops:
 
 
 def augmented_as_in_the_example(setting: BenchConfig, encoded: Any) -> Any:
-    """Its crops are of 0.1 to 1 of the image, and of 4:5 to 5:4; what else it asks for is in LARGEST_OF_IMAGENET."""
+    """Crop 0.1 to 1 of the image with ratios from 4:5 to 5:4, and allocate LARGEST_OF_IMAGENET, as in the example."""
     from ...dali.api import fn, types
 
     images = fn.decoders.image_random_crop(
@@ -213,5 +213,5 @@ def decoders(setting: BenchConfig, pipelines: int) -> Loops:
     for each in built:
         each.build()
     while True:
-        # Each goes on by itself while another one is asked.
+        # Each pipeline goes on while the loop takes a batch of another one.
         yield (each.run() for each, _ in zip(itertools.cycle(built), range(setting.batches)))

@@ -1,4 +1,4 @@
-"""The answers of a case. They cross from its process to the one that asks."""
+"""The answers of a case, which its process sends to the main process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ready:
-    """All is imported, and nothing is begun."""
+    """All modules are imported, and no loop has begun."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The first loop.
+    """Figures of the first loop.
 
     Attributes:
-        first_batch_s: from the making of the loader to its first batch; the libraries were imported before, and CUDA
-            was started.
+        first_batch_s: time from the construction of the loader to its first batch. The libraries were imported and
+            CUDA was started before.
     """
 
     first_batch_s: float
@@ -24,17 +24,17 @@ class Start:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What was measured in whole loops of some seconds.
+    """Figures of whole loops over some seconds.
 
     Attributes:
-        images_per_s: that went through the loop.
-        cpu_ms_per_image: of this process and all its children.
-        wait_ms: of the loop for its batches: the median, the 99th percentile, and the longest.
-        pause_ms: before a loop's first batch, which is one of those waits: the median of the loops.
-        host_mb: that this process and its children have to themselves.
-        gpu_mb: that the case has taken, without the CUDA context. None without a GPU.
-        gpu_percent: of the time, that the GPU was at work. None where NVML does not tell.
-        jpeg_percent: the same of its JPEG engines.
+        images_per_s: images per second.
+        cpu_ms_per_image: CPU time of the process and its children per image.
+        wait_ms: waits of the loop for batches: median, 99th percentile, maximum.
+        pause_ms: median of the waits for the first batch of each loop, which are among those waits.
+        host_mb: private memory of the process and its children.
+        gpu_mb: GPU memory of the case, without the CUDA context. None without a GPU.
+        gpu_percent: share of the time in which the GPU was busy. None if NVML does not report it.
+        jpeg_percent: share of the time in which the JPEG engines were busy. None if NVML does not report it.
     """
 
     images_per_s: float
@@ -49,11 +49,13 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Trial:
-    """What was measured with one tuning of those that are swept.
+    """Figures of one tuning of a sweep.
 
     Attributes:
-        images_per_s: in the second loop.
-        was_cut: the first loop took too long, and was left; the figures are of its part behind its first batch.
+        images_per_s: images per second in the second loop.
+        cpu_ms_per_image: CPU time of the process and its children per image.
+        was_cut: whether the first loop took too long and was left. The figures are then those of its part after the
+            first batch.
     """
 
     images_per_s: float
@@ -63,12 +65,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One of the first epochs.
+    """Figures of one of the first epochs.
 
     Attributes:
-        first_batch_s: what the loop waited for it; of the first epoch from the making of the loader on.
-        images_per_s: from there to the last batch, the wait for the first one included.
-        images_per_s_after_first_batch: the rest of the images in the rest of the time.
+        first_batch_s: time until the first batch, in the first epoch from the construction of the loader.
+        images_per_s: images per second, including the time until the first batch.
+        images_per_s_after_first_batch: images per second after the first batch.
     """
 
     first_batch_s: float
@@ -78,11 +80,12 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Failure:
-    """
+    """Failure of a case.
+
     Attributes:
-        reason: in one line.
-        is_missing: something is not installed.
-        has_hung: no batch came for long.
+        reason: the reason in one line.
+        is_missing: whether a package is not installed.
+        has_hung: whether no batch came for a long time.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""CPU time, memory and GPU load that a case takes. Runs in a child process."""
+"""CPU time, memory and GPU load of a case. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ SAMPLED_EVERY_S = 0.05
 
 
 def cpu_s() -> float:
-    """Of this process and its children."""
+    """Return the CPU time of this process and its children, in seconds."""
     return sum(_of_each(lambda process: sum(process.cpu_times()[:2])))
 
 
 def host_mb() -> float:
-    """That this process and its children have to themselves."""
+    """Return the private memory of this process and its children, in MB."""
     return sum(_of_each(lambda process: process.memory_full_info().uss)) / 2**20
 
 
 def _of_each(ask: Callable[[psutil.Process], float]) -> list[float]:
     process, found = psutil.Process(), []
     for each in [process, *process.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):  # a worker of a loader that was just dropped
+        with suppress(psutil.NoSuchProcess):  # a worker of a dropped loader may end meanwhile
             found.append(ask(each))
     return found
 
 
 class GpuMemory:
-    """What a case takes of a GPU that others hold memory of, too, but take none meanwhile.
+    """Memory that a case takes on a GPU. Other processes may hold memory, but must not take any meanwhile.
 
     Attributes:
-        mb: None without a GPU.
+        mb: the memory in MB. None without a GPU.
     """
 
     def __init__(self, setting: BenchConfig) -> None:
         self.mb: float | None = None
         if setting.on_gpu:
-            torch.ones(1, device="cuda")  # with the context, which is not counted
+            torch.ones(1, device="cuda")  # creates the context, which is not counted
             self.mb = 0.0
         self.begin()
 
@@ -52,7 +52,7 @@ class GpuMemory:
         self._before = self._used()
 
     def note(self) -> None:
-        """Add what was taken since ``begin``."""
+        """Add the memory that was taken since ``begin``."""
         if self.mb is not None:
             self.mb += self._used() - self._before
             self._before = self._used()
@@ -66,7 +66,7 @@ class GpuMemory:
 
 @contextmanager
 def gauges() -> Iterator[Callable[[], dict[str, float | None]]]:
-    """Sample how much of the time the GPU and its JPEG engines work, as far as NVML tells."""
+    """Sample the load of the GPU and its JPEG engines, as far as NVML reports it."""
     samples: tuple[list[float], list[float]] = [], []
     done = threading.Event()
     thread = threading.Thread(target=_sample, args=(samples, done), daemon=True)
@@ -88,7 +88,7 @@ def _sample(samples: tuple[list[float], list[float]], done: threading.Event) -> 
 
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-    except Exception:  # not installed, no driver, no GPU: then nothing is told
+    except Exception:  # not installed, no driver, no GPU: nothing is reported
         return
     asks: tuple[Callable[[], Any], ...] = (
         lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,

@@ -14,7 +14,7 @@ CACHED_BATCHES = 8
 
 
 def tuned_arguments(setting: BenchConfig) -> dict[str, Any]:
-    """Those that are not left at their defaults."""
+    """Return the tuned arguments, as far as they are not left at their defaults."""
     names = {"num_threads": setting.tuning.threads, "hw_decoder_load": setting.tuning.hw_decoder_load}
     return {name: value for name, value in names.items() if value is not None}
 

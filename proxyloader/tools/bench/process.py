@@ -1,4 +1,4 @@
-"""The process of a case, seen from the one that asks it."""
+"""The process of a case, as the main process controls it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from .case_process import serve
 from .figures import Failure
 
 START_LIMIT_S = 180
-"""For imports, which all cases do at once."""
+"""Limit of the time for imports, which all cases do at the same time."""
 
 HUNG_S = 60
-"""A case of which no batch has come for so long hangs."""
+"""A case without a new batch for this time is considered to hang."""
 
 LOOK_S = 1.0
 
 
 class CaseProcess:
-    """
+    """The process of a case.
+
     Attributes:
-        failure: what ended it.
+        failure: the failure that ended it, or None.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,31 +40,32 @@ class CaseProcess:
         self._process: SpawnProcess = context.Process(target=serve, args=arguments, name=name)
 
     def start(self) -> None:
-        with ctrl_c_held_back():  # for good in that process, which this one will end
+        with ctrl_c_held_back():  # Ctrl-C stays blocked in the new process, which this one will kill
             self._process.start()
         self._theirs.close()
 
     def wait_until_ready(self) -> None:
-        """Until it has imported what it needs."""
+        """Wait until the process has imported its modules."""
         self._answer(START_LIMIT_S)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """
+        """Call a method in the process.
+
         Args:
-            method: of ``child._Measured``.
-            arguments: of it.
+            method: name of a method of ``case_process._Measured``.
+            arguments: arguments of the method.
 
         Returns:
-            What it returns, or a ``Failure``; then it answers nothing else any more.
+            The result of the method, or a ``Failure``, after which the process answers no more.
         """
         if self.failure is None:
-            with suppress(OSError):  # it has died, which its answer will tell
+            with suppress(OSError):  # it has died, and its answer will be a Failure
                 self._connection.send((method, arguments))
             return self._answer(HUNG_S)
         return self.failure
 
     def end(self) -> None:
-        """Kill it, with all that it has started: it has nothing to lose."""
+        """Kill the process and its children."""
         if self._process.pid is not None and self._process.is_alive():
             _kill(self._process.pid)
             self._process.join(10)
@@ -89,7 +91,7 @@ class CaseProcess:
 
 @contextmanager
 def processes_of(names: Sequence[str]) -> Iterator[dict[str, CaseProcess]]:
-    """A process for each case, by its name, with all imported and nothing begun. Killed at the end."""
+    """Start a process for each case, by name, with all modules imported. They are killed at the end."""
     processes = {name: CaseProcess(name) for name in names}
     try:
         for each in processes.values():
@@ -105,7 +107,7 @@ def processes_of(names: Sequence[str]) -> Iterator[dict[str, CaseProcess]]:
 def _kill(pid: int) -> None:
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        process.suspend()  # or it might start another meanwhile, which would be left
+        process.suspend()  # otherwise it might start another process meanwhile, which would not be killed
         for each in [*process.children(recursive=True), process]:
             with suppress(psutil.NoSuchProcess):
                 each.kill()

@@ -18,10 +18,10 @@ from .sweep import Sweep
 from .system_info import machine
 
 SLOWER = 0.9
-"""A figure below this share of the earlier one is worse; runs of the same thing differ by as much as 10 %."""
+"""A figure below this share of the earlier one counts as worse. Equal runs differ by up to 10 %."""
 
 BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out", "augmentations")
-"""What two records that are compared may differ in; each augmentation makes a case of its own."""
+"""Keys in which two records that are compared may differ. Each augmentation is a case of its own."""
 
 Record = dict[str, Any]
 
@@ -34,15 +34,15 @@ def record_of(
     command: str,
     **more: Any,
 ) -> Record:
-    """One line of a file of results.
+    """Return a record, which is one line of a file of results.
 
     Args:
-        setting: of all cases.
-        ranges: what was tried.
-        outcomes: of the cases, by their names.
-        sweeps: of those whose tuning was looked for.
-        command: that was given.
-        more: what else is to be said of all cases.
+        setting: the setting of all cases.
+        ranges: the values that were tried.
+        outcomes: the outcomes of the cases by name.
+        sweeps: the sweeps of the cases that were tuned, by name.
+        command: the command line.
+        more: further entries about all cases.
     """
     there = {name: outcome for name, outcome in outcomes.items() if not outcome.is_missing}
     return {
@@ -63,7 +63,7 @@ def _trials(sweep: Sweep | None) -> dict[str, Any]:
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
-    """Medians of the rounds; of memory and of the longest wait the most."""
+    """Return the medians of the rounds, and the maximum of memory and of the longest wait."""
     rounds = outcome.rounds
     found: dict[str, Any] = {"failure": outcome.failure} if outcome.failure else {}
     found["tuning"] = asdict(outcome.setting.tuning)
@@ -94,7 +94,7 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def _epoch(rounds: Sequence[Epoch]) -> dict[str, Any]:
-    """Medians, and the speeds of all rounds."""
+    """Return the medians of the rounds, and the speeds of all rounds."""
     found = {field: _median([getattr(each, field) for each in rounds], 3) for field in asdict(rounds[0])}
     return found | {"images_per_s_rounds": [round(each.images_per_s, 1) for each in rounds]}
 
@@ -111,10 +111,10 @@ def append(record: Record, path: Path) -> None:
 
 
 def last_of(path: Path) -> Record:
-    """The last record of a file.
+    """Return the last record of a file.
 
     Raises:
-        ValueError: there is none in it.
+        ValueError: the file has no record.
     """
     lines = path.read_text().splitlines()
     try:
@@ -126,9 +126,10 @@ def last_of(path: Path) -> Record:
 
 
 def check_settings(earlier: Record, record: Record) -> None:
-    """
+    """Check that an earlier record has the same settings.
+
     Raises:
-        ValueError: what was compared then is not what is to be compared now.
+        ValueError: a setting differs.
     """
     names = [name for name in record if name not in BESIDE_SETTINGS]
     pairs = {name: (earlier.get(name), record.get(name)) for name in names}
@@ -139,13 +140,14 @@ def check_settings(earlier: Record, record: Record) -> None:
 
 
 def check_cases(earlier: Record, names: Sequence[str]) -> None:
-    """
+    """Check that an earlier record has cases to compare.
+
     Args:
-        earlier: a record.
-        names: of the cases that are to be measured now.
+        earlier: the earlier record.
+        names: names of the cases that will be measured.
 
     Raises:
-        ValueError: there would be nothing to compare.
+        ValueError: there is nothing to compare.
     """
     measured = [name for name, case in earlier["cases"].items() if "images_per_s" in case]
     if OURS not in measured:
@@ -165,9 +167,9 @@ def _plain(value: Any) -> Any:
 
 
 def worse_than(earlier: Record, record: Record) -> list[str]:
-    """What is worse than in an earlier record, a sentence each.
+    """Return a sentence for each figure that is worse than in an earlier record.
 
-    Speeds are compared as shares of the other cases of their own run, so that the mood of the machine does no harm.
+    Speeds are compared relative to the other cases of the same run, so that the state of the machine cancels out.
     """
     found = []
     now = record["cases"].get(OURS, {})
@@ -185,5 +187,5 @@ def worse_than(earlier: Record, record: Record) -> list[str]:
 
 
 def ours_beside(name: str) -> str:
-    """The case of ours that another one is compared with: tuned with tuned, by default with by default."""
+    """Return the name of our case that another case is compared with. Both are tuned, or both use defaults."""
     return OURS + BY_DEFAULT if name.endswith(BY_DEFAULT) else OURS

@@ -1,4 +1,4 @@
-"""Run all cases in turn, again and again. Each waits in its own process while the others run."""
+"""Run all cases in turn, in several rounds. Each case waits in its own process while the others run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from .figures import Epoch, Failure, RoundResult, Start
 from .process import CaseProcess, processes_of
 
 INTERRUPTED = "interrupted"
-"""In the place of a failure."""
+"""Reason of the failure of a case that was interrupted."""
 
 Tell = Callable[[str], None]
-"""Is given a line for each thing that was measured."""
+"""Takes a line about each measurement."""
 
 
 @dataclass
 class Outcome:
-    """
+    """Outcome of a case.
+
     Attributes:
-        setting: of the case.
-        start: None where it failed before.
-        rounds: as many as were asked for, or fewer where it failed.
+        setting: the setting of the case.
+        start: figures of the first loop. None if it failed before.
+        rounds: results of the rounds, fewer than requested if the case failed.
         epochs: the first epochs, a list for each round.
-        failure: why there are no more, in one line; "" where there are all.
-        is_missing: something is not installed.
+        failure: reason in one line why there are fewer results than requested, or "".
+        is_missing: whether a package is not installed.
     """
 
     setting: BenchConfig
@@ -44,13 +45,13 @@ def run(settings: Mapping[str, BenchConfig], rounds: int, seconds: float, tell: 
     """Measure cases.
 
     Args:
-        settings: of each case, by its name.
-        rounds: how many times each is run.
-        seconds: at least, for a case in a round; whole loops only.
-        tell: is told how it goes.
+        settings: the setting of each case, by name.
+        rounds: number of rounds.
+        seconds: minimum time of a case in a round. Only whole loops are run.
+        tell: takes lines about the progress.
 
     Returns:
-        By name, in their order. After Ctrl-C with the rounds until then, if there are some.
+        The outcomes by name, in the order of ``settings``. After Ctrl-C they have the rounds until then, if any.
     """
     outcomes = {name: Outcome(setting) for name, setting in settings.items()}
     try:
@@ -83,14 +84,14 @@ def run_first_epochs(
     """Measure the first epochs of each case, each time in a new process.
 
     Args:
-        settings: of each case, by its name.
-        rounds: how many times.
-        epochs: how many.
-        cache: makes a new empty folder.
-        tell: is told how it goes.
+        settings: the setting of each case, by name.
+        rounds: number of rounds.
+        epochs: number of epochs in a round.
+        cache: returns a new empty folder.
+        tell: takes lines about the progress.
 
     Returns:
-        By name, in their order. After Ctrl-C with the rounds until then, if there are some.
+        The outcomes by name, in the order of ``settings``. After Ctrl-C they have the rounds until then, if any.
     """
     outcomes = {name: Outcome(setting) for name, setting in settings.items()}
     try:
@@ -98,7 +99,7 @@ def run_first_epochs(
             with processes_of([name for name in settings if not outcomes[name].failure]) as processes:
                 for name, process in processes.items():
                     answer = _asked(outcomes[name], process, "first_epochs", settings[name], epochs, cache())
-                    process.end()  # or it would keep its room on the GPU's engines
+                    process.end()  # otherwise it would keep its room on the JPEG engines
                     if isinstance(answer, Failure):
                         tell(f"round {number + 1} of {name} failed: {answer.reason}")
                         continue
@@ -119,7 +120,8 @@ def _asked(outcome: Outcome, process: CaseProcess, method: str, *arguments: Any)
 
 
 def _interrupted(outcomes: dict[str, Outcome]) -> None:
-    """
+    """Mark the cases as interrupted.
+
     Raises:
         KeyboardInterrupt: there is nothing to report.
     """

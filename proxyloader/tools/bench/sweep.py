@@ -1,7 +1,7 @@
-"""Which tuning of a case is the fastest: of those that are tried, one after the other, each for two short loops.
+"""Search for the fastest tuning of each case. Each tuning is measured in two short loops.
 
-First all combinations of DALI's threads and the engines' share are tried, with the middle number of workers; then the
-other numbers of workers, with the best of these.
+First all combinations of the number of DALI's threads and the share of the engines are tried, with the middle number of
+workers. Then the other numbers of workers are tried, with the best combination.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .process import CaseProcess, processes_of
 from .runner import Tell
 
 AT_MOST_S = 5.0
-"""For the first loop with a tuning; a slower one is judged by what it has done until then."""
+"""Time limit of the first loop with a tuning, in seconds. A slower loop is judged by its speed until then."""
 
 
 @dataclass
 class Sweep:
-    """Of one case.
+    """Search for the tuning of one case.
 
     Attributes:
-        best: tuning, the first one where none could be measured.
-        trials: or why there is none, of each tuning that was tried, in their order.
+        best: the fastest tuning, or the first one if none could be measured.
+        trials: the figures, or the failure, of each tuning that was tried, in order.
     """
 
     best: Tuning
@@ -39,18 +39,18 @@ class Sweep:
         self.best = max(speeds, key=speeds.__getitem__, default=self.best)
 
     def in_record(self) -> list[dict[str, Any]]:
-        """A line for each tuning."""
+        """Return the entries of a record, one for each tuning."""
         return [{**asdict(tuning), **_rounded(asdict(found))} for tuning, found in self.trials]
 
 
 def sweep(setting: BenchConfig, names: Sequence[str], ranges: Ranges, tell: Tell) -> dict[str, Sweep]:
-    """The best tuning of each case, by its name.
+    """Return the sweep of each case, by name.
 
     Args:
-        setting: but for the tuning.
-        names: of the cases.
-        ranges: what is tried.
-        tell: is told how it goes.
+        setting: the setting, whose tuning is replaced.
+        names: names of the cases.
+        ranges: the values to try.
+        tell: takes lines about the progress.
     """
     stages = {name: _Stages(name, setting, ranges) for name in names}
     found = {name: Sweep(stages[name].first()[0]) for name in names}
@@ -97,7 +97,7 @@ def _sweep_one(
             continue
         tell(f"trial of {name} ({tuning.in_words()}) failed: {answer.reason}")
         if answer.has_hung or len(found.trials) == 1:
-            return  # others would take long as well, or fail as well
+            return  # the other tunings would also hang or fail
         processes[name].end()
         processes[name] = CaseProcess(name)
         processes[name].start()
@@ -110,5 +110,5 @@ def _tunings(stages: _Stages, found: Sweep) -> Iterator[Tuning]:
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
-    """Without what is false."""
+    """Round figures, and leave out those that are false."""
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items() if value}

@@ -1,4 +1,4 @@
-"""The machine, and which of its fast paths are off."""
+"""The machine, and the reasons why it may be slow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..synthetic.dataset import usable_cores
 from .config import BenchConfig
 
 CORES_BESIDE_A_GPU = 8
-"""With fewer, reading and drawing take longer than decoding."""
+"""With fewer cores, workers take longer than decoding on the GPU."""
 
 
 def machine() -> dict[str, Any]:
-    """What it is, and which versions are installed; None where there is none."""
+    """Return the hardware and the installed versions, each None if there is none."""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda_queues": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 
 
 def in_words(machine: dict[str, Any]) -> str:
-    """In one line."""
+    """Return a description of a machine in one line."""
     versions = [f"{name} {machine[name]}" for name in ("python", "torch", "torchvision", "dali", "proxyloader")]
     return ", ".join([machine["gpu"] or "no GPU", f"{machine['cores']} cores ({machine['cpu']})", *versions])
 
@@ -46,7 +46,7 @@ def _version(package: str) -> str | None:
 
 
 def warnings_for(setting: BenchConfig) -> list[str]:
-    """Why this machine is slower than it could be, a sentence each."""
+    """Return a sentence for each reason why this machine is slower than it could be."""
     found = []
     if setting.on_gpu:
         engines = _nvml_says("jpeg")
@@ -63,7 +63,7 @@ def warnings_for(setting: BenchConfig) -> list[str]:
 
 
 def _nvml_says(what: str) -> int | None:
-    """How many JPEG engines there are (1 for some), or whether the clocks are held down; None: not known."""
+    """Return whether the GPU has JPEG engines ("jpeg"), or whether its clocks are throttled; None if not known."""
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""Records as tables, for a terminal and for a page; and as a picture."""
+"""Records as tables for a terminal and for a page, and as a picture."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ COLUMNS = {
     "what it takes": (5, *range(11, 15)),
     "how long one waits": range(6, 11),
 }
-"""For a terminal, which is narrow: the columns of each table beside the case's name."""
+"""Columns of each table on a terminal, which is narrow, in addition to the name of the case."""
 
 OF_EPOCHS = {
     "images/s, all of an epoch": ("images_per_s", ",.0f"),
     "images/s after the first batch": ("images_per_s_after_first_batch", ",.0f"),
     "first batch, s": ("first_batch_s", ".2f"),
 }
-"""What is told of each of the first epochs, and how it is written."""
+"""Figures of each of the first epochs, and their formats."""
 
 
 def headings(record: Record) -> list[str]:
-    """Of ``rows_of``."""
+    """Return the headings of the columns of ``rows_of``."""
     if not _is_of_first_epochs(record):
         return [*HEADINGS]
     numbers = range(1, record["epochs"] + 1)
@@ -42,7 +42,7 @@ def headings(record: Record) -> list[str]:
 
 
 def rows_of(record: Record) -> list[list[str]]:
-    """The table, a row for each case."""
+    """Return the cells of the table, a row for each case."""
     rows = []
     for name, case in record["cases"].items():
         shown = f"{name} (ceiling)" if case_of(name).is_ceiling else name
@@ -78,7 +78,7 @@ def _figures(record: Record, name: str) -> list[str]:
 
 
 def _times(record: Record, name: str) -> str:
-    """How many times as fast ours is."""
+    """Return how many times as fast our case is."""
     ours = record["cases"].get(ours_beside(name), {}).get("images_per_s")
     theirs = record["cases"][name].get("images_per_s")
     return f"{ours / theirs:.2f} times" if ours and theirs and name != ours_beside(name) else ""
@@ -94,7 +94,7 @@ def _in_brackets(failure: str) -> str:
 
 
 def as_tables(record: Record) -> list[Table]:
-    """For a terminal."""
+    """Return the tables of a record for a terminal."""
     told = record["machine"]
     setting = (
         f"{told['gpu'] or 'CPU'}, {told['cores']} cores: {record['images']:,} images, batch "
@@ -119,13 +119,13 @@ def as_tables(record: Record) -> list[Table]:
 
 
 def as_markdown(record: Record) -> str:
-    """For a page."""
+    """Return the table of a record for a page."""
     lines = [headings(record), ["---"] * len(headings(record)), *rows_of(record)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def plot(record: Record, path: Path) -> None:
-    """A bar for each case, with its lowest and highest round.
+    """Draw a bar for each case, with its slowest and fastest round.
 
     Raises:
         ImportError: matplotlib is not installed.

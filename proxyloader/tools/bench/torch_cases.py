@@ -21,17 +21,17 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (N, 3, H, W) and labels (N,), on the device."""
 
 Loops = Iterator[Iterator[Any]]
-"""Loops over batches, one after the other, without end; each goes ``passes`` times over the images."""
+"""Endless iterator of loops over batches. Each loop makes ``passes`` passes over the images."""
 
 
 def images_of(setting: BenchConfig, transform: Any = None, loader: Any = default_loader) -> Any:
-    """The dataset, ``passes`` times."""
+    """Return the dataset, concatenated ``passes`` times."""
     once = ImageFolder(setting.root, transform, loader=loader)
     return once if setting.passes == 1 else ConcatDataset(setting.passes * [once])
 
 
 def worker_arguments(setting: BenchConfig) -> dict[str, Any]:
-    """Of a loader that has workers."""
+    """Return the arguments of a loader with workers."""
     persistent = setting.persistent_workers and setting.workers > 0
     return {"num_workers": setting.workers, **({"persistent_workers": True} if persistent else {})}
 
@@ -50,7 +50,7 @@ def stock(setting: BenchConfig, augmentation: str = "") -> Loops:
 
 
 def on_device(setting: BenchConfig, batch: Any) -> Batch:
-    """As a training loop does it by hand."""
+    """Copy a batch to the device and convert it, as a training loop does."""
     images, labels = batch
     images = images.to(setting.device, setting.torch_dtype, non_blocking=True, memory_format=setting.memory_format)
     return images, labels.to(setting.device, non_blocking=True)

@@ -1,1 +1,1 @@
-"""Photographs made from numbers, to try things with."""
+"""Synthetic photographs for tests, the demo and the benchmark."""

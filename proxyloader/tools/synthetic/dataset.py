@@ -1,6 +1,6 @@
-"""A synthetic data set: an ImageFolder tree of JPEGs that look and weigh like photographs.
+"""A synthetic data set: an ImageFolder tree of JPEGs with the look and the file size of photographs.
 
-Needs numpy and Pillow, and neither torch nor DALI.
+It needs numpy and Pillow, but neither torch nor DALI.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Recipe:
-    """All that decides a data set's content. Goes to the processes that write it, and into its manifest."""
+    """The parameters that determine the content of a data set. Its writers and its manifest get them."""
 
     images: int
     size: tuple[int, int]
@@ -61,7 +61,7 @@ class _Recipe:
         return {"made_by": "proxyloader.make_dataset", "format": FORMAT, **asdict(self), "size": list(self.size)}
 
     def path(self, number: int) -> str:
-        """Labels are dealt round robin."""
+        """Return the path of a photograph in the data set. Labels are assigned round robin."""
         return f"class_{number % self.classes:03d}/img_{number:06d}.jpg"
 
     def content(self, number: int) -> bytes:
@@ -71,7 +71,7 @@ class _Recipe:
         return file.getvalue()
 
     def _size(self, number: int) -> tuple[int, int]:
-        """Six in ten are of the size asked for; the others lie, stand or are square, and are near it."""
+        """Return the size of a photograph. Six in ten have the nominal size, others a similar size or another shape."""
         rng = np.random.default_rng((self.seed, number, _SHAPES))
         (width, height), kind = self.size, rng.random()
         if kind < 0.6:
@@ -85,12 +85,12 @@ class _Recipe:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on, where the system tells."""
+    """Return the number of cores that this process may use, or of all cores if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
-    """A tqdm bar that starts no thread: tqdm's monitor would outlive it, and be in the way of a fork."""
+    """A tqdm bar without tqdm's monitor thread, which would outlive the bar and make a fork unsafe."""
 
     monitor_interval = 0
 
@@ -107,19 +107,22 @@ def make_dataset(
 ) -> Path:
     """Write a data set for ``torchvision.datasets.ImageFolder``: ``root/class_000/img_000000.jpg`` and so on.
 
-    Makes it once: where the same data set already is, nothing is written, and one that was interrupted is completed.
-    The same arguments give the same bytes for any number of processes (on one machine, with one version of numpy and
-    Pillow). A larger ``images`` begins with the same files. A network learns the classes in a few epochs.
+    If the same data set exists already, nothing is written. An interrupted data set is completed. On one machine, with
+    one version of numpy and of Pillow, the same arguments give the same bytes for any number of processes. A larger
+    ``images`` begins with the same files. A network learns the classes in a few epochs.
 
-    With several processes, a script that calls this needs the ``if __name__ == "__main__":`` of ``multiprocessing``.
+    With several processes, a script that calls this needs ``if __name__ == "__main__":``, as for ``multiprocessing``.
 
     Args:
-        images: number of photographs: JPEG, 4:2:0, about 105 KB each at the default size. Labels are dealt round robin.
-        size: (width, height) in pixels of most of them. Some stand, some are square, some a little larger or smaller.
-        classes: number of classes; only the first ``images`` of them get a folder.
-        seed: 0 or more.
-        processes: None is one for each usable core, or fewer for a small data set; 1 works in the calling process.
-        progress: show a bar, if stderr is a terminal.
+        root: folder of the data set. It is created if it does not exist.
+        images: number of photographs: JPEG, 4:2:0, about 105 KB each at the default size. Labels are assigned round
+            robin.
+        size: (width, height) of most photographs, in pixels. Others are upright, square, or a little larger or smaller.
+        classes: number of classes. Only the first ``images`` classes get a folder.
+        seed: seed of all random numbers, at least 0.
+        processes: number of processes. None: one for each usable core, or fewer for a small data set. With 1, the
+            calling process writes the files.
+        progress: whether to show a progress bar, if stderr is a terminal.
 
     Returns:
         ``root``, as a Path.
@@ -146,7 +149,11 @@ def make_dataset(
 
 
 def _is_made(root: Path, recipe: _Recipe) -> bool:
-    """Whether all is there already; False where all or the rest is to be written. Raises where that must not be."""
+    """Return whether the data set is complete.
+
+    Raises:
+        FileExistsError: ``root`` holds something else, or a data set made with other arguments.
+    """
     asked = recipe.manifest()
     advice = "Give another folder, or delete this one"
     if root.exists() and not root.is_dir():
@@ -159,7 +166,7 @@ def _is_made(root: Path, recipe: _Recipe) -> bool:
             differ = [key for key in asked if found.get(key) != asked[key]]
             theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differ) for side in (found, asked))
             raise FileExistsError(f"{root}: holds {kind} with {theirs}, and {ours} is asked for. {advice}")
-    # Another process that has just begun here may have come as far as its first temporary file.
+    # Another process that has just begun here may have written its first temporary file.
     entries = root.iterdir() if root.exists() else ()
     names = sorted(path.name for path in entries if not path.name.startswith(UNFINISHED))
     if names:
@@ -169,7 +176,7 @@ def _is_made(root: Path, recipe: _Recipe) -> bool:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """What a manifest says; {} where there is none, or another program's."""
+    """Return the content of a manifest, or {} if there is none, or the file is of another program."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -208,12 +215,13 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
 
 @contextmanager
 def ctrl_c_held_back() -> Iterator[None]:
-    """Ctrl-C, which comes to all of a terminal's processes, comes to this one afterwards, and never to those that it
-    starts meanwhile."""
+    """Delay Ctrl-C in this process, and block it for good in processes that are started meanwhile.
+
+    A terminal sends Ctrl-C to all of its processes."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # which starts with the first of them, and would let it through
+    resource_tracker.ensure_running()  # otherwise the first process starts it, and it unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -228,7 +236,7 @@ def _write_picture(root: Path, recipe: _Recipe, number: int) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All or nothing: what is there under its name is whole, so an interrupted data set needs only what is missing."""
+    """Write a file atomically. So every existing file is complete, and an interrupted data set can be completed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         temporary.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Synthetic photographs, which compress and weigh like real ones. Needs numpy and Pillow, nothing else."""
+"""Synthetic photographs, which compress like real ones. They need only numpy and Pillow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def photograph(
 ) -> Image.Image:
     """Paint one picture: textured soft shapes, one striped surface, uneven light, sensor noise.
 
-    The surface tells the class: its hue is ``label / classes`` of the colour circle, and the direction of its stripes
-    follows the label too. Place, scale, light and all else are drawn from ``seed`` and ``index``.
+    The striped surface shows the class: its hue is ``label / classes`` of the colour circle, and the direction of its
+    stripes depends on the label as well. Position, scale, light and all else are drawn from ``seed`` and ``index``.
 
     Args:
-        index: which picture; equal arguments give equal pixels.
+        index: number of the picture. Equal arguments give equal pixels.
         size: (width, height) in pixels.
-        label: in ``range(classes)``; None deals it as ``make_dataset`` does, ``index % classes``.
+        label: in ``range(classes)``. None: ``index % classes``, as in ``make_dataset``.
 
     Returns:
         An RGB image of exactly ``size``.
@@ -48,7 +48,7 @@ def photograph(
 
 
 class _Scene:
-    """A picture in the making: luma at full resolution, both chroma planes at half, as a camera's JPEG keeps them."""
+    """A picture during its construction: luma at full resolution, chroma at half, as in the JPEG of a camera."""
 
     def __init__(self, rng: np.random.Generator, seed: int, height: int, width: int) -> None:
         self.rng, self.height, self.width, self.short = rng, height, width, min(height, width)
@@ -61,17 +61,17 @@ class _Scene:
         self.chroma[:] = self.any_color()
 
     def any_color(self) -> Plane:
-        """(Cb, Cr) about 0, mostly muted, as an array that spreads over the chroma planes."""
+        """Return a random (Cb, Cr), mostly muted, as an array that broadcasts over the chroma planes."""
         return _color(self.rng.uniform(0, 2 * math.pi)) * abs(self.rng.normal(0, 11))
 
     def window(self, texture: Plane, height: int = 0, width: int = 0) -> Plane:
-        """Cut the picture's size, or another, out of a texture, at any place, mirrored or not."""
+        """Return a random crop of a texture, of the size of the picture or another, which may be mirrored."""
         top, left = self.rng.integers(_TEXTURE_SIDE_PX, size=2)
         down, right = self.rng.choice((-1, 1), size=2)
         return texture[top : top + (height or self.height), left : left + (width or self.width)][::down, ::right]
 
     def light(self, bumps: int) -> Plane:
-        """Smooth and slow noise, standard deviation about 1, with up to this many bumps along the short side."""
+        """Return smooth noise, standard deviation about 1, with up to ``bumps`` bumps along the short side."""
         rates = self.rng.uniform(0.1, 1, (2, 4, 1)) * (2 * math.pi * bumps / self.short)
         phases = self.rng.uniform(0, 2 * math.pi, (2, 4, 1))
         down = np.cos(self.y.T * rates[0] + phases[0]).astype(np.float32)
@@ -82,17 +82,17 @@ class _Scene:
         return light
 
     def material(self) -> Plane:
-        """The luma of something: smooth as a sky, rough as grass, or between."""
+        """Return the luma of a material, between smooth, as a sky, and rough, as grass."""
         texture = self.textures[self.rng.integers(3)]
         return self.window(texture) * (self.detail * self.rng.uniform(16, 38)) + self.rng.uniform(50, 200)
 
     def hill(self) -> Plane:
-        """A mask in 0..1 with an irregular, more or less soft edge: a hill, a cloud, foliage."""
+        """Return a mask in 0..1 with an irregular edge of random softness, such as a hill, a cloud or foliage."""
         outline = self.light(int(self.rng.integers(1, 4))) + self.window(self.textures[0]) * 0.3
         return _mask((outline - self.rng.uniform(-0.3, 0.9)) * self.rng.uniform(2, 25))
 
     def ellipse(self, radius: float) -> Plane:
-        """A mask in 0..1: an ellipse somewhere, ``radius`` in parts of the short side."""
+        """Return a mask in 0..1 of an ellipse at a random place, with ``radius`` as a share of the short side."""
         rng = self.rng
         angle, stretch = rng.uniform(0, math.pi), rng.uniform(1, 2.5)
         x = (self.x - rng.uniform(0.1, 0.9) * self.width) / (radius * self.short)
@@ -102,38 +102,38 @@ class _Scene:
         return _mask((1 - along * along - across * across) * rng.uniform(2, 15))
 
     def blot(self) -> Plane:
-        """A mask in 0..1: about half of the picture, near its middle, with an irregular edge."""
+        """Return a mask in 0..1 of about half of the picture, near its centre, with an irregular edge."""
         x = self.x / self.width - self.rng.uniform(0.35, 0.65)
         y = self.y / self.height - self.rng.uniform(0.35, 0.65)
         outline = 1 - 7 * (x * x + y * y) + self.light(2) * 0.5 + self.window(self.textures[0]) * 0.15
         return _mask(outline * self.rng.uniform(4, 20))
 
     def stripes(self, angle: float) -> Plane:
-        """Waves in -1..1, square to ``angle``, a little bent."""
+        """Return waves in -1..1, perpendicular to ``angle``, slightly bent."""
         per_px = 2 * math.pi * self.rng.uniform(5, 10) / self.short
         ramp = self.x * (per_px * math.cos(angle)) + self.y * (per_px * math.sin(angle))
         waves: Plane = np.sin(ramp + self.light(2) * 0.7 + self.rng.uniform(0, 2 * math.pi))
         return waves
 
     def paint(self, mask: Plane, luma: Plane, chroma: Plane) -> None:
-        """Lay something over the picture where the mask is 1."""
+        """Paint luma and chroma over the picture where the mask is 1."""
         self.luma += (luma - self.luma) * mask
         self.chroma += (chroma - self.chroma) * mask[::2, ::2]
 
     def paint_class(self, label: int, classes: int) -> None:
-        """Lay the striped surface that tells the class over about half of the picture."""
+        """Paint the striped surface that shows the class over about half of the picture."""
         rng = self.rng
-        # Classes with neighbouring hues get directions far apart.
+        # Classes with similar hues get very different directions.
         stripes = self.stripes(math.pi * (label * _GOLDEN % 1) + rng.normal(0, 0.06))
         hue = 2 * math.pi * (label / classes + rng.normal(0, 0.1) / max(classes, 6))
         luma = self.material() * 0.75 + 32 + stripes * rng.uniform(8, 24)
         self.paint(self.blot(), luma, _color(hue) * (stripes[::2, ::2] * 0.2 + 0.8) * rng.uniform(24, 44))
 
     def develop(self) -> Image.Image:
-        """Light the scene, add the sensor's noise, and make an RGB image of it."""
+        """Light the scene, add sensor noise, and return an RGB image."""
         light = 1 + self.light(1) * 0.13
         noise = self.rng.uniform(4, 8.5)
-        # A tanh in place of a cut at 0 and 255: highlights and shadows fade as on film.
+        # A tanh instead of clipping at 0 and 255, so highlights and shadows saturate gradually.
         luma = 128 + 128 * np.tanh((self.luma * light - 124) * (1 / 105))
         luma += self.window(self.textures[3]) * noise
         half = self.chroma.shape[1:]
@@ -156,14 +156,14 @@ def _color(angle: float) -> Plane:
 
 @lru_cache(maxsize=2)
 def _textures(seed: int, repeats: int) -> tuple[Plane, Plane, Plane, Plane]:
-    """Smooth, natural (amplitude about 1/f, all octaves) and rough texture, then sensor noise. Made once a process."""
+    """Return a smooth, a natural (1/f amplitude) and a rough texture, and sensor noise. Cached in each process."""
     rng = np.random.default_rng((seed, 0, _TEXTURES))
     smooth, natural, rough, grain = (np.tile(_noise(rng, power), (repeats, repeats)) for power in (1.5, 1.1, 0.82, 0.1))
     return smooth, natural, rough, grain
 
 
 def _noise(rng: np.random.Generator, power: float) -> Plane:
-    """Seamless noise of amplitude ``1 / frequency**power``, standard deviation 1, no wave longer than a third."""
+    """Return seamless noise of amplitude ``1 / frequency**power``, standard deviation 1, wavelengths up to a third."""
     side = _TEXTURE_SIDE_PX
     waves = side * np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
     gain = np.where(waves < 3, 0, np.maximum(waves, 1) ** -power)
