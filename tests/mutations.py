@@ -224,6 +224,13 @@ MUTATIONS = [
         'if state["seed"] == "another":',
         "workers/test_request_sampler.py",
     ),
+    Mutation(
+        "after a break the next order is drawn from a generator that is too far ahead",
+        "workers/draws_ahead.py",
+        "            generator.set_state(self._states[0])",
+        "            generator.set_state(self._states[-1])",
+        "integration/test_torch_contract_use.py",
+    ),
     # --- the way of a batch ---
     Mutation(
         "the images of a batch are turned round, and its labels are not",

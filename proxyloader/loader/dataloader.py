@@ -282,6 +282,8 @@ class DataLoader(CheckpointedLoader[T]):
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
+        if pool is not None and pool.requests is not None:
+            pool.requests.undo_draws_ahead()
         if pool is not None and self.persistent_workers and not pool.broken and not is_given_states:
             if not loader_state.resumes and self._loader_state is not None:
                 loader_state.worker_states = self._states_at_end(self._loader_state)

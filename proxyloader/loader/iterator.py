@@ -116,6 +116,8 @@ class LoaderIterator:
                 self._submitter.forget(in_flight)
                 self._give_back_slot(in_flight)
             self._submitter.close()
+            if self._pool.requests is not None and self._pool.user is not None and self._pool.user() in (self, None):
+                self._pool.requests.undo_draws_ahead()
         self._batches = None
 
     def __next__(self) -> Any:

@@ -129,7 +129,8 @@ class WorkerPool:
                 arguments["drop_last"] = loader.drop_last
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
-            requests = RequestSampler(sampler, batched, arena, loader.seed, scans)
+            ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
+            requests = RequestSampler(sampler, batched, arena, loader.seed, scans, ahead)
             source = PackedDataset(fetcher, packer, arena, states, board)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = _Workers(**arguments, **_torch_arguments(loader, has_images))

@@ -21,11 +21,15 @@ from .._random_state import generator_of, preserve_rng, seed_generators
 from ..data.jpeg_integrity import IntegrityTable, ScanStatus
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
+from .draws_ahead import DrawsAhead
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers of torch with a ``generator``. Without one they use the default generator, which other threads also use."""
 
+
+_END: Any = object()
+"""In the place of a batch's indices, at the end of the epoch."""
 
 _generator_is_lent = threading.RLock()
 """Held while such a sampler has a temporary generator. Threads that share a loader share its sampler."""
@@ -72,6 +76,7 @@ class RequestSampler:
         arena: the arena that provides the slots, if any.
         seed: seed of the order, unless the sampler has a generator of its own.
         scans: what is known of the samples' JPEGs; None if they are not checked.
+        ahead: number of batches that torch's loader requests before it takes the first.
     """
 
     def __init__(
@@ -81,10 +86,12 @@ class RequestSampler:
         arena: Arena | None = None,
         seed: int | None = None,
         scans: IntegrityTable | None = None,
+        ahead: int = 1,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed, self._scans = sampler, batched, arena, seed, scans
         self._iterator: Any = None
         self._draws_elsewhere = False
+        self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
         self.begin(LoaderState())
         self._unanswered: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
@@ -96,6 +103,8 @@ class RequestSampler:
 
     def __iter__(self) -> Iterator[BatchRequest]:
         self.forget_unanswered()  # torch begins an epoch after the workers have finished the one before
+        self.undo_draws_ahead()
+        self._draws_ahead = DrawsAhead(self._ahead)
         loader_state = self._loader_state
         self._settle_sampler(loader_state)
         with self._known_generators(
@@ -109,11 +118,11 @@ class RequestSampler:
         while True:
             # torch's samplers draw at their first item, so the generators must be in a known state then.
             with self._known_generators(loader_state, "next") if first else contextlib.nullcontext():
-                try:
-                    indices = next(remaining)  # calling iter() on it again might restart it
-                except StopIteration:
-                    return
+                indices = next(remaining, _END)  # calling iter() on it again might restart it
             first = False
+            self._draws_ahead.note(own_generator(self._of_samples))
+            if indices is _END:
+                return
             if self._batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
@@ -136,6 +145,10 @@ class RequestSampler:
         self._unanswered.clear()
         self._sampler_states.clear()
 
+    def undo_draws_ahead(self) -> None:
+        """After a loop that was left: put the sampler's own generator where torch's loader would have left it."""
+        self._draws_ahead.undo(own_generator(self._of_samples))
+
     def answered(self, number: int) -> BatchRequest:
         """Record that a batch has come back and return its request. The slot then belongs to the batch."""
         return self._unanswered.pop(number)
@@ -149,6 +162,7 @@ class RequestSampler:
 
     def handed_out(self, request: BatchRequest) -> None:
         """Record that the training loop received the batch."""
+        self._draws_ahead.advance()
         self._loader_state.batches += 1
         self._loader_state.samples += self._places(request)
         self._loader_state.sampler_state = self._sampler_states.pop(request.number, self._loader_state.sampler_state)

@@ -8,6 +8,7 @@ import copy
 import os
 import pickle
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, get_worker_info, random_split
+from torch.utils.data import ConcatDataset, RandomSampler, Subset, TensorDataset, get_worker_info, random_split
 from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 
@@ -111,6 +112,32 @@ def test_a_loader_is_used_as_torchs_is(make: Make, use: Any, workers: int) -> No
 @pytest.mark.parametrize("use", [breaks_and_a_whole_epoch, next_after_the_end, lengths_of_iterators])
 def test_a_loader_with_persistent_workers_is_used_as_torchs_is(make: Make, use: Any) -> None:
     assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, num_workers=2, persistent_workers=True), use)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_after_a_break_a_generator_is_where_torchs_loader_leaves_it(
+    root: Path, replacement: bool, persistent: bool
+) -> None:
+    """A sampler that draws as it goes, or once more at its end, is asked for more batches ahead here than by torch."""
+
+    def build(loader: Any) -> Any:
+        dataset, generator = ImageFolder(str(root), TRANSFORM), torch.Generator().manual_seed(3)
+        sampler = RandomSampler(dataset, replacement, 40 if replacement else None, generator)
+        return loader(dataset, 2, sampler=sampler, num_workers=2, prefetch_factor=1, persistent_workers=persistent)
+
+    def walk(loader: Any) -> Any:
+        found = []
+        for taken in (1, 3, 5, 6, 14, 2):
+            for step, (_, labels) in enumerate(loader):
+                time.sleep(0.02)  # so that others are decoded meanwhile
+                found.append(labels)
+                if step + 1 == taken:
+                    break
+            found.append(loader.sampler.generator.get_state())
+        return found
+
+    assert_as_torch(build, walk)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
