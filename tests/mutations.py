@@ -185,8 +185,8 @@ MUTATIONS = [
     Mutation(
         "the first request is drawn twice from a sampler",
         "workers/request_sampler.py",
-        "indices = next(remaining)",
-        "indices = next(iter(self._sampler)) if first else next(remaining)",
+        "indices = next(remaining, _END)",
+        "indices = next(iter(self._sampler), _END) if first else next(remaining, _END)",
         "integration/test_torch_contract.py workers/test_request_sampler.py",
     ),
     Mutation(
