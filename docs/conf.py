@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from pathlib import Path
 
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 import proxyloader
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import transform_table
 
 project = "proxyloader"
 author = "the proxyloader authors"
@@ -21,13 +15,7 @@ copyright = author
 version = release = proxyloader.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["colon_fence", "substitution"]
 myst_heading_anchors = 3
-myst_substitutions = {
-    "translated_transforms": transform_table.table_of_translated(),
-    "reasons_for_differences": transform_table.table_of_reasons(),
-    "refused_transforms": transform_table.table_of_refused(),
-}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say what each argument takes
 doctest_test_doctest_blocks = ""  # what runs is marked so: {doctest}, {testcode}

@@ -1,12 +1,17 @@
-"""The tables of docs/transforms.md, made from the package's rules when the pages are built."""
+"""The tables of docs/transforms.md, made from the package's rules: ``python docs/transform_table.py --write``.
+
+They depend neither on the machine nor on the installed versions of torchvision and timm.
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import re
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import timm.data.transforms
@@ -20,6 +25,7 @@ from proxyloader.tools.explain import Row
 from proxyloader.transforms.registry import CONTAINERS, RULES
 from proxyloader.transforms.unsupported import REFUSED, REFUSED_OF_TIMM
 
+PAGE = Path(__file__).with_name("transforms.md")
 FLIP = v2.RandomHorizontalFlip()
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -65,6 +71,17 @@ OF_TIMM: dict[str, dict[str, Any]] = {
     "RandomErasing": {"device": "cpu"},
 }
 """Of timm's classes that need others."""
+
+
+def with_tables(page: str) -> str:
+    """Return the text of the page with each table between its two comments."""
+    tables = {"translated": table_of_translated, "reasons": table_of_reasons, "refused": table_of_refused}
+    for name, table in tables.items():
+        before, after = f"<!-- table of docs/transform_table.py: {name} -->\n", "<!-- end of the table -->\n"
+        head, rest = page.split(before)
+        _, tail = rest.split(after, 1)
+        page = f"{head}{before}\n{table()}\n\n{after}{tail}"
+    return page
 
 
 def translated_classes() -> list[list[type]]:
@@ -138,3 +155,10 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in line) + " |" for line in lines
     )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE}, else print the page")
+    page = with_tables(PAGE.read_text())
+    PAGE.write_text(page) if parser.parse_args().write else print(page, end="")

@@ -89,6 +89,12 @@ def test_the_table_of_transforms_has_a_row_for_each_class_that_has_a_rule() -> N
     assert "`MixUp`" in table.table_of_refused() and "`Affine" not in table.table_of_reasons()
 
 
+def test_the_page_of_transforms_has_the_tables_that_the_rules_make() -> None:
+    table = module_of_the_table()
+    remake = "docs/transforms.md is not what the rules make: run python docs/transform_table.py --write"
+    assert table.with_tables(table.PAGE.read_text()) == table.PAGE.read_text(), remake
+
+
 WHOLE_PROGRAM = """
 import proxyloader
 import torch.utils.data
