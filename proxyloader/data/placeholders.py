@@ -120,9 +120,10 @@ def _unpack_run(
 
 
 NO_TENSOR_YET = (
-    "inside the dataset a transformed image is no tensor yet; behind proxyloader.DataLoader DALI makes it, a batch at "
-    "a time. Do this to the batch, or in a collate_fn, or use torch.utils.data.DataLoader for this dataset. "
-    "(In a batch that is collated, all samples are transformed so, or none)"
+    "inside the dataset a transformed image is no tensor yet: behind proxyloader.DataLoader DALI makes the tensors of "
+    "a whole batch at once. Do this on the batch, in a collate_fn, or in the transform, there with unsupported='cpu' "
+    "if it is refused; or use torch.utils.data.DataLoader for this dataset. A batch in which some images are tensors "
+    "already needs a collate_fn that takes both"
 )
 
 NO_BATCH_YET = (

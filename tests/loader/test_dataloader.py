@@ -364,6 +364,29 @@ def test_code_that_needs_pixels_inside_the_dataset_is_told_where_it_belongs(
     assert images.shape == (4, 3, 24, 32) and len(sizes) == 2
 
 
+def doubled(image: torch.Tensor) -> torch.Tensor:
+    return image * 2
+
+
+def test_what_the_dataset_cannot_do_to_a_transformed_image_works_where_the_message_says(
+    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TouchesPixels, "touch", staticmethod(lambda image, result: result))
+    (plain, _, _) = next(iter(DataLoader(TouchesPixels(dataset.root, TRANSFORM), 4, device="cpu")))
+    monkeypatch.setattr(TouchesPixels, "touch", staticmethod(lambda image, result: doubled(result)))
+    advice = (
+        r"on the batch, in a collate_fn, or in the transform, there with unsupported='cpu' if it is refused; or use"
+    )
+    with pytest.raises(TypeError, match=advice):
+        next(iter(DataLoader(TouchesPixels(dataset.root, TRANSFORM), 4, device="cpu")))
+    longer = transforms.Compose([*TRANSFORM.transforms, transforms.Lambda(doubled)])
+    for unsupported, times in {"batch": 2, "cpu": 4}.items():  # with "cpu" the dataset has a tensor, and doubles, too
+        touch = doubled if unsupported == "cpu" else lambda image: image
+        monkeypatch.setattr(TouchesPixels, "touch", staticmethod(lambda image, result, touch=touch: touch(result)))
+        loader = DataLoader(TouchesPixels(dataset.root, longer), 4, device="cpu", unsupported=unsupported)
+        assert (next(iter(loader))[0] - times * plain).abs().mean() < times / 255
+
+
 def test_a_dataset_with_nothing_to_translate_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     class Nothing(TensorDataset):
         pass
