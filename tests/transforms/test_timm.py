@@ -484,7 +484,8 @@ def test_a_timm_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(registry.importlib, "import_module", import_module)
     registry._learn_timm.cache_clear()
     try:
-        assert "the oldest timm whose transforms are translated is 1.0.16" in refused(timm_transforms.MaybeToTensor())
+        error = refused(timm_transforms.MaybeToTensor())
+        assert "the oldest timm whose transforms are translated is 1.0.16" in error.reason
     finally:
         registry._learn_timm.cache_clear()
 
