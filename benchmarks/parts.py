@@ -42,6 +42,7 @@ from proxyloader.data.jpeg_integrity import ScanStatus, is_whole
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
 from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.synthetic.dataset import FORMAT
 from proxyloader.transforms.plan import Plan
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher
@@ -263,7 +264,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256, help="in a batch (default: %(default)s)")
     parser.add_argument("--part", choices=PARTS + GPU_PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    root = str(make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images))
+    root = str(make_dataset(Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{args.images}", images=args.images))
     torch.set_num_threads(1)
     if args.part:
         print(json.dumps(globals()[args.part](root)))

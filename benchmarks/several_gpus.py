@@ -35,6 +35,7 @@ from proxyloader import DataLoader, FileReaderLoader, pipelines
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import transform_with
 from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.synthetic.dataset import FORMAT
 
 Rounds = dict[str, list[float]]
 """Images per second, ``alone`` and ``together``, in each round."""
@@ -54,7 +55,7 @@ def arguments() -> argparse.Namespace:
 
 
 def root_of(args: argparse.Namespace) -> Path:
-    return Path(tempfile.gettempdir()) / f"photos-{args.images}"
+    return Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{args.images}"
 
 
 def start(args: argparse.Namespace) -> int:

@@ -36,6 +36,7 @@ from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.synthetic.dataset import FORMAT
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
 CASES: dict[str, list[Any]] = {
@@ -114,7 +115,7 @@ def main() -> None:
     on_gpu = args.device == "cuda"
     args.images = args.images or (256 if on_gpu else 32)
     torch.set_num_threads(1)
-    root = make_dataset(Path(tempfile.gettempdir()) / f"photos-{args.images}", images=args.images)
+    root = make_dataset(Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{args.images}", images=args.images)
     files = [Path(path).read_bytes() for path, _ in ImageFolder(str(root)).samples]
     wanted = {
         name: added

@@ -7,9 +7,7 @@ same batch of both is drawn on a contact sheet. Then a small network is trained 
 from __future__ import annotations
 
 import importlib.util
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +29,8 @@ from torchvision.models import resnet18
 
 from ..loader.dataloader import DataLoader
 from .contact_sheet import contact_sheet
-from .synthetic.dataset import FORMAT, ProgressBar, make_dataset, usable_cores
+from .files import cache_folder, check_can_be_written, photographs_of
+from .synthetic.dataset import ProgressBar, make_dataset, usable_cores
 
 SEED = 0
 CROP_PX = 224
@@ -148,15 +147,15 @@ def demo(
 
     Raises:
         ValueError: an argument is out of its range.
-        FileNotFoundError: ``data`` is no ImageFolder, or the folder of ``out`` does not exist.
+        OSError: ``data`` is no ImageFolder, or ``out`` cannot be written.
     """
     _check_counts(images=(images, 1), batch_size=(batch_size, 1), workers=(workers, 0), steps=(steps, 0))
     chosen = _device(device)
-    cache = cache_folder()
-    sheet = out or cache / "demo.png"
+    sheet = out or cache_folder() / "demo.png"
     if not sheet.absolute().parent.is_dir():
         raise FileNotFoundError(f"{sheet}: its folder does not exist")
-    root = data or make_dataset(cache / f"demo-v{FORMAT}-{images}", images=images)
+    check_can_be_written(sheet)
+    root = data or make_dataset(photographs_of("demo", images), images=images)
     setup = Setup(
         root=root,
         images=min(images, len(ImageFolder(str(root)))),
@@ -185,17 +184,6 @@ def _check_counts(**counts: tuple[int | None, int]) -> None:
     for name, (value, least) in counts.items():
         if value is not None and value < least:
             raise ValueError(f"{name}={value}: must be {least} or more")
-
-
-def cache_folder() -> Path:
-    """Return the user's cache folder for this package, or a new temporary folder if that cannot be written."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
-        return Path(tempfile.mkdtemp(prefix="proxyloader-"))
-    return folder
 
 
 def _device(asked: str | None) -> torch.device:

@@ -18,9 +18,11 @@ import psutil
 import pytest
 import torch
 
+from proxyloader.tools import cli, files
 from proxyloader.tools.bench import process
 from proxyloader.tools.bench.case_process import _Measured
 from proxyloader.tools.bench.cases import BY_DEFAULT, CASES, Ranges, case_of, cases_for, loops_of, peers_for
+from proxyloader.tools.bench.command import setting_of
 from proxyloader.tools.bench.config import BenchConfig, Tuning
 from proxyloader.tools.bench.figures import Failure, RoundResult, Start, Trial
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
@@ -28,6 +30,7 @@ from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
 from proxyloader.tools.bench.sweep import Sweep, sweep
 from proxyloader.tools.bench.tables import as_markdown, rows_of
 from proxyloader.tools.cli import main
+from proxyloader.tools.synthetic import dataset
 
 from ..limits import STOP_S, WAIT_S
 
@@ -305,6 +308,19 @@ def test_options_that_make_no_sense_are_refused_before_anything_runs(
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", str(out), *options]) != 0
     assert said in capsys.readouterr().err
     assert not out.parent.exists()
+
+
+def test_photographs_of_an_earlier_format_are_made_anew_where_no_folder_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    args = cli._parser().parse_args(["bench", "--images", "16", "--batch-size", "16", *ON_CPU])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(dataset, "FORMAT", 1)
+        earlier.setattr(files, "FORMAT", 1)
+        before = dataset.make_dataset(setting_of(args).root, images=16, size=(16, 16))
+    after = dataset.make_dataset(setting_of(args).root, images=16, size=(16, 16))
+    assert before.parent == after.parent == tmp_path / "proxyloader" and before != after
 
 
 def test_results_that_cannot_be_written_are_known_before_anything_runs(

@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 import statistics
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader as StockLoader
 
 from proxyloader.tools import demo as module
 from proxyloader.tools.cli import main
-from proxyloader.tools.demo import Comparison, Setup, cache_folder
+from proxyloader.tools.demo import Comparison, Setup
 
 from ..compare import engines_decode
 
@@ -171,29 +170,6 @@ def test_without_dali_it_says_that_the_loader_is_torchs(
     assert said["Pixels"].startswith("differ by 0.00 in the mean, 0.0 at the 99.9th percentile, 0 at most")
 
 
-class TestCacheFolder:
-    def test_it_is_where_the_user_wants_it(self, cache: Path) -> None:
-        assert cache_folder() == cache
-        assert cache.is_dir()
-
-    def test_it_is_in_the_home_folder_by_default(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", "")
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        assert cache_folder() == tmp_path / "home" / ".cache" / "proxyloader"
-
-    @pytest.mark.parametrize("blocked", ["cache", "cache/proxyloader"])
-    def test_it_is_a_temporary_one_where_that_cannot_be_written(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
-    ) -> None:
-        (tmp_path / blocked).parent.mkdir(exist_ok=True)
-        (tmp_path / blocked).write_text("a file")
-        (tmp_path / "temporary").mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-        folder = cache_folder()
-        assert folder.parent == tmp_path / "temporary"
-        assert folder.name.startswith("proxyloader-")
-
-
 class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -204,6 +180,8 @@ class TestRefusals:
             (("--steps", "-1"), "steps=-1: must be 0 or more"),
             (("--device", "cuda:64"), f"device=cuda:64: torch sees {torch.cuda.device_count()} CUDA devices"),
             (("--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: its folder does not exist"),
+            (("--out", "/proc/sheet.png"), "/proc/sheet.png: No such file or directory"),
+            (("--out", "/proc"), "/proc: Is a directory"),
             (("--data", "/nowhere"), "/nowhere: No such file or directory"),
         ],
         ids=lambda value: value[0] if isinstance(value, tuple) else "",

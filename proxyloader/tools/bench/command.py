@@ -18,6 +18,7 @@ from torchvision import models
 from torchvision.datasets import ImageFolder
 
 from ..._validation import check_int, check_num_threads
+from ..files import check_can_be_written, photographs_of
 from ..synthetic.dataset import make_dataset, usable_cores
 from . import report, tables
 from .cases import BY_DEFAULT, CASES, OURS, Ranges, base_of, case_of, cases_for, peers_for
@@ -200,11 +201,8 @@ def make_room_for(out: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    was_there = out.exists()
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.open("a").close()
-    if not was_there:
-        out.unlink()
+    check_can_be_written(out)
 
 
 def device_of(args: argparse.Namespace) -> str:
@@ -222,7 +220,7 @@ def setting_of(args: argparse.Namespace) -> BenchConfig:
         raise ValueError("device cuda, and torch sees no GPU; leave --device out")
     on_gpu = device == "cuda"
     images = len(ImageFolder(str(args.data))) if args.data else args.images or (8192 if on_gpu else 1024)
-    root = args.data or Path(tempfile.gettempdir()) / f"photos-{images}"  # which are made later
+    root = args.data or photographs_of("bench", images)  # which are made later
     if images < args.batch_size:
         found = f"{root} has {images} images" if args.data else f"--images is {images}"
         raise ValueError(f"{found}, and --batch-size {args.batch_size}: not one batch. Give a smaller --batch-size")

@@ -1,0 +1,59 @@
+"""Where the tools keep photographs, and whether their results can be written."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from proxyloader.tools import files
+from proxyloader.tools.files import cache_folder, check_can_be_written, photographs_of
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "proxyloader"
+
+
+class TestCacheFolder:
+    def test_it_is_where_the_user_wants_it(self, cache: Path) -> None:
+        assert cache_folder() == cache
+        assert cache.is_dir()
+
+    def test_it_is_in_the_home_folder_by_default(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert cache_folder() == tmp_path / "home" / ".cache" / "proxyloader"
+
+    @pytest.mark.parametrize("blocked", ["cache", "cache/proxyloader"])
+    def test_it_is_a_temporary_one_where_that_cannot_be_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+    ) -> None:
+        (tmp_path / blocked).parent.mkdir(exist_ok=True)
+        (tmp_path / blocked).write_text("a file")
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        folder = cache_folder()
+        assert folder.parent == tmp_path / "temporary"
+        assert folder.name.startswith("proxyloader-")
+
+
+@pytest.mark.parametrize("verb", ["bench", "demo"])
+def test_photographs_that_a_verb_keeps_are_in_a_folder_of_their_format(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    now = photographs_of(verb, 16)
+    monkeypatch.setattr(files, "FORMAT", files.FORMAT - 1)
+    assert now.parent == photographs_of(verb, 16).parent == cache and now != photographs_of(verb, 16)
+
+
+def test_a_check_leaves_no_file_and_no_other_content(tmp_path: Path) -> None:
+    check_can_be_written(tmp_path / "new.png")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "old.png").write_text("content")
+    check_can_be_written(tmp_path / "old.png")
+    assert (tmp_path / "old.png").read_text() == "content"
+    with pytest.raises(IsADirectoryError):
+        check_can_be_written(tmp_path)
