@@ -7,7 +7,7 @@ import importlib.util
 import logging
 from typing import Any, Literal
 
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from ..dali.output_format import OutputFormat
 from ..data.compiled_transform import compile_transforms, left_to_torchvision
@@ -65,7 +65,7 @@ def translated(
                 "workers, as with torch.utils.data.DataLoader"
             )
             return left, by_hand
-    if not plans and server is None:
+    if not plans and server is None and not _is_in_memory(dataset):
         _say_that_nothing_is_to_do(dataset)
     return wrapped, plans
 
@@ -76,7 +76,18 @@ def _left_to_torchvision(dataset: Any, max_pixels: int | None) -> Translated:
     return left, plans_in(left)
 
 
+def _is_in_memory(dataset: Any) -> bool:
+    """Return whether the samples are tensors or objects in memory, so there is nothing to decode."""
+    if type(dataset) is Subset:
+        return _is_in_memory(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(_is_in_memory, dataset.datasets))
+    return type(dataset) in (TensorDataset, list, tuple, range)
+
+
 def _say_that_nothing_is_to_do(dataset: Any) -> None:
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
     kind = type(dataset).__name__
     if isinstance(getattr(dataset, "transform", None), Proxy):
         _say_once(
@@ -84,12 +95,12 @@ def _say_that_nothing_is_to_do(dataset: Any) -> None:
             "or call server.produce_data on each batch"
         )
         return
-    found = f"{kind}.transform holds" if hasattr(dataset, "transform") else f"{kind} keeps in .transform"
     within = next((name for name, value in getattr(dataset, "__dict__", {}).items() if _has_transform(value)), None)
-    advice = f" (.{within} has one: let {kind} itself keep it, in .transform, and call it)" if within else ""
+    keep = f"Its .{within} has one: let {kind} itself keep it there and call it" if within else "Keep one there"
     _say_once(
-        f"{found} no torchvision transform{advice}, so there is nothing for DALI to do, but for what it calls that "
-        "compile_transforms made: proxyloader.DataLoader loads it as torch.utils.data.DataLoader does"
+        f"torch's DataLoader loads {kind}, at its speed: this dataset has no attribute .transform with a torchvision "
+        f"transform. {keep}, or wrap it in proxyloader.compile_transforms: DALI does what that makes, wherever the "
+        "dataset calls it"
     )
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
@@ -25,6 +25,7 @@ from torchvision.transforms import functional
 from proxyloader import DataLoader, InputError
 from proxyloader.dali.run import PipelineRun
 from proxyloader.data.placeholders import Proxy
+from proxyloader.loader import strategy
 
 from ..limits import WAIT_S
 
@@ -314,7 +315,7 @@ def test_a_loader_that_was_used_works_in_a_forked_child_too(dataset: ImageFolder
 class TouchesPixels(ImageFolder):
     """Does to an image in the dataset what only a decoded one can answer."""
 
-    touch: Any
+    touch: Any = staticmethod(lambda image, result: result)
 
     def __getitem__(self, index: int) -> Any:
         path, target = self.samples[index]
@@ -388,11 +389,34 @@ def test_what_the_dataset_cannot_do_to_a_transformed_image_works_where_the_messa
 
 
 def test_a_dataset_with_nothing_to_translate_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    class Nothing(TensorDataset):
-        pass
+    class OwnAttribute(Dataset[Any]):
+        tf = TRANSFORM
 
-    DataLoader(Nothing(torch.arange(3)))
-    assert "Nothing keeps in .transform no torchvision transform, so there is nothing" in caplog.text
+    for dataset in (OwnAttribute(), Subset(OwnAttribute(), [0])):
+        DataLoader(dataset)
+    (line,) = caplog.messages
+    assert line.startswith("torch's DataLoader loads OwnAttribute, at its speed: this dataset has no attribute .transf")
+    assert (
+        "with a torchvision transform. Keep one there, or wrap it in proxyloader.compile_transforms: DALI"
+        in line
+        in line
+    )
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.arange(3)),
+        [1, 2, 3],
+        range(3),
+        Subset(TensorDataset(torch.arange(3)), [0]),
+        ConcatDataset([TensorDataset(torch.arange(3)), Subset(TensorDataset(torch.arange(3)), [1])]),
+    ],
+    ids=["TensorDataset", "list", "range", "Subset", "ConcatDataset"],
+)
+def test_of_a_dataset_in_memory_nothing_is_logged(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+    strategy._say_once.cache_clear()
+    assert len(DataLoader(dataset)) and not caplog.messages
 
 
 def test_a_dataset_around_one_with_a_transform_is_told_where_it_belongs(
@@ -409,7 +433,7 @@ def test_a_dataset_around_one_with_a_transform_is_told_where_it_belongs(
             return *self.inner[index], index
 
     DataLoader(Numbered())
-    assert "(.inner has one: let Numbered itself keep it, in .transform, and call it)" in caplog.text
+    assert "transform. Its .inner has one: let Numbered itself keep it there and call it, or wrap it" in caplog.text
 
 
 def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
