@@ -157,7 +157,8 @@ def _explain(verbs: Any) -> None:
         "name",
         metavar="NAME",
         help="module:attribute of a transform, or of a function or class that makes one without arguments, looked for "
-        "as python -m would from here; or weights of torchvision, or a model for its default weights "
+        "as python -m would from here. It must be at module level, not below if __name__ == '__main__'. Or weights of "
+        "torchvision, or a model for its default weights "
         "(nothing is downloaded)",
     )
 

@@ -248,7 +248,13 @@ def _of_module(name: str) -> Any:
     for attribute in path.split("."):
         if not hasattr(found, attribute):
             near = _nearest(attribute, [each for each in dir(found) if not each.startswith("_")])
-            raise ValueError(f"{name}: there is no {attribute!r} in {module_name!r}. {near}")
+            place = (
+                ' It must be at module level, not below `if __name__ == "__main__":`, or a function or class there '
+                "that makes it without arguments"
+            )
+            raise ValueError(
+                f"{name}: there is no {attribute!r} in {module_name!r}. {near}{place * inspect.ismodule(found)}"
+            )
         found = getattr(found, attribute)
     if isinstance(found, torchvision.models.WeightsEnum):
         return found.transforms()

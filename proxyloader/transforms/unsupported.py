@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,7 @@ ON_BATCHES = (
     "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
     "by then, or in the workers with unsupported='cpu'"
 )
+LISTED = "docs/transforms.md lists what is translated, and `proxyloader explain` shows it of a transform"
 STOCK_LOADER = "Use torch.utils.data.DataLoader for this dataset"
 MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
 NAFLEX = f"it is for images that differ in size within a batch, or come as patches (NaFlex). {STOCK_LOADER}"
@@ -122,10 +124,13 @@ def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransform
         )
     spelled = transform.__name__ if inspect.isroutine(transform) else cls.__name__
     near = difflib.get_close_matches(spelled, names, n=1, cutoff=0.65)
-    reason = f"it is not translated to DALI. Translated are: {', '.join(names)}. {ON_BATCHES}"
     if near:
-        reason = f"it is not translated to DALI. Use {near[0]}, if that does the same. {ON_BATCHES}"
-    return UnsupportedTransformError(reason, code="unsupported-class")
+        advice = f"Use {near[0]}, if that does the same. {ON_BATCHES}"
+    elif inspect.isroutine(transform) or isinstance(transform, functools.partial):
+        advice = f"If it calls transforms, put its transforms into a Compose. {ON_BATCHES}. {LISTED}"
+    else:
+        advice = f"{ON_BATCHES}. {LISTED}"
+    return UnsupportedTransformError(f"it is not translated to DALI. {advice}", code="unsupported-class")
 
 
 def _no_transform(reason: str) -> UnsupportedTransformError:

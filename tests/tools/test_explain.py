@@ -335,6 +335,9 @@ def command_line():
 
 def ends():
     raise SystemExit(3)
+
+if __name__ == "__main__":
+    guarded = transform
 """
 
 
@@ -376,6 +379,10 @@ class TestNames:
                 "importing 'explained_fails' failed with ZeroDivisionError: division by zero",
             ),
             ("explained:transfrom", "there is no 'transfrom' in 'explained'. There is transform"),
+            (
+                "explained:guarded",
+                'It must be at module level, not below `if __name__ == "__main__":`, or a function or class there that',
+            ),
             ("explained:", "'explained:': a module and an attribute of it are expected, such as"),
             (":transform", "':transform': a module and an attribute of it are expected, such as"),
             (
@@ -412,3 +419,9 @@ class TestCommand:
 def test_the_package_offers_the_function_whatever_was_imported() -> None:
     for _ in range(2):
         assert isinstance(proxyloader.explain(v1.ToTensor()), Explanation)
+
+
+def test_its_help_says_where_a_transform_must_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "--help"])
+    assert "must be at module level, not below if __name__ == '__main__'." in " ".join(capsys.readouterr().out.split())
