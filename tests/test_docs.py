@@ -203,3 +203,9 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 def test_every_link_of_the_readme_leads_to_a_file() -> None:
     for page in (README, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md"):
         assert [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()] == [], page
+
+
+def test_what_the_demo_prints_in_the_readme_is_recorded() -> None:
+    (printed,) = re.findall(r"```text\n(Speed.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    recorded = (ROOT / "benchmarks" / "results" / "demo.txt").read_text().splitlines()
+    assert [line for line in printed.splitlines() if line not in recorded] == []
