@@ -10,6 +10,7 @@ import pkgutil
 import random
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
 
 import proxyloader
+from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.make_dataset import make_dataset
@@ -65,14 +67,15 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def loaded_decoder(photos: Path) -> object:
+def loaded_decoder(photos: Path) -> Iterator[None]:
     """DALI loads its decoders with the first pipeline that has one, which takes most of its start on a GPU, and lets
-    them go with the last. So one stays, which has decoded."""
-    server = RunQueue(
-        build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1, hw_decoder_load=0.0))
-    )
-    server.collect(server.submit([[np.fromfile(next(photos.rglob("*.jpg")), np.uint8)]]))
-    return server
+    them go with the last. So one stays, which has decoded and holds what decoders share of the JPEG engines. And a GPU
+    on which other tests run is not taken for a crowded one, on which each pipeline is tried before it is used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jpeg_engines, "CROWDED_BYTES", torch.cuda.mem_get_info()[1])
+        server = RunQueue(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1)))
+        server.collect(server.submit([[np.fromfile(next(photos.rglob("*.jpg")), np.uint8)]]))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -88,6 +88,7 @@ class TestTheChoice:
         assert set(tried) == {2}
 
 
+@pytest.mark.alone
 class TestTheMeasurement:
     """On the CPU, where only the threads are open; on a GPU it is the same code."""
 
@@ -134,6 +135,7 @@ class TestTheMeasurement:
         assert found.num_threads and found.hw_decoder_load == 1.0 and not cache.exists()
 
 
+@pytest.mark.alone
 def test_a_loader_measures_with_its_first_full_batch(photos: Path, cache: Path, device: str) -> None:
     transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 

@@ -22,16 +22,19 @@ from ..faults import WITH_THE_PROJECT, Spelled
 from ..integration.roads import read_bytes
 from ..numbered import SIDE_PX, read_numbers, spell_dataset
 
+pytestmark = pytest.mark.alone  # as they count on how many use the engines, or use them up
+
 EXHAUST = """
 import logging, sys
 import numpy as np
 from PIL import Image
 from nvidia.dali import fn, pipeline_def, types
 from torchvision import transforms
-from proxyloader import DataLoader, ProxyServer, _executor, engines
-from proxyloader.spelled import numbers_in
+from proxyloader import DataLoader, ProxyServer
+from proxyloader.dali import executor, jpeg_engines
 from tests.faults import Spelled
 from tests.gpu.test_engines_gpu import by_hand, is_right
+from tests.numbered import read_numbers
 
 def decoder(number):
     @pipeline_def(batch_size=1, num_threads=1, device_id=0, prefetch_queue_depth=1, exec_dynamic=True)
@@ -43,14 +46,14 @@ def decoder(number):
     return graph()
 
 def exhaust():
-    encoded, _ = engines._picture()
-    held = []
-    while len(held) % 8 or engines._levels_off(0, (("device_memory_padding", 1 << 19),)) < engines.MOST_LEVELS:
+    encoded, _ = jpeg_engines._picture()
+    held, padding = [], (("device_memory_padding", 1 << 19),)
+    while len(held) % 8 or jpeg_engines._levels_off(0, padding) < jpeg_engines.MOST_LEVELS:
         assert len(held) < 100
         held.append(decoder(len(held)))
         held[-1].build()
-        held[-1].feed_input("images", _executor.tensor_list([encoded]))
-        _executor.run(held[-1])
+        held[-1].feed_input("images", executor.tensor_list([encoded]))
+        executor.run(held[-1])
         held[-1].outputs()
     print(len(held))
     return held
@@ -60,14 +63,14 @@ dataset = Spelled(sys.argv[1], transform=transforms.PILToTensor())
 """
 
 LATE = """
-engines.CROWDED_BYTES = 0
+jpeg_engines.CROWDED_BYTES = 0
 others = exhaust()
 for _ in range(2):
     for images, indices in DataLoader(dataset, 8, device="cuda"):
-        assert numbers_in(images, white=255) == indices.tolist()
+        assert read_numbers(images, white=255) == indices.tolist()
 for given in ({}, {"hw_decoder_load": 1.0}, {"device_memory_padding": 12345}):
     for is_built in (False, True):
-        engines._failing.clear()  # as in a process of its own
+        jpeg_engines._failing.clear()  # as in a process of its own
         pipeline = by_hand(**given)
         if is_built:
             pipeline.build()
@@ -78,14 +81,14 @@ print("right")
 EARLY = """
 loader = DataLoader(dataset, 8, device="cuda", collate_fn=list)
 next(iter(loader))
-engines._reservation.finish()
+jpeg_engines._reservation.finish()
 others = exhaust()
 for batch in loader:
     for image, index in batch:
         image = image.permute(1, 2, 0).cpu().numpy()
         theirs = np.asarray(Image.open(dataset.samples[index][0]).convert("RGB"))
         off = np.abs(image.astype(int) - theirs).mean()
-        assert off < engines.MOST_LEVELS, off  # so it was the engines
+        assert off < jpeg_engines.MOST_LEVELS, off  # so it was the engines
 assert len(batch) == 1  # which takes room of its own
 print("right")
 """

@@ -18,6 +18,8 @@ from ..faults import Spelled
 from ..limits import WAIT_S
 from ..numbered import numbered_image, read_numbers, spell_dataset
 
+pytestmark = pytest.mark.alone  # as they take all memory, or measure how much is used
+
 IMAGES, BATCH = 512, 32
 LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()])
 

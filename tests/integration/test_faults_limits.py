@@ -150,6 +150,7 @@ def test_any_prefetch_queue_depth_of_a_pipeline_will_do(
             assert_batches_match(loader)
 
 
+@pytest.mark.alone
 def test_breaks_of_persistent_workers_hold_no_batch(road: Road, start_method: str) -> None:
     # Batches of 590 KB, of which eight would be left behind by each break.
     batches = [list(range(PICTURES))] * 10

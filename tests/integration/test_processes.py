@@ -614,6 +614,7 @@ def held_bytes() -> int:
     return int(memory.rss - memory.shared)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 def test_breaks_leave_no_memory_behind(folder: ImageFolder, workers: int, persistent: bool, device: str) -> None:

@@ -63,6 +63,7 @@ def no_process_is_left() -> Any:
     assert not [each for each in left if "resource_tracker" not in " ".join(each.cmdline())]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_it_measures_writes_and_compares(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
@@ -222,6 +223,7 @@ def test_by_default_nothing_is_said_that_has_a_default(photos: Path) -> None:
 # --- first epochs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
