@@ -48,6 +48,10 @@ WAIT_S = 20.0
 
 LOOK_S = 0.01
 
+SHORT = "/tmp"
+"""Where a training has its folder for temporary files. Workers of the stock loader bind sockets there, whose path may
+have 107 bytes; where they cannot, that loader hangs."""
+
 TRAINING = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may inherit it ignored
@@ -160,16 +164,16 @@ def training(loader: str, root: Path, folder: Path) -> Iterator[subprocess.Popen
 
 def takes_s(loader: str, root: Path) -> float:
     """From its first import to its end."""
-    with tempfile.TemporaryDirectory() as name, training(loader, root, Path(name)) as process:
+    with tempfile.TemporaryDirectory(dir=SHORT) as name, training(loader, root, Path(name)) as process:
         start_s = time.monotonic()
-        if process.wait() != 0:
+        if process.wait(10 * WAIT_S) != 0:
             raise RuntimeError((Path(name) / "stderr").read_text())
         return time.monotonic() - start_s
 
 
 def interrupted(loader: str, kind: signal.Signals, at: float, whole_s: float, root: Path) -> Outcome:
     before = set(os.listdir("/dev/shm"))
-    with tempfile.TemporaryDirectory() as name, training(loader, root, Path(name)) as process:
+    with tempfile.TemporaryDirectory(dir=SHORT) as name, training(loader, root, Path(name)) as process:
         folder = Path(name)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(at * whole_s)

@@ -276,6 +276,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
             "imagenet.py --archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
             marks=pytest.mark.exhaustive,
         ),
+        pytest.param("interrupted.py --trainings 1 --images 32 --limit 15", marks=pytest.mark.exhaustive),
         "parts.py --images 16",
         pytest.param(
             "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
@@ -289,7 +290,8 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 )
 def test_every_benchmark_runs(arguments: str, tmp_path: Path) -> None:
     script, *options = arguments.split()
-    options += ["--out", str(tmp_path / "record.jsonl")] + (["--device", "cpu"] if script != "parts.py" else [])
+    options += ["--out", str(tmp_path / "record.jsonl")]
+    options += [] if script in ("interrupted.py", "parts.py") else ["--device", "cpu"]
     command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
