@@ -13,15 +13,13 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..errors import UnsupportedTransformError
 from .color import whole_levels
-from .container import RandomApply
+from .container import at_random
 from .geometry import as_fill
-from .params import Version, meta_image, parameter_function, v2_transform, version_of
-from .plan import EXACT, Branch, ImageState, MemoryOrder, ParamRow, Size, Step, Tolerance
+from .params import meta_image, v2_transform, version_of
+from .plan import Branch, Draws, ImageState, MemoryOrder, ParamRow, Size, Step, Tolerance
 from .registry import rule
-
-# --- GaussianBlur ----------------------------------------------------------------------------------------------------
+from .unsupported import wrong_place
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,17 @@ class Blur(Step):
 
 
 @dataclass(frozen=True)
-class GaussianBlur(Step):
+class GaussianBlur(Draws[Blur]):
     """Draws of GaussianBlur: ``get_params`` (v1) or ``make_params`` (v2)."""
 
-    blur: Blur
     sigma: tuple[float, float]
-    num_params: ClassVar[int] = 1
     params_doc: ClassVar[str] = "sigma: GaussianBlur.get_params"
-
-    @property
-    def operations(self) -> Branch:
-        return (self.blur,)
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         # torch cannot reflect more pixels than the image has, and its message is about padding
-        if any(side <= window // 2 for side, window in zip(size, self.blur.window)):
+        if any(side <= window // 2 for side, window in zip(size, self.step.window)):
             raise ValueError(
-                f"GaussianBlur's kernel of {self.blur.window} is too large for an image of {size} (height, width); "
+                f"GaussianBlur's kernel of {self.step.window} is too large for an image of {size} (height, width); "
                 "each side must be longer than half the kernel's. Put a Resize or a crop before it"
             )
         row.append(v1.GaussianBlur.get_params(*self.sigma))  # v2 draws the same number
@@ -68,7 +60,6 @@ def gaussian_blur(transform: Any, state: ImageState) -> Branch:
     return (GaussianBlur(Blur((height, width)), (low, high)),)
 
 
-@dataclass(frozen=True)
 class BoxBlur(Step):
     """``ImageFilter.GaussianBlur`` of a PIL image: three box blurs in each direction.
 
@@ -77,7 +68,6 @@ class BoxBlur(Step):
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 4
-    closeness: ClassVar[Tolerance] = EXACT
 
 
 PARTLY = 4096.0
@@ -103,9 +93,6 @@ def box_weights(radius: float) -> tuple[float, float, float, float]:
     return (1.0, PARTLY, full, last) if whole else (PARTLY, 0.0, full, last)
 
 
-# --- JPEG ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class JpegCompression(Step):
     """JPEG (v2): encode the image as a JPEG and decode it again. Parameter: the quality.
@@ -117,7 +104,6 @@ class JpegCompression(Step):
     quality: tuple[int, int]
     num_params: ClassVar[int] = 1
     params_doc: ClassVar[str] = "quality: JPEG.make_params"
-    closeness: ClassVar[Tolerance] = EXACT
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.append(v2_transform(v2.JPEG, self.quality).make_params([])["quality"])
@@ -131,9 +117,6 @@ def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
     return (JpegCompression((low, high)),)
 
 
-# --- RandomErasing ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Erase(Step):
     """``functional.erase``. Parameters: top, left, height and width of the box, in pixels.
@@ -144,7 +127,6 @@ class Erase(Step):
 
     value: tuple[float, ...]
     num_params: ClassVar[int] = 4
-    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
@@ -152,14 +134,12 @@ class EraseByColor(Step):
     """``functional.erase`` with a random colour. Parameters: those of Erase, then one value for each channel."""
 
     channels: int
-    closeness: ClassVar[Tolerance] = EXACT
 
     @property
     def num_params(self) -> int:
         return 4 + self.channels
 
 
-@dataclass(frozen=True)
 class EraseWithNoise(Step):
     """``functional.erase`` with a random value for each pixel. Float tensors only.
 
@@ -168,48 +148,33 @@ class EraseWithNoise(Step):
     """
 
     num_params: ClassVar[int] = 5
-    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
-class RandomErasing(Step):
-    """Draws of RandomErasing if it is applied: ``get_params`` (v1) or ``make_params`` (v2).
+class RandomErasing(Draws[Erase | EraseWithNoise]):
+    """Draws of RandomErasing if it is applied. Noise is attached to the row: 4 bytes for each value of the box.
 
     Attributes:
-        erase: erases with one value, or with noise, which is attached to the row: 4 bytes for each value of the box.
         scale: (minimum, maximum) fraction of the image's area.
         ratio: (minimum, maximum) of height over width.
         channels: number of channels of the image.
-        version: v1 or v2.
     """
 
-    erase: Erase | EraseWithNoise
     scale: tuple[float, float]
     ratio: tuple[float, float]
     channels: int
-    version: Version
 
     @property
     def params_doc(self) -> str:
-        noise = ", noise" if isinstance(self.erase, EraseWithNoise) else ""
-        return f"top, left, height, width{noise}: RandomErasing.{parameter_function(self.version)}"
-
-    @property
-    def operations(self) -> Branch:
-        return (self.erase,)
+        noise = ", noise" if isinstance(self.step, EraseWithNoise) else ""
+        return f"top, left, height, width{noise}: RandomErasing.get_params"
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        image, noisy = meta_image(*size)[: self.channels], isinstance(self.erase, EraseWithNoise)
-        if self.version == "v1":
-            ones = None if noisy else [1.0]
-            top, left, height, width, value = v1.RandomErasing.get_params(image, self.scale, self.ratio, ones)
-            found = value is not image
-        else:
-            kind = "random" if noisy else 1.0
-            drawn = v2_transform(v2.RandomErasing, 1.0, self.scale, self.ratio, kind).make_params([image])
-            top, left, height, width, value = (drawn[name] for name in "ijhwv")
-            found = value is not None
-        if not found or 0 in (height, width):  # all ten boxes were too large, or the box is empty
+        image, noisy = meta_image(*size)[: self.channels], isinstance(self.step, EraseWithNoise)
+        ones = None if noisy else [1.0]
+        # v2 draws the same numbers
+        top, left, height, width, value = v1.RandomErasing.get_params(image, self.scale, self.ratio, ones)
+        if value is image or 0 in (height, width):  # all ten boxes were too large, or the box is empty
             top, left, height, width, value = 0, 0, 0, 0, torch.zeros((self.channels, 1, 1))
         row.extend((top, left, height, width))
         if noisy:
@@ -224,24 +189,21 @@ def as_pixels(values: torch.Tensor) -> NDArray[np.float32]:
 
 @rule(v1.RandomErasing, v2.RandomErasing)
 def random_erasing(transform: Any, state: ImageState) -> Branch:
-    version = version_of(transform)
-    if state.kind == "pil" and version == "v1":
-        raise UnsupportedTransformError("it works on tensors; put ToTensor() before it", code="wrong-place")
+    if state.kind == "pil" and version_of(transform) == "v1":
+        raise wrong_place("it works on tensors; put ToTensor() before it")
     low, high = map(float, transform.scale)
     narrow, wide = map(float, transform.ratio)
     erase = _erase(transform.value, state)
-    erasing = RandomErasing(erase, (low, high), (narrow, wide), state.channels, version)
-    return (RandomApply((erasing,), float(transform.p)),)
+    return (at_random(transform, RandomErasing(erase, (low, high), (narrow, wide), state.channels)),)
 
 
 def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
     is_noise = value is None or value == "random"  # v2 stores "random" as None
     if is_noise and state.dtype == "uint8":
-        raise UnsupportedTransformError(
+        raise wrong_place(
             "value='random' is noise around zero, most of which whole levels (uint8) cannot hold; "
             "put the conversion to float before it",
-            code="wrong-place",
-            argument="value",
+            "value",
         )
     if is_noise:
         return EraseWithNoise()
@@ -249,9 +211,6 @@ def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
     if state.dtype == "uint8":
         values = tuple(float(int(each)) for each in values)  # torch truncates to an integer
     return Erase(values)
-
-
-# --- GaussianNoise ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -264,15 +223,13 @@ class Add(Step):
 
     clip: bool
     num_params: ClassVar[int] = 1
-    closeness: ClassVar[Tolerance] = EXACT
 
 
 @dataclass(frozen=True)
-class GaussianNoise(Step):
+class GaussianNoise(Draws[Add]):
     """Draws of GaussianNoise (v2): ``torch.randn_like``. The noise is attached to the row: 4 bytes for each value.
 
     Attributes:
-        add: step that adds the noise.
         mean, sigma: for a value range of 0 to 1.
         levels: whether the image is uint8, so that the noise is truncated to integers before it is added.
         channels: number of channels of the image.
@@ -280,18 +237,12 @@ class GaussianNoise(Step):
             order.
     """
 
-    add: Add
     mean: float
     sigma: float
     levels: bool
     channels: int
     order: MemoryOrder
-    num_params: ClassVar[int] = 1
     params_doc: ClassVar[str] = "noise: torch.randn_like"
-
-    @property
-    def operations(self) -> Branch:
-        return (self.add,)
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         by_channels = torch.empty((self.channels, *size))
@@ -309,11 +260,10 @@ class GaussianNoise(Step):
 def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
     _refused_by_torchvision(transform, state)
     if state.order is None:
-        raise UnsupportedTransformError(
+        raise wrong_place(
             "torch deals its noise out in the order in which the tensor lies in memory, which is known only where "
             "nothing but flips, a conversion to float and Normalize follow the conversion to a tensor; "
-            "put the rest before it",
-            code="wrong-place",
+            "put the rest before it"
         )
     add, levels = Add(bool(transform.clip)), state.dtype == "uint8"
     return (GaussianNoise(add, float(transform.mean), float(transform.sigma), levels, state.channels, state.order),)
@@ -328,4 +278,4 @@ def _refused_by_torchvision(transform: v2.GaussianNoise, state: ImageState) -> N
         with torch.random.fork_rng(devices=[]):
             transform(sample)
     except (TypeError, ValueError) as error:
-        raise UnsupportedTransformError(f"torchvision refuses it here: {error}", code="wrong-place") from None
+        raise wrong_place(f"torchvision refuses it here: {error}") from None

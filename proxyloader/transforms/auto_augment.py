@@ -10,117 +10,97 @@ import functools
 import math
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
-from ..errors import UnsupportedTransformError
-from .color import (
-    FLOAT32,
-    Autocontrast,
-    Brightness,
-    Contrast,
-    Equalize,
-    Invert,
-    Posterize,
-    Saturation,
-    Sharpness,
-    Solarize,
-    solarize_threshold,
-    whole_levels,
-)
+from . import color
 from .params import meta_image, version_of
-from .plan import Branch, ImageState, OneOf, Size, Step, Tolerance, output_state
+from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance
 from .registry import rule
-from .warp import Affine, Kind, affine, rotation, warp_fill, warp_interpolation
+from .unsupported import invalid
+from .warp import Affine, affine, rotation, warp_fill, warp_interpolation
 
-Operation = tuple[str, float]
-"""torchvision's name of an operation, and its magnitude."""
+Arguments = tuple[tuple[str, Any], ...]
+"""Constructor arguments of an instance that draws the same numbers."""
 
-GEOMETRY = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+Done = tuple[Branch, Sequence[float]]
+"""One of the branches of a OneOf, and its parameters."""
+
+
+def put_chain(choice: OneOf, chain: Sequence[Done], layers: int, row: list[float]) -> None:
+    """Append the parameters of consecutive branches, padded to ``layers`` branches without steps."""
+    for branch, numbers in [*chain, *[((), ())] * (layers - len(chain))]:
+        choice.put(choice.branches.index(branch), row, *numbers)
 
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations of automatic augmentation as one step, of which each image takes one branch.
+    """The operations that torchvision chooses from, drawn by the code of one of its classes.
 
     Attributes:
-        warp: common properties of the five geometric operations.
-        kind: kind of the image.
+        warp: the step of the five geometric operations.
         channels: number of channels of the image; Color does nothing to a grey image.
-        solarize_up_to: factor from the magnitude of Solarize to its threshold: 255 in v2, and 1 in v1.
+        name: name of the class.
+        version: v1 or v2.
+        arguments: see Arguments.
     """
 
     warp: Affine
-    kind: Kind
     channels: int
-    solarize_up_to: float
+    name: str
+    version: str
+    arguments: Arguments
+
+    @functools.cached_property
+    def branches(self) -> dict[str, Branch]:
+        """The branch of each operation, by torchvision's name."""
+        kind = self.warp.kind
+        return {
+            "Identity": (),
+            **dict.fromkeys(("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"), (self.warp,)),
+            "Brightness": (color.Brightness(kind),),
+            "Color": (color.Saturation(kind),) if self.channels == 3 else (),
+            "Contrast": (color.Contrast(kind),),
+            "Sharpness": (color.Sharpness(kind),),
+            "Posterize": (color.Posterize(),),
+            "Solarize": (color.Solarize(),),
+            "AutoContrast": (color.Autocontrast(kind),),
+            "Equalize": (color.Equalize(),),
+            "Invert": (color.Invert(),),
+        }
 
     @functools.cached_property
     def choice(self) -> OneOf:
-        color: Branch = (Saturation(self.kind),) if self.channels == 3 else ()
-        branches: tuple[Branch, ...] = (
-            (),
-            (self.warp,),
-            (Brightness(self.kind),),
-            color,
-            (Contrast(self.kind),),
-            (Sharpness(self.kind),),
-            (Posterize(),),
-            (Solarize(),),
-            (Autocontrast(self.kind),),
-            (Equalize(),),
-            (Invert(),),
-        )
-        return OneOf(branches)
+        return OneOf(tuple(dict.fromkeys(self.branches.values())))
 
-    def put(self, operation: Operation | None, size: Size, row: list[float]) -> None:
-        """Append the parameters of an operation to a row; None: the image does not change."""
-        name, magnitude = operation or ("Identity", 0.0)
-        if name == "Identity" or (name == "Color" and self.channels == 1):
-            self.choice.put(0, row)
-        elif name in GEOMETRY:
-            self.choice.put(1, row, *self._geometry(name, magnitude, size))
-        elif name in ("AutoContrast", "Equalize", "Invert"):
-            self.choice.put({"AutoContrast": 8, "Equalize": 9, "Invert": 10}[name], row)
-        elif name == "Posterize":
-            self.choice.put(6, row, int(magnitude))
-        elif name == "Solarize":
-            self.choice.put(7, row, solarize_threshold(magnitude * self.solarize_up_to, self.kind))
-        else:
-            self.choice.put({"Brightness": 2, "Color": 3, "Contrast": 4, "Sharpness": 5}[name], row, 1.0 + magnitude)
+    def draw(self, size: Size) -> tuple[list[list[Done]], list[torch.Tensor]]:
+        """Draw for an image of ``size``: chains of operations, and the weights for mixing them, (n,) float32 each."""
+        chains, weights = _recorder(self.name, self.version, self.arguments)(size)
+        return [[self.done(*operation, size) for operation in chain] for chain in chains], weights
 
-    def put_chain(self, chain: Sequence[Operation], layers: int, size: Size, row: list[float]) -> None:
-        """Append the parameters of consecutive operations, padded to ``layers`` operations that change nothing."""
-        for layer in range(layers):
-            self.put(chain[layer] if layer < len(chain) else None, size, row)
+    def done(self, name: str, magnitude: float, size: Size) -> Done:
+        branch = self.branches[name]
+        return branch, self._numbers(name, magnitude, size) if branch else ()
 
-    def _geometry(self, name: str, magnitude: float, size: Size) -> list[float]:
+    def _numbers(self, name: str, magnitude: float, size: Size) -> Sequence[float]:
         if name == "Rotate":
             return rotation(size, magnitude, self.warp)
         if name.startswith("Shear"):
             degrees = math.degrees(math.atan(magnitude))
             shear = (degrees, 0.0) if name == "ShearX" else (0.0, degrees)
-            center = (0.0, 0.0)
-            return affine(size, self.warp, 0.0, (0, 0), 1.0, shear, center)
-        shift = int(magnitude)
-        return affine(size, self.warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
-
-
-@dataclass
-class Recording:
-    """What ``forward`` would have done to one image.
-
-    Attributes:
-        chains: lists of consecutive operations; each list begins with the input image.
-        weights: the numbers drawn for mixing, in the order of drawing, (n,) float32 each.
-    """
-
-    chains: list[list[Operation]] = field(default_factory=list)
-    weights: list[torch.Tensor] = field(default_factory=list)
+            return affine(size, self.warp, 0.0, (0, 0), 1.0, shear, (0.0, 0.0))
+        if name.startswith("Translate"):
+            shift = int(magnitude)
+            return affine(size, self.warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
+        if name == "Posterize":
+            return (int(magnitude),)
+        if name == "Solarize":  # v1 draws the threshold itself, v2 a fraction of the largest level
+            return (color.solarize_threshold(magnitude * (255.0 if self.version == "v2" else 1.0), self.warp.kind),)
+        return () if name in ("AutoContrast", "Equalize", "Invert") else (1.0 + magnitude,)
 
 
 class _Unmixed:
@@ -132,21 +112,28 @@ class _Unmixed:
     __getitem__ = __mul__ = add_ = view = reshape = to = itself
 
 
-def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
-    """Return a function that draws what ``transform`` would do to an image of a given size."""
-    recording = Recording()
+Recording = tuple[list[list[tuple[str, float]]], list[torch.Tensor]]
+"""Chains of consecutive operations with their magnitudes, each of which begins with the input image, and weights."""
+
+
+@functools.lru_cache(maxsize=64)
+def _recorder(name: str, version: str, arguments: Arguments) -> Callable[[Size], Recording]:
+    """Return a function that draws what an instance would do to an image of a given size."""
+    transform = getattr(v2 if version == "v2" else v1, name)(**dict(arguments))
+    chains: list[list[tuple[str, float]]] = []
+    weights: list[torch.Tensor] = []
 
     def write_down(image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
         if not hasattr(image, "written_down"):
-            recording.chains.append([])
-        recording.chains[-1].append((name, magnitude))
+            chains.append([])
+        chains[-1].append((name, magnitude))
         done = image.detach()
         done.written_down = True
         return done
 
     def dirichlet(parameters: torch.Tensor) -> _Unmixed:
         # Without pixels, the parameters have no values. All parameters of this class are alpha.
-        recording.weights.append(torch._sample_dirichlet(torch.full(parameters.shape, transform.alpha))[0])
+        weights.append(torch._sample_dirichlet(torch.full(parameters.shape, transform.alpha))[0])
         return _Unmixed()
 
     if hasattr(transform, "_sample_dirichlet"):
@@ -161,16 +148,12 @@ def _recorder_of(transform: Any) -> Callable[[Size], Recording]:
         forward = types.FunctionType(code.__code__, {**code.__globals__, "_apply_op": write_down}).__get__(transform)
 
     def draw(size: Size) -> Recording:
-        recording.chains, recording.weights = [], []
+        chains.clear()
+        weights.clear()
         forward(meta_image(*size))
-        return recording
+        return chains, weights
 
     return draw
-
-
-@functools.lru_cache(maxsize=64)
-def _recorder(name: str, version: str, arguments: tuple[tuple[str, Any], ...]) -> Callable[[Size], Recording]:
-    return _recorder_of(getattr(v2 if version == "v2" else v1, name)(**dict(arguments)))
 
 
 @dataclass(frozen=True)
@@ -178,49 +161,38 @@ class Automatic(Step):
     """AutoAugment, RandAugment and TrivialAugmentWide: consecutive operations.
 
     Attributes:
-        choices: the operations to choose from.
-        name: name of the class.
-        version: v1 or v2.
-        arguments: constructor arguments of an instance that draws the same numbers.
+        source: draws the operations.
         layers: maximum number of operations for one image.
     """
 
-    choices: Operations
-    name: str
-    version: str
-    arguments: tuple[tuple[str, Any], ...]
+    source: Operations
     layers: int
 
     @property
     def operations(self) -> Branch:
-        return (self.choices.choice,) * self.layers
+        return (self.source.choice,) * self.layers
 
     @property
     def params_doc(self) -> str:
-        return f"operations, magnitudes: {self.name}.forward"
+        return f"operations, magnitudes: {self.source.name}.forward"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        chains = _recorder(self.name, self.version, self.arguments)(size).chains
-        self.choices.put_chain(chains[0] if chains else [], self.layers, size, row)
+        chains, _ = self.source.draw(size)
+        put_chain(self.source.choice, chains[0] if chains else [], self.layers, row)
         return size
 
 
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
-    given = tuple((name, getattr(transform, name)) for name in arguments)
     if getattr(transform, "num_magnitude_bins", 2) < 2:
-        raise UnsupportedTransformError(
-            "num_magnitude_bins must be 2 or more, or torchvision divides by zero",
-            code="invalid",
-            argument="num_magnitude_bins",
-        )
-    choices = _choices(transform, state, state.kind)
-    return (Automatic(choices, type(transform).__name__, version_of(transform), given, layers),)
+        raise invalid("num_magnitude_bins must be 2 or more, or torchvision divides by zero", "num_magnitude_bins")
+    return (Automatic(_operations(transform, state, state.kind, *arguments), layers),)
 
 
-def _choices(transform: Any, state: ImageState, kind: Kind) -> Operations:
-    whole_levels(state)
+def _operations(transform: Any, state: ImageState, kind: Kind, *arguments: str) -> Operations:
+    color.whole_levels(state)
     warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), kind)
-    return Operations(warp, kind, state.channels, 255.0 if version_of(transform) == "v2" else 1.0)
+    given = tuple((name, getattr(transform, name)) for name in arguments)
+    return Operations(warp, state.channels, type(transform).__name__, version_of(transform), given)
 
 
 @rule(v1.AutoAugment, v2.AutoAugment)
@@ -255,11 +227,6 @@ class Mixture(Step):
     def num_params(self) -> int:
         return 1 + len(self.branches) + sum(step.num_params for branch in self.branches for step in branch)
 
-    def output_state(self, state: ImageState) -> ImageState:
-        for branch in self.branches:
-            output_state(branch, state)
-        return state
-
 
 @dataclass(frozen=True)
 class Blend(Step):
@@ -270,7 +237,7 @@ class Blend(Step):
 
     branch: Branch
     slow_on_cpu: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = FLOAT32
+    closeness: ClassVar[Tolerance] = color.FLOAT32
 
     @property
     def branches(self) -> tuple[Branch, ...]:
@@ -282,46 +249,29 @@ class Blend(Step):
 
 
 @dataclass(frozen=True)
-class AugMix(Step):
-    """Draws of AugMix.
+class AugMix(Draws[Mixture]):
+    """Draws of AugMix. torchvision applies the operations to tensors, even if the input is a PIL image.
 
     Attributes:
-        choices: the operations to choose from. torchvision applies them to tensors, even if the input is a PIL image.
-        version: v1 or v2.
-        arguments: constructor arguments of an instance that draws the same numbers.
-        width: number of chains.
+        source: draws the operations.
         depth: maximum number of operations in a chain.
     """
 
-    choices: Operations
-    version: str
-    arguments: tuple[tuple[str, Any], ...]
-    width: int
+    source: Operations
     depth: int
-
     params_doc: ClassVar[str] = "chains of operations, magnitudes, weights: AugMix.forward"
 
-    @property
-    def mixture(self) -> Mixture:
-        return Mixture(((self.choices.choice,) * self.depth,) * self.width)
-
-    @property
-    def operations(self) -> Branch:
-        return (self.mixture,)
-
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        recorded = _recorder("AugMix", self.version, self.arguments)(size)
-        (own, others), shares = recorded.weights
+        chains, ((own, others), shares) = self.source.draw(size)
         row.extend([float(own), *(shares * others).tolist()])
-        for chain in recorded.chains:
-            self.choices.put_chain(chain, self.depth, size, row)
+        for chain in chains:
+            put_chain(self.source.choice, chain, self.depth, row)
         return size
 
 
 @rule(v1.AugMix, v2.AugMix)
 def aug_mix(transform: Any, state: ImageState) -> Branch:
     names = ("severity", "mixture_width", "chain_depth", "alpha", "all_ops")
-    given = tuple((name, getattr(transform, name)) for name in names)
+    source = _operations(transform, state, "tensor", *names)
     depth = int(transform.chain_depth) if transform.chain_depth > 0 else 3
-    choices = _choices(transform, state, "tensor")
-    return (AugMix(choices, version_of(transform), given, int(transform.mixture_width), depth),)
+    return (AugMix(Mixture(((source.choice,) * depth,) * int(transform.mixture_width)), source, depth),)

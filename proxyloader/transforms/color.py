@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..errors import UnsupportedTransformError
-from .container import RandomApply
-from .plan import EXACT, Branch, ConstantParams, ImageState, Step, Tolerance
+from .container import at_random
+from .plan import Branch, ConstantParams, ImageState, Kind, Step, Tolerance
 from .registry import rule
-
-Kind = Literal["pil", "tensor"]
+from .unsupported import invalid, wrong_place
 
 FLOAT32 = Tolerance(0.005, 1, 1, "a product that is nearly whole falls to the other side in float32")
 """Tolerance of steps for which torchvision truncates or rounds a result in float32 or float64."""
@@ -35,7 +33,7 @@ class Grayscale(Step):
     """
 
     channels: int
-    kind: Literal["pil", "tensor"] = "pil"
+    kind: Kind = "pil"
     closeness: ClassVar[Tolerance] = FLOAT32
 
     def output_state(self, state: ImageState) -> ImageState:
@@ -43,42 +41,36 @@ class Grayscale(Step):
 
 
 @dataclass(frozen=True)
-class Brightness(Step):
+class Adjustment(Step):
+    """Base class of the operations that torchvision does faster on a CPU.
+
+    Attributes:
+        kind: kind of the image, where the result depends on it.
+    """
+
+    kind: Kind = "pil"
+    slow_on_cpu: ClassVar[bool] = True
+    num_params: ClassVar[int] = 1
+
+
+class Brightness(Adjustment):
     """``functional.adjust_brightness``. Parameter: the factor."""
 
-    kind: Kind = "pil"
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
-    closeness: ClassVar[Tolerance] = EXACT
 
-
-@dataclass(frozen=True)
-class Contrast(Step):
+class Contrast(Adjustment):
     """``functional.adjust_contrast``. Parameter: the factor."""
 
-    kind: Kind = "pil"
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
     closeness: ClassVar[Tolerance] = FLOAT32
 
 
-@dataclass(frozen=True)
-class Saturation(Step):
+class Saturation(Adjustment):
     """``functional.adjust_saturation``. Parameter: the factor."""
 
-    kind: Kind = "pil"
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
     closeness: ClassVar[Tolerance] = FLOAT32
 
 
-@dataclass(frozen=True)
-class Hue(Step):
+class Hue(Adjustment):
     """``functional.adjust_hue``. Parameter: :func:`hue_turn` of the factor."""
-
-    kind: Kind = "pil"
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
 
     @property
     def closeness(self) -> Tolerance:
@@ -89,77 +81,50 @@ class Hue(Step):
         )
 
 
-@dataclass(frozen=True)
-class Invert(Step):
-    """``functional.invert``."""
-
-    closeness: ClassVar[Tolerance] = EXACT
-
-
-@dataclass(frozen=True)
-class Posterize(Step):
+class Posterize(Adjustment):
     """``functional.posterize``. Parameter: the number of bits to keep. 0 gives black; Pillow >= 13 raises."""
 
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
-    closeness: ClassVar[Tolerance] = EXACT
 
-
-@dataclass(frozen=True)
-class Solarize(Step):
+class Solarize(Adjustment):
     """``functional.solarize``. Parameter: :func:`solarize_threshold` of the threshold."""
 
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
-    closeness: ClassVar[Tolerance] = EXACT
 
-
-@dataclass(frozen=True)
-class SolarizeAdd(Step):
+class SolarizeAdd(Adjustment):
     """timm's ``solarize_add``: brighten pixels that are darker than 128. Parameter: the number of levels."""
 
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
-    closeness: ClassVar[Tolerance] = EXACT
 
-
-@dataclass(frozen=True)
-class Sharpness(Step):
+class Sharpness(Adjustment):
     """``functional.adjust_sharpness``. Parameter: the factor."""
 
-    kind: Kind = "pil"
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 1
     closeness: ClassVar[Tolerance] = Tolerance(0.1, 1, 1, FLOAT32.why)
 
 
-@dataclass(frozen=True)
-class Autocontrast(Step):
+class Autocontrast(Adjustment):
     """``functional.autocontrast``."""
 
-    kind: Kind = "pil"
-    slow_on_cpu: ClassVar[bool] = True
+    num_params: ClassVar[int] = 0
     closeness: ClassVar[Tolerance] = Tolerance(0.02, 1, 1, FLOAT32.why)
 
 
-@dataclass(frozen=True)
-class Equalize(Step):
+class Equalize(Adjustment):
     """``functional.equalize``.
 
     An exact result would require a comparison of each pixel with each of 256 levels. That takes 100 times as long and
     256 times the memory.
     """
 
-    slow_on_cpu: ClassVar[bool] = True
+    num_params: ClassVar[int] = 0
     closeness: ClassVar[Tolerance] = Tolerance(0.5, 1, 1, "DALI's own counts and looks up, and rounds in between")
 
 
-@dataclass(frozen=True)
+class Invert(Step):
+    """``functional.invert``."""
+
+
 class ChannelOrder(Step):
     """``functional.permute_channels``. Parameters: for each output channel, the number of the input channel."""
 
     num_params: ClassVar[int] = 3
-    closeness: ClassVar[Tolerance] = EXACT
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:
@@ -180,7 +145,7 @@ def hue_turn(factor: float, kind: Kind) -> float:
 def grayscale(transform: Any, state: ImageState) -> Branch:
     channels = transform.num_output_channels
     if channels not in (1, 3):
-        raise _not_allowed("num_output_channels", channels, "1 and 3 are")
+        raise invalid(f"num_output_channels={channels!r} is not allowed here; 1 and 3 are", "num_output_channels")
     # The v1 class keeps the single channel of a grey tensor, even if three are requested.
     stays_grey = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     return () if state.channels == 1 and stays_grey else (Grayscale(channels, state.kind),)
@@ -189,7 +154,7 @@ def grayscale(transform: Any, state: ImageState) -> Branch:
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
 def random_grayscale(transform: Any, state: ImageState) -> Branch:
     grey = (Grayscale(3, state.kind),) if state.channels == 3 else ()
-    return (RandomApply(grey, float(transform.p)),)
+    return (at_random(transform, *grey),)
 
 
 @rule(v2.RGB)
@@ -199,7 +164,7 @@ def rgb(transform: Any, state: ImageState) -> Branch:
 
 @rule(v1.RandomInvert, v2.RandomInvert)
 def random_invert(transform: Any, state: ImageState) -> Branch:
-    return (RandomApply((Invert(),), float(transform.p)),)
+    return (at_random(transform, Invert()),)
 
 
 @rule(v1.RandomPosterize, v2.RandomPosterize)
@@ -207,48 +172,41 @@ def random_posterize(transform: Any, state: ImageState) -> Branch:
     whole_levels(state)
     bits, least = transform.bits, 1 if state.kind == "pil" else 0
     if not isinstance(bits, int) or not least <= bits <= 8:
-        raise _not_allowed("bits", bits, f"whole numbers of {least} to 8 are")
-    return (RandomApply((ConstantParams(Posterize(), (float(transform.bits),)),), float(transform.p)),)
+        raise invalid(f"bits={bits!r} is not allowed here; whole numbers of {least} to 8 are", "bits")
+    return (at_random(transform, ConstantParams(Posterize(), (float(bits),))),)
 
 
 @rule(v1.RandomSolarize, v2.RandomSolarize)
 def random_solarize(transform: Any, state: ImageState) -> Branch:
-    most = 255 if state.dtype == "uint8" else 1
-    if state.kind == "tensor" and transform.threshold > most:
-        raise _not_allowed("threshold", transform.threshold, f"0 to {most} are, which a {state.dtype} tensor holds")
-    return (
-        RandomApply(
-            (ConstantParams(Solarize(), (solarize_threshold(float(transform.threshold), state.kind),)),),
-            float(transform.p),
-        ),
-    )
+    given, most = transform.threshold, 255 if state.dtype == "uint8" else 1
+    if state.kind == "tensor" and given > most:
+        allowed = f"0 to {most} are, which a {state.dtype} tensor holds"
+        raise invalid(f"threshold={given!r} is not allowed here; {allowed}", "threshold")
+    threshold = solarize_threshold(float(given), state.kind)
+    return (at_random(transform, ConstantParams(Solarize(), (threshold,))),)
 
 
 @rule(v1.RandomAdjustSharpness, v2.RandomAdjustSharpness)
 def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
-    if state.kind == "tensor" and transform.sharpness_factor < 0:
-        raise _not_allowed("sharpness_factor", transform.sharpness_factor, "0 and more are on tensors")
-    sharper = ConstantParams(Sharpness(state.kind), (float(transform.sharpness_factor),))
-    return (RandomApply((sharper,), float(transform.p)),)
+    factor = transform.sharpness_factor
+    if state.kind == "tensor" and factor < 0:
+        raise invalid(f"sharpness_factor={factor!r} is not allowed here; 0 and more are on tensors", "sharpness_factor")
+    sharper = ConstantParams(Sharpness(state.kind), (float(factor),))
+    return (at_random(transform, sharper),)
 
 
 @rule(v1.RandomAutocontrast, v2.RandomAutocontrast)
 def random_autocontrast(transform: Any, state: ImageState) -> Branch:
-    return (RandomApply((Autocontrast(state.kind),), float(transform.p)),)
+    return (at_random(transform, Autocontrast(state.kind)),)
 
 
 @rule(v1.RandomEqualize, v2.RandomEqualize)
 def random_equalize(transform: Any, state: ImageState) -> Branch:
     whole_levels(state)
-    return (RandomApply((Equalize(),), float(transform.p)),)
+    return (at_random(transform, Equalize()),)
 
 
 def whole_levels(state: ImageState) -> None:
     if state.dtype != "uint8":
         reason = "it is translated for whole levels (uint8) only; put the conversion to float after it"
-        raise UnsupportedTransformError(reason, code="wrong-place")
-
-
-def _not_allowed(name: str, value: Any, allowed: str) -> UnsupportedTransformError:
-    message = f"{name}={value!r} is not allowed here; {allowed}"
-    return UnsupportedTransformError(message, code="invalid", argument=name)
+        raise wrong_place(reason)

@@ -11,33 +11,23 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..errors import UnsupportedTransformError
 from .params import version_of
-from .plan import Branch, ImageState, OneOf, ParamRow, Size, Step, output_state
+from .plan import Branch, Draws, OneOf, ParamRow, Size, Step
 from .registry import container
+from .unsupported import invalid, unsupported
 
 
 @dataclass(frozen=True)
-class RandomApply(Step):
+class RandomApply(Draws[OneOf]):
     """RandomApply, and every class with a probability ``p``: draws whether to apply the inner steps, then their draws.
 
     Attributes:
-        inner: the steps that are applied or not.
-        p: the probability.
+        p: the probability of the second of two branches. The first one is empty.
         closed: whether to apply them if the drawn number equals ``p``. Only RandomApply of v1 does.
     """
 
-    inner: Branch
     p: float
     closed: bool = False
-
-    @property
-    def choice(self) -> OneOf:
-        return OneOf(((), self.inner))
-
-    @property
-    def operations(self) -> tuple[Step, ...]:
-        return (self.choice,)
 
     @property
     def params_doc(self) -> str:
@@ -45,23 +35,20 @@ class RandomApply(Step):
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         drawn = torch.rand(1)
-        return self.choice.take(int(drawn <= self.p if self.closed else drawn < self.p), size, row)
+        return self.step.take(int(drawn <= self.p if self.closed else drawn < self.p), size, row)
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return self.choice.output_state(state)
+
+def at_random(transform: Any, *steps: Step, closed: bool = False) -> RandomApply:
+    """Return the step that applies the inner steps with the probability ``transform.p``."""
+    return RandomApply(OneOf(((), steps)), float(transform.p), closed)
 
 
 @dataclass(frozen=True)
-class RandomChoice(Step):
+class RandomChoice(Draws[OneOf]):
     """One of several transforms, with the probabilities ``p``."""
 
-    choice: OneOf
     p: tuple[float, ...] | None
     version: str
-
-    @property
-    def operations(self) -> tuple[Step, ...]:
-        return (self.choice,)
 
     @property
     def params_doc(self) -> str:
@@ -69,13 +56,10 @@ class RandomChoice(Step):
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         if self.version == "v1":
-            chosen = random.choices(range(len(self.choice.branches)), weights=self.p)[0]
+            chosen = random.choices(range(len(self.step.branches)), weights=self.p)[0]
         else:
             chosen = int(torch.multinomial(torch.tensor(self.p), 1))
-        return self.choice.take(chosen, size, row)
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return self.choice.output_state(state)
+        return self.step.take(chosen, size, row)
 
 
 @dataclass(frozen=True)
@@ -86,7 +70,7 @@ class RandomOrder(Step):
     version: str
 
     @property
-    def operations(self) -> tuple[Step, ...]:
+    def operations(self) -> Branch:
         return (self.choice,) * len(self.choice.branches)
 
     @property
@@ -94,7 +78,7 @@ class RandomOrder(Step):
         return f"an order: {'random.shuffle' if self.version == 'v1' else 'torch.randperm'}"
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        order: list[int] = list(range(len(self.choice.branches)))
+        order = list(range(len(self.choice.branches)))
         if self.version == "v1":
             random.shuffle(order)
         else:
@@ -103,23 +87,17 @@ class RandomOrder(Step):
             size = self.choice.take(chosen, size, row)
         return size
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return output_state(self.operations, state)
-
 
 @container(v1.RandomApply, v2.RandomApply, in_sequence=True)
 def random_apply(transform: Any, branches: Sequence[Branch]) -> Step:
-    (inner,) = branches
-    return RandomApply(inner, float(transform.p), closed=version_of(transform) == "v1")
+    return at_random(transform, *sum(branches, ()), closed=version_of(transform) == "v1")
 
 
 @container(v1.RandomChoice, v2.RandomChoice)
 def random_choice(transform: Any, branches: Sequence[Branch]) -> Step:
     p = None if transform.p is None else tuple(map(float, transform.p))
     if p is not None and len(p) != len(branches):
-        raise UnsupportedTransformError(
-            f"p has {len(p)} probabilities for {len(branches)} transforms", code="invalid", argument="p"
-        )
+        raise invalid(f"p has {len(p)} probabilities for {len(branches)} transforms", "p")
     return RandomChoice(_one_of(branches), p, version_of(transform))
 
 
@@ -130,5 +108,5 @@ def random_order(transform: Any, branches: Sequence[Branch]) -> Step:
 
 def _one_of(branches: Sequence[Branch]) -> OneOf:
     if not branches:
-        raise UnsupportedTransformError("it holds no transforms; leave it out", argument="transforms")
+        raise unsupported("it holds no transforms; leave it out", "transforms")
     return OneOf(tuple(branches))

@@ -6,58 +6,66 @@ The worker computes all positions, in whole pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..errors import UnsupportedTransformError
-from .container import RandomApply
+from .container import at_random
 from .fast_params import resized_crop_box
 from .params import Version, bernoulli, meta_image, parameter_function, v2_transform, version_of
-from .plan import EXACT, ImageState, ParamRow, Size, Step, Tolerance
+from .plan import Branch, ImageState, ParamRow, Size, Step
 from .registry import rule
+from .unsupported import invalid, unsupported
 
 Box = tuple[int, int, int, int]
 """(top, left, height, width) in pixels. It may extend beyond the image, where pixels have the fill value."""
 
 
-class Region(Protocol):
-    """The part of an image that a Crop takes."""
+class Region:
+    """Base class of the parts of an image that a crop takes.
 
-    @property
-    def inside(self) -> bool:
-        """Whether the box is always inside the image."""
+    Attributes:
+        inside: whether the box is always inside the image.
+        size: (height, width) of the box, in pixels; None if it depends on the image. A dataclass would take this None
+            as the default of its field of that name, unless it says ``field()``.
+    """
 
-    @property
-    def size(self) -> Size | None:
-        """(height, width) of the box, in pixels; None if it depends on the image."""
+    inside: bool = False
+    size: Size | None = None
 
     @property
     def params_doc(self) -> str:
         """See ``Step.params_doc``."""
+        return ""
 
-    def box(self, height: int, width: int) -> Box: ...
-
-
-# --- crop and pad ----------------------------------------------------------------------------------------------------
+    def box(self, height: int, width: int) -> Box:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Crop(Step):
-    """Crop a box from the image. Pixels outside the image are ``fill``, in the units of the image at this step."""
+class RegionStep(Step):
+    """Base class of the steps that take a region of the image. Parameters: its box."""
 
     region: Region
-    fill: tuple[float, ...] = (0.0,)
     num_params: ClassVar[int] = 4
-    closeness: ClassVar[Tolerance] = EXACT
 
     @property
     def params_doc(self) -> str:
         return self.region.params_doc
+
+    def output_state(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.region.size)
+
+
+@dataclass(frozen=True)
+class Crop(RegionStep):
+    """Crop a box from the image. Pixels outside the image are ``fill``, in the units of the image at this step."""
+
+    fill: tuple[float, ...] = (0.0,)
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)
@@ -66,21 +74,9 @@ class Crop(Step):
         row.extend(box)
         return box[2:]
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.region.size)
 
-
-@dataclass(frozen=True)
-class ReflectedCrop(Step):
+class ReflectedCrop(RegionStep):
     """Crop a box from the image, which is reflected at its edges without repeating the edge pixels."""
-
-    region: Region
-    num_params: ClassVar[int] = 4
-    closeness: ClassVar[Tolerance] = EXACT
-
-    @property
-    def params_doc(self) -> str:
-        return self.region.params_doc
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         top, left, height, width = box = self.region.box(*size)
@@ -93,19 +89,15 @@ class ReflectedCrop(Step):
         row.extend(box)
         return height, width
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.region.size)
-
 
 @dataclass(frozen=True)
-class RandomResizedRegion:
+class RandomResizedRegion(Region):
     """The box of RandomResizedCrop."""
 
     scale: tuple[float, ...]
     ratio: tuple[float, ...]
     version: Version = "v1"
-    inside: ClassVar[bool] = True
-    size: ClassVar[None] = None
+    inside = True
 
     @property
     def params_doc(self) -> str:
@@ -116,12 +108,10 @@ class RandomResizedRegion:
 
 
 @dataclass(frozen=True)
-class CenterRegion:
+class CenterRegion(Region):
     """The box of ``functional.center_crop``. Smaller images are padded evenly, an odd pixel at the right and bottom."""
 
-    size: Size
-    inside: ClassVar[bool] = False
-    params_doc: ClassVar[str] = ""
+    size: Size = field()
 
     def box(self, height: int, width: int) -> Box:
         return _centred(height, self.size[0]), _centred(width, self.size[1]), *self.size
@@ -134,14 +124,13 @@ def _centred(available: int, wanted: int) -> int:
 
 
 @dataclass(frozen=True)
-class RandomRegion:
+class RandomRegion(Region):
     """The box of RandomCrop. Its padding counts as outside the image."""
 
-    size: Size
+    size: Size = field()
     padding: tuple[int, int, int, int]  # left, top, right, bottom
     pad_if_needed: bool
     version: Version = "v1"
-    inside: ClassVar[bool] = False
 
     @property
     def params_doc(self) -> str:
@@ -165,13 +154,10 @@ class RandomRegion:
 
 
 @dataclass(frozen=True)
-class PaddedRegion:
+class PaddedRegion(Region):
     """The box of the whole image with ``padding`` pixels (left, top, right, bottom) around it."""
 
     padding: tuple[int, int, int, int]
-    inside: ClassVar[bool] = False
-    size: ClassVar[None] = None
-    params_doc: ClassVar[str] = ""
 
     def box(self, height: int, width: int) -> Box:
         left, top, right, bottom = self.padding
@@ -179,13 +165,11 @@ class PaddedRegion:
 
 
 @dataclass(frozen=True)
-class ZoomedOutRegion:
+class ZoomedOutRegion(Region):
     """The box of RandomZoomOut (v2 ``make_params``): the image with a border, ``side_range`` times as high and wide."""
 
     side_range: tuple[float, float]
-    inside: ClassVar[bool] = False
-    size: ClassVar[None] = None
-    params_doc: ClassVar[str] = "top, left, height, width: RandomZoomOut.make_params"
+    params_doc = "top, left, height, width: RandomZoomOut.make_params"
 
     def box(self, height: int, width: int) -> Box:
         drawn = v2_transform(v2.RandomZoomOut, 0, self.side_range).make_params([meta_image(height, width)])
@@ -194,12 +178,12 @@ class ZoomedOutRegion:
 
 
 @rule(v1.CenterCrop, v2.CenterCrop)
-def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> tuple[Step, ...]:
+def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> Branch:
     return (Crop(CenterRegion(as_pair(transform.size)), as_fill(0, state)),)
 
 
 @rule(v1.RandomCrop, v2.RandomCrop)
-def random_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def random_crop(transform: Any, state: ImageState) -> Branch:
     padding = as_ltrb(transform.padding, type(transform) is v2.RandomCrop)
     if padding != (0, 0, 0, 0) or transform.pad_if_needed:
         _can_pad(transform, state)
@@ -208,28 +192,26 @@ def random_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 
 @rule(v1.Pad, v2.Pad)
-def pad(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def pad(transform: Any, state: ImageState) -> Branch:
     _can_pad(transform, state)
     return (Crop(PaddedRegion(as_ltrb(transform.padding)), as_fill(transform.fill, state)),)
 
 
 @rule(v2.RandomZoomOut)
-def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> tuple[Step, ...]:
+def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> Branch:
     low, high = map(float, transform.side_range)
-    return (RandomApply((Crop(ZoomedOutRegion((low, high)), as_fill(transform.fill, state)),), float(transform.p)),)
+    return (at_random(transform, Crop(ZoomedOutRegion((low, high)), as_fill(transform.fill, state))),)
 
 
 def _can_pad(transform: Any, state: ImageState) -> None:
     if state.kind == "tensor" and version_of(transform) == "v1" and not is_number(transform.fill):
-        raise UnsupportedTransformError(
+        raise invalid(
             f"fill={transform.fill!r} is not what torchvision pads a tensor with; one number is, or the v2 class",
-            code="invalid",
-            argument="fill",
+            "fill",
         )
     if transform.padding_mode != "constant":
-        raise UnsupportedTransformError(
-            f"padding_mode={transform.padding_mode!r} is not translated; padding_mode='constant' is",
-            argument="padding_mode",
+        raise unsupported(
+            f"padding_mode={transform.padding_mode!r} is not translated; padding_mode='constant' is", "padding_mode"
         )
 
 
@@ -238,13 +220,9 @@ def as_fill(fill: Any, state: ImageState, name: str = "fill") -> tuple[float, ..
         fill = 0
     values = tuple(fill) if isinstance(fill, Sequence) else (fill,)
     if not all(map(is_number, values)) or len(values) not in (1, state.channels):
-        raise UnsupportedTransformError(
-            f"{name}={fill!r} is not translated; a number or {state.channels} numbers are", argument=name
-        )
+        raise unsupported(f"{name}={fill!r} is not translated; a number or {state.channels} numbers are", name)
     if state.dtype == "uint8" and not all(0 <= value <= 255 for value in values):
-        raise UnsupportedTransformError(
-            f"{name}={fill!r} is outside of 0..255, which pixels can hold at this point", argument=name
-        )
+        raise unsupported(f"{name}={fill!r} is outside of 0..255, which pixels can hold at this point", name)
     return tuple(map(float, values)) * (state.channels // len(values))
 
 
@@ -254,39 +232,21 @@ def is_number(value: Any) -> bool:
 
 def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, int]:
     """Convert a padding of torchvision, 1, 2 or 4 numbers, to (left, top, right, bottom)."""
-    if padding is None:
-        return 0, 0, 0, 0
-    if is_number(padding):
-        padding = [padding]
-    if len(padding) not in (1, 2, 4):
-        raise UnsupportedTransformError(
-            f"padding={padding!r}; one number, two or four are expected", code="invalid", argument="padding"
-        )
-    if len(padding) == 1:
-        return (int(padding[0]),) * 4
-    if len(padding) == 2:
-        return int(padding[0]), int(padding[1]), int(padding[0]), int(padding[1])
-    if in_lrtb_order:  # v2.RandomCrop stores its padding as left, right, top, bottom
-        left, right, top, bottom = padding
-        return int(left), int(top), int(right), int(bottom)
-    left, top, right, bottom = padding
-    return int(left), int(top), int(right), int(bottom)
+    given = [padding or 0] if padding is None or is_number(padding) else padding
+    if len(given) not in (1, 2, 4):
+        raise invalid(f"padding={padding!r}; one number, two or four are expected", "padding")
+    left, top, right, bottom = [int(each) for each in given] * (4 // len(given))
+    if in_lrtb_order and len(given) == 4:  # v2.RandomCrop stores its padding as left, right, top, bottom
+        top, right = right, top
+    return left, top, right, bottom
 
 
 def as_pair(size: Any) -> Size:
-    if is_number(size):
-        size = (size,)
-    height, width = size if len(size) == 2 else (size[0], size[0])
-    return _not_negative(int(height)), _not_negative(int(width))
-
-
-def _not_negative(side: int) -> int:
-    if side < 0:
-        raise UnsupportedTransformError(f"an image cannot get a side of {side} pixels", code="invalid", argument="size")
-    return side
-
-
-# --- flip ------------------------------------------------------------------------------------------------------------
+    given = [size] if is_number(size) else size
+    height, width = int(given[0]), int(given[-1] if len(given) == 2 else given[0])
+    if min(height, width) < 0:
+        raise invalid(f"an image cannot get a side of {min(height, width)} pixels", "size")
+    return height, width
 
 
 @dataclass(frozen=True)
@@ -297,7 +257,6 @@ class Flip(Step):
     p: float
     num_params: ClassVar[int] = 1
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = EXACT
 
     @property
     def params_doc(self) -> str:
@@ -309,16 +268,13 @@ class Flip(Step):
 
 
 @rule(v1.RandomHorizontalFlip, v2.RandomHorizontalFlip)
-def random_horizontal_flip(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def random_horizontal_flip(transform: Any, state: ImageState) -> Branch:
     return (Flip("horizontal", float(transform.p)),)
 
 
 @rule(v1.RandomVerticalFlip, v2.RandomVerticalFlip)
-def random_vertical_flip(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def random_vertical_flip(transform: Any, state: ImageState) -> Branch:
     return (Flip("vertical", float(transform.p)),)
-
-
-# --- rows and columns ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -334,13 +290,9 @@ class IndexSelect(Step):
 
     fill: tuple[float, ...] = ()
     num_params: ClassVar[int] = 3
-    closeness: ClassVar[Tolerance] = EXACT
 
     def put(self, rows: NDArray[np.float32], columns: NDArray[np.float32], row: ParamRow) -> Size:
         """Append the parameters to the row of an image. Return the new (height, width)."""
         new_size = len(rows), len(columns)
         row.extend((*new_size, row.attach(np.concatenate([rows, columns]))))
         return new_size
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .geometry import Box, CenterRegion, Crop, Flip, as_pair
+from .geometry import Box, CenterRegion, Crop, Flip, Region, as_pair
 from .plan import Branch, ConstantParams, ImageState, ParamRow, Size, Step
 from .registry import rule
 
@@ -40,37 +40,34 @@ class Views(Step):
 
 
 @dataclass(frozen=True)
-class CornerRegion:
+class CornerRegion(Region):
     """The box of one of the four corners of ``functional.five_crop``.
 
     Raises:
         ValueError: ``box`` raises it if the image is smaller.
     """
 
-    size: Size
+    size: Size = field()
     bottom: bool
     right: bool
-    inside: ClassVar[bool] = True
-    params_doc: ClassVar[str] = ""
+    inside = True
 
     def box(self, height: int, width: int) -> Box:
-        _refuse_larger(self.size, height, width)
         top, left = height - self.size[0], width - self.size[1]
+        if top < 0 or left < 0:
+            raise ValueError(
+                f"FiveCrop and TenCrop of {self.size} from an image of {height} x {width} (height x width)"
+            )
         return top if self.bottom else 0, left if self.right else 0, *self.size
 
 
-def _refuse_larger(size: Size, height: int, width: int) -> None:
-    if size[0] > height or size[1] > width:
-        raise ValueError(f"FiveCrop and TenCrop of {size} from an image of {height} x {width} (height x width)")
-
-
 @rule(v1.FiveCrop, v2.FiveCrop)
-def five_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def five_crop(transform: Any, state: ImageState) -> Branch:
     return (Views(tuple((crop,) for crop in _five(as_pair(transform.size)))),)
 
 
 @rule(v1.TenCrop, v2.TenCrop)
-def ten_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def ten_crop(transform: Any, state: ImageState) -> Branch:
     flip = ConstantParams(Flip("vertical" if transform.vertical_flip else "horizontal", 1.0), (1.0,))
     five = _five(as_pair(transform.size))
     return (Views((*((crop,) for crop in five), *((flip, crop) for crop in five))),)

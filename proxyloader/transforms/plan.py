@@ -11,7 +11,7 @@ import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from .deferred import DeferredTransforms
 Size = tuple[int, int]
 """(height, width) in pixels."""
 
-
+Kind = Literal["pil", "tensor"]
 MemoryOrder = Literal["CHW", "HWC"]
 """Memory order of a tensor (C, H, W): channel by channel, or pixel by pixel as in a PIL image."""
 
@@ -42,7 +42,7 @@ class ImageState:
             tensors.
     """
 
-    kind: Literal["pil", "tensor"] = "pil"
+    kind: Kind = "pil"
     dtype: Literal["uint8", "float32"] = "uint8"
     channels: int = 3
     size: Size | None = None
@@ -105,7 +105,7 @@ EXACT = Tolerance()
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on an image. Subclasses define how many columns they draw and the state of their output.
+    """One operation on an image. A step is run by a backend's operator, or made of other steps, its ``operations``.
 
     Attributes:
         keeps_order: whether an output tensor is known to have the memory order of the input tensor.
@@ -131,9 +131,9 @@ class Step:
         return ""
 
     @property
-    def closeness(self) -> Tolerance | None:
-        """Tolerance of the backend's result, compared with torchvision; None: see the steps in ``operations``."""
-        return None
+    def closeness(self) -> Tolerance:
+        """Tolerance of the result of the backend's operator, compared with torchvision."""
+        return EXACT
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         """Append this step's columns for an image of ``size`` to ``row``. Return the size of the output.
@@ -143,11 +143,25 @@ class Step:
         return size
 
     def output_state(self, state: ImageState) -> ImageState:
-        return state
+        """Return the state after this step: by default that after its ``operations``, or the same without any."""
+        return state if self.operations == (self,) else output_state(self.operations, state)
 
 
 Branch = tuple[Step, ...]
 """Steps that are applied in order, or not at all. An empty tuple is a branch, too."""
+
+S = TypeVar("S", bound=Step)
+
+
+@dataclass(frozen=True)
+class Draws(Step, Generic[S]):
+    """Base class of the steps that draw the parameters of one other step."""
+
+    step: S
+
+    @property
+    def operations(self) -> Branch:
+        return (self.step,)
 
 
 @dataclass(frozen=True)
@@ -194,26 +208,14 @@ class OneOf(Step):
 
 
 @dataclass(frozen=True)
-class ConstantParams(Step):
+class ConstantParams(Draws[Step]):
     """A step with the same parameters for every image."""
 
-    step: Step
     numbers: tuple[float, ...]
-
-    @property
-    def num_params(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def operations(self) -> Branch:
-        return (self.step,)
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.extend(self.numbers)
         return size
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return self.step.output_state(state)
 
 
 def output_state(steps: Branch, state: ImageState) -> ImageState:
@@ -243,7 +245,7 @@ class Plan:
         rest: what is applied to the batches afterwards; None: nothing.
     """
 
-    steps: tuple[Step, ...]
+    steps: Branch
     output: ImageState
     rest: DeferredTransforms | None = None
     key: str = field(init=False, repr=False, compare=False)
@@ -277,7 +279,7 @@ class Plan:
         return row.packed()
 
 
-def plan_of(steps: tuple[Step, ...]) -> Plan:
+def plan_of(steps: Branch) -> Plan:
     """Check that the steps end in a tensor, and return the plan."""
     state = output_state(steps, ImageState())
     if state.kind == "pil":

@@ -12,35 +12,27 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .container import RandomApply
+from .container import at_random
 from .geometry import IndexSelect
-from .params import Version, meta_image, parameter_function, v2_transform, version_of
-from .plan import Branch, ImageState, ParamRow, Size, Step
+from .params import Version, version_of
+from .plan import Branch, Draws, ImageState, ParamRow, Size, Step
 from .registry import rule
 from .warp import Affine, Perspective, affine, refuse_borders, rotation, warp_fill, warp_interpolation
 
-# --- RandomRotation --------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
-class RandomRotation(Step):
+class RandomRotation(Draws[Affine]):
     """Draws of RandomRotation."""
 
-    warp: Affine
     degrees: tuple[float, float]
     expand: bool
     center: tuple[float, ...] | None
     version: Version
-    num_params: ClassVar[int] = 8
     params_doc: ClassVar[str] = "an angle: RandomRotation.get_params"
-
-    @property
-    def operations(self) -> Branch:
-        return (self.warp,)
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         angle = v1.RandomRotation.get_params(list(self.degrees))  # v2 draws the same number
-        numbers = rotation(size, angle, self.warp, self.expand, self.center, self.version)
+        numbers = rotation(size, angle, self.step, self.expand, self.center, self.version)
         row.extend(numbers)
         return int(numbers[0]), int(numbers[1])
 
@@ -60,9 +52,6 @@ def random_rotation(transform: Any, state: ImageState) -> Branch:
     return (RandomRotation(warp, (low, high), expand, center, version),)
 
 
-# --- RandomAffine ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RandomAffine(Step):
     """Draws of RandomAffine."""
@@ -74,10 +63,7 @@ class RandomAffine(Step):
     shear: tuple[float, ...] | None
     center: tuple[float, ...] | None
     version: Version
-
-    @property
-    def params_doc(self) -> str:
-        return f"an angle, a shift, a scale, a shear: RandomAffine.{parameter_function(self.version)}"
+    params_doc: ClassVar[str] = "an angle, a shift, a scale, a shear: RandomAffine.get_params"
 
     @property
     def lines(self) -> IndexSelect | None:
@@ -94,14 +80,10 @@ class RandomAffine(Step):
         return (self.lines or self.warp,)
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        if self.version == "v1":
-            lists = (None if each is None else list(each) for each in (self.translate, self.scale, self.shear))
-            angle, translate, scale, shear = v1.RandomAffine.get_params(list(self.degrees), *lists, [size[1], size[0]])
-        else:
-            transform = v2_transform(v2.RandomAffine, self.degrees, self.translate, self.scale, self.shear)
-            drawn = transform.make_params([meta_image(*size)])
-            angle, translate, scale, shear = drawn["angle"], drawn["translate"], drawn["scale"], drawn["shear"]
-        numbers = affine(size, self.warp, angle, translate, scale, shear, self.center, self.version)
+        ranges = self.degrees, self.translate, self.scale, self.shear
+        # v2 draws the same numbers
+        angle, shift, scale, shear = v1.RandomAffine.get_params(*ranges, (size[1], size[0]))
+        numbers = affine(size, self.warp, angle, shift, scale, shear, self.center, self.version)
         if self.lines is None:
             row.extend(numbers)
             return size
@@ -140,21 +122,12 @@ def random_affine(transform: Any, state: ImageState) -> Branch:
     return (RandomAffine(warp, degrees, translate, scale, shear, center, version),)  # type: ignore[arg-type]
 
 
-# --- RandomPerspective -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class TiltedAtRandom(Step):
+class TiltedAtRandom(Draws[Perspective]):
     """Draws of RandomPerspective if it is applied."""
 
-    warp: Perspective
     distortion_scale: float
-    num_params: ClassVar[int] = 8
     params_doc: ClassVar[str] = "four corners: RandomPerspective.get_params"
-
-    @property
-    def operations(self) -> Branch:
-        return (self.warp,)
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         start, end = v1.RandomPerspective.get_params(size[1], size[0], self.distortion_scale)
@@ -165,4 +138,4 @@ class TiltedAtRandom(Step):
 @rule(v1.RandomPerspective, v2.RandomPerspective)
 def random_perspective(transform: Any, state: ImageState) -> Branch:
     warp = Perspective(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
-    return (RandomApply((TiltedAtRandom(warp, float(transform.distortion_scale)),), float(transform.p)),)
+    return (at_random(transform, TiltedAtRandom(warp, float(transform.distortion_scale))),)

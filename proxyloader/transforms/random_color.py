@@ -10,10 +10,11 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..errors import UnsupportedTransformError
-from .color import Brightness, ChannelOrder, Contrast, Hue, Kind, Saturation, hue_turn
-from .plan import Branch, ImageState, OneOf, Size, Step
+from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, hue_turn
+from .params import meta_image, v2_transform
+from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step
 from .registry import rule
+from .unsupported import wrong_place
 
 Range = tuple[float, float]
 
@@ -23,38 +24,32 @@ class ColorJitter(Step):
     """Draws of ColorJitter: an order and four factors, by ``get_params`` (v1) or ``make_params`` (v2).
 
     Attributes:
-        brightness, contrast, saturation, hue: (minimum, maximum); None: not changed.
+        ranges: (minimum, maximum) of brightness, contrast, saturation and hue; None: not changed.
         kind: kind of the image.
         channels: number of channels of the image; a grey image has no saturation and no hue.
     """
 
-    brightness: Range | None
-    contrast: Range | None
-    saturation: Range | None
-    hue: Range | None
+    ranges: tuple[Range | None, ...]
     kind: Kind
     channels: int
 
     @functools.cached_property
     def choice(self) -> OneOf:
-        colored: Branch = (Saturation(self.kind),) if self.channels == 3 else ()
-        turned: Branch = (Hue(self.kind),) if self.channels == 3 else ()
-        return OneOf(((Brightness(self.kind),), (Contrast(self.kind),), colored, turned, ()))
+        colored: tuple[Branch, Branch] = ((Saturation(self.kind),), (Hue(self.kind),))
+        grey: tuple[Branch, Branch] = ((), ())
+        branches = colored if self.channels == 3 else grey
+        return OneOf(((Brightness(self.kind),), (Contrast(self.kind),), *branches))
 
     @property
     def operations(self) -> Branch:
-        return (self.choice,) * sum(each is not None for each in self._ranges)
-
-    @property
-    def _ranges(self) -> tuple[Range | None, ...]:
-        return self.brightness, self.contrast, self.saturation, self.hue
+        return (self.choice,) * sum(each is not None for each in self.ranges)
 
     @property
     def params_doc(self) -> str:
         return f"an order, {len(self.operations)} factors: ColorJitter.get_params"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        order, *factors = v1.ColorJitter.get_params(*self._ranges)  # v2 draws the same numbers
+        order, *factors = v1.ColorJitter.get_params(*self.ranges)  # v2 draws the same numbers
         choice = self.choice
         for which in order.tolist():
             factor = factors[which]
@@ -66,60 +61,48 @@ class ColorJitter(Step):
 
 @dataclass(frozen=True)
 class PhotometricDistort(Step):
-    """Draws of RandomPhotometricDistort (v2): ``make_params``."""
+    """Draws of RandomPhotometricDistort (v2): ``make_params``. See ColorJitter for the attributes."""
 
-    brightness: Range
-    contrast: Range
-    saturation: Range
-    hue: Range
+    ranges: tuple[Range, ...]
     p: float
     kind: Kind
+    params_doc: ClassVar[str] = (
+        "what is adjusted, the factors, an order of channels: RandomPhotometricDistort.make_params"
+    )
+
+    @functools.cached_property
+    def choices(self) -> tuple[OneOf, ...]:
+        kind = self.kind
+        steps = Brightness(kind), Contrast(kind), Saturation(kind), Hue(kind), Contrast(kind), ChannelOrder()
+        return tuple(OneOf(((), (step,))) for step in steps)
 
     @property
     def operations(self) -> Branch:
-        contrast = OneOf(((), (Contrast(self.kind),)))
-        return (
-            OneOf(((), (Brightness(self.kind),))),
-            contrast,
-            OneOf(((), (Saturation(self.kind),))),
-            OneOf(((), (Hue(self.kind),))),
-            contrast,
-            OneOf(((), (ChannelOrder(),))),
-        )
-
-    @property
-    def params_doc(self) -> str:
-        return "what is adjusted, the factors, an order of channels: RandomPhotometricDistort.make_params"
+        return self.choices
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        transform = v2.RandomPhotometricDistort(self.brightness, self.contrast, self.saturation, self.hue, self.p)
-        drawn = transform.make_params([torch.empty((3, *size), device="meta")])
-        before, contrast, hue = drawn["contrast_before"], drawn["contrast_factor"], drawn["hue_factor"]
-        order = drawn["channel_permutation"]
-        numbers = (
+        transform = v2_transform(v2.RandomPhotometricDistort, *self.ranges, self.p)
+        drawn = transform.make_params([meta_image(*size)])
+        before, contrast = drawn["contrast_before"], drawn["contrast_factor"]
+        hue, order = drawn["hue_factor"], drawn["channel_permutation"]
+        factors = (
             drawn["brightness_factor"],
             contrast if before else None,
             drawn["saturation_factor"],
             None if hue is None else hue_turn(hue, self.kind),
             None if before else contrast,
         )
-        *adjustments, permuted = self.operations
-        for choice, number in zip(adjustments, numbers):
-            choice.put(int(number is not None), row, *[] if number is None else [number])  # type: ignore[attr-defined]
-        permuted.put(int(order is not None), row, *[] if order is None else order.tolist())  # type: ignore[attr-defined]
+        numbers = [None if factor is None else [factor] for factor in factors]
+        for choice, given in zip(self.choices, [*numbers, None if order is None else order.tolist()]):
+            choice.put(int(given is not None), row, *given or ())
         return size
 
 
 @dataclass(frozen=True)
-class RandomChannelOrder(Step):
+class RandomChannelOrder(Draws[ChannelOrder]):
     """Draws of RandomChannelPermutation (v2)."""
 
-    num_params: ClassVar[int] = 3
     params_doc: ClassVar[str] = "an order of channels: torch.randperm(3)"
-
-    @property
-    def operations(self) -> Branch:
-        return (ChannelOrder(),)
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.extend(torch.randperm(3).tolist())
@@ -128,31 +111,26 @@ class RandomChannelOrder(Step):
 
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Branch:
-    brightness, contrast, saturation, hue = (
-        None if each is None else (float(each[0]), float(each[1]))
-        for each in (transform.brightness, transform.contrast, transform.saturation, transform.hue)
-    )
-    return (ColorJitter(brightness, contrast, saturation, hue, state.kind, state.channels),)
+    return (ColorJitter(_ranges(transform), state.kind, state.channels),)
 
 
 @rule(v2.RandomPhotometricDistort)
 def random_photometric_distort(transform: Any, state: ImageState) -> Branch:
     _colored(state)
-    brightness, contrast, saturation, hue = (
-        (float(each[0]), float(each[1]))
-        for each in (transform.brightness, transform.contrast, transform.saturation, transform.hue)
-    )
-    return (PhotometricDistort(brightness, contrast, saturation, hue, float(transform.p), state.kind),)
+    return (PhotometricDistort(_ranges(transform), float(transform.p), state.kind),)
+
+
+def _ranges(transform: Any) -> tuple[Any, ...]:
+    given = transform.brightness, transform.contrast, transform.saturation, transform.hue
+    return tuple(None if each is None else (float(each[0]), float(each[1])) for each in given)
 
 
 @rule(v2.RandomChannelPermutation)
 def random_channel_permutation(transform: Any, state: ImageState) -> Branch:
     _colored(state)
-    return (RandomChannelOrder(),)
+    return (RandomChannelOrder(ChannelOrder()),)
 
 
 def _colored(state: ImageState) -> None:
     if state.channels != 3:
-        raise UnsupportedTransformError(
-            f"it works on images of 3 channels, and here they have {state.channels}", code="wrong-place"
-        )
+        raise wrong_place(f"it works on images of 3 channels, and here they have {state.channels}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from .nested import find_nested
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
 from .unsupported import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, error_of
 
-Rule = Callable[[Any, ImageState], tuple[Step, ...]]
+Rule = Callable[[Any, ImageState], Branch]
 """Function that takes a transform and the state of the image before it, and returns its steps. It raises
 UnsupportedTransformError with the reason and the code. The caller adds the position and the class."""
 
@@ -155,32 +155,38 @@ def _refuse_on_batches(state: ImageState, error: UnsupportedTransformError) -> N
 def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:
     """Translate as ``plan_for`` does, but record an error in the refused part instead of raising it."""
     state = state or ImageState()
-    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__):
-        missing = _learn_timm()
-        if missing:
-            return _refused(UnsupportedTransformError(missing, code="unsupported-class"), transform, position, state)
-    if type(transform) in COMPOSES:
-        return _sequence(transform, transform.transforms, position, state)
+    inside: tuple[Part, ...] = ()
+    try:
+        if type(transform) in COMPOSES:
+            inside = _parts(transform, position, state)
+            return Part(position, transform, state, sum((part.steps for part in inside), ()), inside)
+        _check_before(transform, state)
+        if type(transform) in CONTAINERS:
+            make, in_sequence = CONTAINERS[type(transform)]
+            inside = _parts(transform, position, state, in_sequence)
+            steps: Branch = (make(transform, [part.steps for part in inside]),)
+        elif type(transform) in RULES:
+            steps = RULES[type(transform)](transform, state)
+        elif is_holder(transform):
+            raise UnsupportedTransformError(CALLS_BY_ITSELF, code="wrong-place")
+        else:
+            raise error_of(transform, _known())
+        _check_steps(steps, state)
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, UnsupportedTransformError):  # arguments that torchvision's constructors do not check
+            error = UnsupportedTransformError(f"invalid arguments ({type(error).__name__}: {error})", code="invalid")
+        return Part(position, transform, state, inside=inside, error=_named(error, _name(transform), position))
+    return Part(position, transform, state, steps, inside)
+
+
+def _check_before(transform: Any, state: ImageState) -> None:
+    """Import the rules of timm if the transform is timm's. Raise UnsupportedTransformError if it cannot come here."""
+    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__) and (missing := _learn_timm()):
+        raise UnsupportedTransformError(missing, code="unsupported-class")
     if state.images > 1 and (not isinstance(transform, v2.Transform) or type(transform) is v2.Lambda):
         name = type(transform).__name__
         known = name != "Lambda" and hasattr(v2, name)
-        reason = TAKES_ONE.format(name=name) if known else TAKES_ALL
-        return _refused(UnsupportedTransformError(reason, code="several-images"), transform, position, state)
-    if type(transform) in CONTAINERS:
-        make, in_sequence = CONTAINERS[type(transform)]
-        if in_sequence:
-            inside = _sequence(transform, transform.transforms, position, state).inside
-            branches = [sum((part.steps for part in inside), ())]
-        else:
-            parts = enumerate(transform.transforms)
-            inside = tuple(translate(part, f"{position}.transforms[{k}]", state) for k, part in parts)
-            branches = [part.steps for part in inside]
-        return _checked(lambda: (make(transform, branches),), transform, position, state, inside)
-    if type(transform) in RULES:
-        return _checked(lambda: RULES[type(transform)](transform, state), transform, position, state)
-    if is_holder(transform):
-        return _refused(UnsupportedTransformError(CALLS_BY_ITSELF, code="wrong-place"), transform, position, state)
-    return _refused(error_of(transform, _known()), transform, position, state)
+        raise UnsupportedTransformError(TAKES_ONE.format(name=name) if known else TAKES_ALL, code="several-images")
 
 
 def is_holder(transform: Any) -> bool:
@@ -209,39 +215,16 @@ def _learn_timm() -> str:
     return ""
 
 
-def _sequence(transform: Any, transforms: Iterable[Any], position: str, state: ImageState) -> Part:
+def _parts(transform: Any, position: str, state: ImageState, in_sequence: bool = True) -> tuple[Part, ...]:
+    """Return the parts of a transform that holds others, each with the state of the image before it."""
     inside: list[Part] = []
-    before = state
-    for k, each in enumerate(transforms):
+    for k, each in enumerate(transform.transforms):
         inside.append(translate(each, f"{position}.transforms[{k}]", state))
-        state = output_state(inside[-1].steps, state)
-        if not all(map(_keeps_class, inside[-1])):
-            state = replace(state, pure=True)
-    return Part(position, transform, before, sum((part.steps for part in inside), ()), tuple(inside))
-
-
-def _checked(
-    make: Callable[[], Branch], transform: Any, position: str, state: ImageState, inside: tuple[Part, ...] = ()
-) -> Part:
-    """Return a part with the steps of ``make``, or a refused part if ``make`` raises or the steps do not fit here."""
-    try:
-        steps = make()
-        output_state(steps, state)
-        if state.images > 1 and steps:
-            _refuse_of_several(steps, state)
-    except UnsupportedTransformError as error:
-        return _refused(error, transform, position, state, inside)
-    except (TypeError, ValueError) as error:  # arguments that torchvision's constructors do not check
-        reason = f"invalid arguments ({type(error).__name__}: {error})"
-        invalid = UnsupportedTransformError(reason, code="invalid")
-        return _refused(invalid, transform, position, state, inside)
-    return Part(position, transform, state, steps, inside)
-
-
-def _refused(
-    error: UnsupportedTransformError, transform: Any, position: str, state: ImageState, inside: tuple[Part, ...] = ()
-) -> Part:
-    return Part(position, transform, state, inside=inside, error=_named(error, _name(transform), position))
+        if in_sequence:
+            state = output_state(inside[-1].steps, state)
+            if not all(map(_keeps_class, inside[-1])):
+                state = replace(state, pure=True)
+    return tuple(inside)
 
 
 def _named(error: UnsupportedTransformError, name: str, position: str) -> UnsupportedTransformError:
@@ -256,7 +239,11 @@ def _keeps_class(part: Part) -> bool:
     )
 
 
-def _refuse_of_several(steps: Branch, state: ImageState) -> None:
+def _check_steps(steps: Branch, state: ImageState) -> None:
+    """Raise UnsupportedTransformError if the steps do not fit the state of the images before them."""
+    output_state(steps, state)
+    if state.images == 1 or not steps:
+        return
     if state.kind == "tensor" and state.pure:
         raise UnsupportedTransformError(
             "of several plain tensors torchvision transforms the first alone; make images of them by v2.ToImage()",

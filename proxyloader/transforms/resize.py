@@ -13,15 +13,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 
-from ..errors import UnsupportedTransformError
 from .geometry import Crop, IndexSelect, RandomResizedRegion, as_pair
 from .params import Version, meta_image, v2_transform, version_of
 from .plan import Branch, ImageState, ParamRow, Size, Step, Tolerance
 from .registry import rule
-
-# --- which size ------------------------------------------------------------------------------------------------------
+from .unsupported import invalid, unsupported, wrong_place
 
 
 class NewSize(Protocol):
@@ -44,43 +43,27 @@ class NewSize(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """The same (height, width) for every image."""
-
-    size: Size
-    params_doc: ClassVar[str] = ""
-
-    @property
-    def always(self) -> Size:
-        return self.size
-
-    @property
-    def least_edge(self) -> int:
-        return min(self.size)
-
-    def of(self, size: Size) -> Size:
-        return self.size
-
-
-@dataclass(frozen=True)
-class Edges:
-    """A size given by an edge. The aspect ratio does not change.
+    """The size that the arguments of torchvision's Resize mean.
 
     Attributes:
-        shorter: new length of the shorter edge, in pixels; None: only bound the longer edge.
+        size: (height, width), or the shorter edge, which keeps the aspect ratio; None: only bound the longer edge.
         max_size: maximum length of the longer edge, in pixels, or None.
     """
 
-    shorter: int | None
+    size: tuple[int, ...] | None
     max_size: int | None = None
-    always: ClassVar[None] = None
     params_doc: ClassVar[str] = ""
 
     @property
+    def always(self) -> Size | None:
+        return self.size if self.size is not None and len(self.size) == 2 else None
+
+    @property
     def least_edge(self) -> int:
-        return self.shorter or self.max_size or 0
+        return min(self.size) if self.size else self.max_size or 0
 
     def of(self, size: Size) -> Size:
-        return resized_size(*size, self.shorter, self.max_size)
+        return resized_size(size, self.size, self.max_size)
 
 
 @dataclass(frozen=True)
@@ -104,31 +87,14 @@ class DrawnSize:
 
     def of(self, size: Size) -> Size:
         drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([meta_image(*size)])["size"]
-        # A pair is (height, width). A single number is the shorter edge.
-        return as_pair(drawn) if len(drawn) == 2 else resized_size(*size, drawn[0], None)
+        return resized_size(size, drawn)
 
 
-def resized_size(height: int, width: int, shorter: int | None, max_size: int | None) -> Size:
-    """Return the size that torchvision's Resize gives an image (``functional._compute_resized_output_size``).
+def resized_size(size: Size, wanted: Sequence[int] | None, max_size: int | None = None) -> Size:
+    """Return the size that torchvision's Resize gives an image of ``size``. See Target for the other arguments."""
+    height, width = F._compute_resized_output_size(size, wanted, max_size, allow_size_none=True)
+    return height, width
 
-    Args:
-        height, width: size of the image, in pixels.
-        shorter: new length of the shorter edge; None: only bound the longer edge.
-        max_size: maximum length of the longer edge, or None.
-    """
-    short, long = sorted((height, width))
-    if shorter is None:
-        if max_size is None:
-            raise ValueError("one of shorter and max_size must be given")
-        new_short, new_long = int(max_size * short / long), max_size
-    else:
-        new_short, new_long = shorter, int(shorter * long / short)
-        if max_size is not None and new_long > max_size:
-            new_short, new_long = int(max_size * new_short / new_long), max_size
-    return (new_short, new_long) if height <= width else (new_long, new_short)
-
-
-# --- how its pixels are made -----------------------------------------------------------------------------------------
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 Nearest = Literal["pil", "nearest", "nearest-exact"]
@@ -148,11 +114,31 @@ FILTERED = {
 
 
 @dataclass(frozen=True)
-class Resize(Step):
+class ResizeStep(Step):
+    """Base class of the steps that do ``functional.resize``."""
+
+    to: NewSize
+
+    @property
+    def params_doc(self) -> str:
+        return self.to.params_doc
+
+    def output_state(self, state: ImageState) -> ImageState:
+        return replace(state, size=self.to.always)
+
+    def new_size(self, size: Size) -> Size:
+        """Return the size after the step. Raise ValueError if a side is 0, which means any size in DALI."""
+        new_size = self.to.of(size)
+        if 0 in new_size:
+            raise ValueError(f"an image of {size[0]} x {size[1]} (height x width) would be resized to {new_size}")
+        return new_size
+
+
+@dataclass(frozen=True)
+class Resize(ResizeStep):
     """``functional.resize`` with a filter: each pixel is a weighted mean. Parameters: the new height and width.
 
     Attributes:
-        to: the new size.
         interpolation: the filter.
         antialias: whether the filter is widened for downscaling.
         between: library that resizes one side first and rounds to integers before it resizes the other side; None: no
@@ -160,7 +146,6 @@ class Resize(Step):
             side.
     """
 
-    to: NewSize
     interpolation: Filter = "bilinear"
     antialias: bool = True
     between: Literal["pil", "torch", None] = "pil"
@@ -170,23 +155,16 @@ class Resize(Step):
         return 4 if self.between else 2
 
     @property
-    def params_doc(self) -> str:
-        return self.to.params_doc
-
-    @property
     def closeness(self) -> Tolerance:
         return FILTERED[self.interpolation]
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        new_size = _not_empty(size, self.to.of(size))
+        new_size = self.new_size(size)
         if self.between is not None:
             height_first = self.between == "pil" and pillow_resizes_height_first(size, new_size)
             row.extend((new_size[0], size[1]) if height_first else (size[0], new_size[1]))
         row.extend(new_size)
         return new_size
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.to.always)
 
 
 def pillow_resizes_height_first(size: Size, new_size: Size) -> bool:
@@ -206,15 +184,8 @@ def _pillow_chooses() -> bool:
     return image.resize((29, 9), bilinear) != image.resize((29, 30), bilinear).resize((29, 9), bilinear)
 
 
-def _not_empty(size: Size, new_size: Size) -> Size:
-    """Return the new size. Raise ValueError if a side is 0, which means any size in DALI."""
-    if 0 in new_size:
-        raise ValueError(f"an image of {size[0]} x {size[1]} (height x width) would be resized to {new_size}")
-    return new_size
-
-
 @dataclass(frozen=True)
-class ResizeNearest(Step):
+class ResizeNearest(ResizeStep):
     """``functional.resize`` to existing rows and columns of the image.
 
     Pillow adds up many small steps. torch multiplies in float32, and differently in small and in large images. So a
@@ -222,23 +193,15 @@ class ResizeNearest(Step):
     library.
     """
 
-    to: NewSize
     nearest: Nearest = "pil"
 
     @property
     def operations(self) -> Branch:
         return (IndexSelect(),)
 
-    @property
-    def params_doc(self) -> str:
-        return self.to.params_doc
-
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        new_size = _not_empty(size, self.to.of(size))
+        new_size = self.new_size(size)
         return IndexSelect().put(*nearest_pixels(size, new_size, self.nearest), row)
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.to.always)
 
 
 def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, Line]:
@@ -256,78 +219,61 @@ def _taken_by_pillow(line: Line, new_count: int) -> Line:
     return np.array(Image.fromarray(line[None]).resize((new_count, 1), Image.Resampling.NEAREST)).reshape(new_count)
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
-
-
 @rule(v2.RandomResize)
-def random_resize(transform: v2.RandomResize, state: ImageState) -> tuple[Step, ...]:
+def random_resize(transform: v2.RandomResize, state: ImageState) -> Branch:
     if transform.min_size >= transform.max_size:
-        raise UnsupportedTransformError(
+        raise invalid(
             f"no size can be drawn from min_size={transform.min_size} up to, not including, "
             f"max_size={transform.max_size}; min_size must be less",
-            code="invalid",
-            argument="min_size",
+            "min_size",
         )
     arguments = transform.min_size, transform.max_size
-    return (_resize_to(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
+    return (resize_as(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
 
 
 @rule(v2.RandomShortestSize)
-def random_shortest_size(transform: v2.RandomShortestSize, state: ImageState) -> tuple[Step, ...]:
+def random_shortest_size(transform: v2.RandomShortestSize, state: ImageState) -> Branch:
     arguments = tuple(transform.min_size), transform.max_size
-    return (_resize_to(DrawnSize("RandomShortestSize", arguments, min(transform.min_size)), transform, state),)
+    return (resize_as(DrawnSize("RandomShortestSize", arguments, min(transform.min_size)), transform, state),)
 
 
 @rule(v2.ScaleJitter)
-def scale_jitter(transform: v2.ScaleJitter, state: ImageState) -> tuple[Step, ...]:
+def scale_jitter(transform: v2.ScaleJitter, state: ImageState) -> Branch:
     low, high = map(float, transform.scale_range)
     target = as_pair(transform.target_size)
-    return (_resize_to(DrawnSize("ScaleJitter", (target, (low, high)), int(min(target) * low)), transform, state),)
+    return (resize_as(DrawnSize("ScaleJitter", (target, (low, high)), int(min(target) * low)), transform, state),)
 
 
 @rule(v1.Resize, v2.Resize)
-def resize(transform: Any, state: ImageState) -> tuple[Step, ...]:
-    return (_resize_to(_given(transform.size, transform.max_size), transform, state),)
+def resize(transform: Any, state: ImageState) -> Branch:
+    return (resize_as(new_size_of(transform.size, transform.max_size), transform, state),)
 
 
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
-def random_resized_crop(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     region = RandomResizedRegion(scale, ratio, version_of(transform))
-    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform, state)
+    return Crop(region), resize_as(Target(as_pair(transform.size)), transform, state)
 
 
-def resize_step(size: Any, transform: Any, state: ImageState) -> Step:
-    """Return the step of ``functional.resize`` to ``size``, with interpolation and antialias of a transform."""
-    return _resize_to(_given(size, None), transform, state)
-
-
-def _given(size: Any, max_size: int | None) -> NewSize:
+def new_size_of(size: Any, max_size: int | None = None) -> NewSize:
+    """Return the size that ``size`` and ``max_size`` mean in torchvision's Resize."""
     if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
-        raise UnsupportedTransformError(
-            f"size={size!r}; whole numbers of pixels are expected", code="invalid", argument="size"
-        )
+        raise invalid(f"size={size!r}; whole numbers of pixels are expected", "size")
     if isinstance(size, Sequence) and len(size) == 2:
         if max_size is not None:
-            raise UnsupportedTransformError(
-                f"max_size={max_size} goes with one number as size, and size={size!r}",
-                code="invalid",
-                argument="max_size",
-            )
+            raise invalid(f"max_size={max_size} goes with one number as size, and size={size!r}", "max_size")
         return Target(as_pair(size))
     shorter = int(size[0]) if isinstance(size, Sequence) else size
     if shorter is not None and shorter < 1:
-        raise UnsupportedTransformError(
-            f"an image cannot get a side of {shorter} pixels", code="invalid", argument="size"
-        )
+        raise invalid(f"an image cannot get a side of {shorter} pixels", "size")
     if shorter is not None and max_size is not None and max_size <= shorter:
-        raise UnsupportedTransformError(
-            f"max_size={max_size} must be greater than size={shorter}", code="invalid", argument="max_size"
-        )
-    return Edges(shorter, max_size)
+        raise invalid(f"max_size={max_size} must be greater than size={shorter}", "max_size")
+    return Target(None if shorter is None else (shorter,), max_size)
 
 
-def _resize_to(to: NewSize, transform: Any, state: ImageState) -> Step:
+def resize_as(to: NewSize, transform: Any, state: ImageState) -> Step:
+    """Return the step of a resize with the interpolation and antialias of a transform."""
     return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform))
 
 
@@ -339,24 +285,19 @@ def resize_to(
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
     if mode not in ("bilinear", "bicubic", "lanczos"):
         known = "nearest, nearest-exact, bilinear, bicubic or lanczos"
-        raise UnsupportedTransformError(
-            f"interpolation {mode!r} is a filter that DALI does not have; use {known}", argument="interpolation"
-        )
+        raise unsupported(f"interpolation {mode!r} is a filter that DALI does not have; use {known}", "interpolation")
     if state.kind == "tensor" and mode == "lanczos":
-        raise UnsupportedTransformError(
+        raise wrong_place(
             "interpolation 'lanczos' on a tensor is not translated (and only the newest v2 classes do it); "
             "put the resize before the conversion to a tensor",
-            code="wrong-place",
-            argument="interpolation",
+            "interpolation",
         )
     # torchvision always antialiases PIL images, whatever the argument. For tensors, None means False.
     smooth = True if state.kind == "pil" else bool(antialias)
     # v1 resizes tensors as floats; both versions do so for float tensors.
     rounding_torch = "torch" if version == "v2" and state.dtype == "uint8" else None
     if mode == "bicubic" and not smooth:
-        raise UnsupportedTransformError(
-            "bicubic without antialias has no equal in DALI; use antialias=True", argument="antialias"
-        )
+        raise unsupported("bicubic without antialias has no equal in DALI; use antialias=True", "antialias")
     return Resize(to, mode, smooth, "pil" if state.kind == "pil" else rounding_torch)  # type: ignore[arg-type]
 
 

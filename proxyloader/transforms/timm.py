@@ -7,33 +7,30 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from timm.data import random_erasing, transforms
 
-from ..errors import UnsupportedTransformError
 from .augment import Erase, EraseByColor, EraseWithNoise, as_pixels
 from .geometry import Box, CenterRegion, Crop, ReflectedCrop, Region, as_fill, as_pair
 from .params import meta_image
-from .plan import Branch, ImageState, OneOf, ParamRow, Size, Step
+from .plan import Branch, Draws, ImageState, OneOf, ParamRow, Size, Step
 from .registry import rule
 from .resize import NewSize, Resize, ResizeNearest, Target, resize_to
-from .type_conversion import ToFloat, ToTensor, pil_to_tensor
+from .type_conversion import ToFloat, ToTensor, pil_to_tensor, tensor_already
 from .type_conversion import to_tensor as to_scaled_tensor
-
-# --- crop and pad ----------------------------------------------------------------------------------------------------
+from .unsupported import unsupported, wrong_place
 
 
 @dataclass(frozen=True)
-class RandomResizedRegion:
+class RandomResizedRegion(Region):
     """The box of RandomResizedCropAndInterpolation."""
 
     scale: tuple[float, ...]
     ratio: tuple[float, ...]
-    inside: ClassVar[bool] = True
-    size: ClassVar[None] = None
+    inside = True
     params_doc: ClassVar[str] = "top, left, height, width: RandomResizedCropAndInterpolation.get_params"
 
     def box(self, height: int, width: int) -> Box:
@@ -46,11 +43,10 @@ class RandomResizedRegion:
 
 
 @dataclass(frozen=True)
-class RandomRegion:
+class RandomRegion(Region):
     """The box of RandomCropOrPad."""
 
-    size: Size
-    inside: ClassVar[bool] = False
+    size: Size = field()
     params_doc: ClassVar[str] = "top, left: RandomCropOrPad.get_params"
 
     def box(self, height: int, width: int) -> Box:
@@ -58,12 +54,10 @@ class RandomRegion:
 
 
 @dataclass(frozen=True)
-class RandomPaddedRegion:
+class RandomPaddedRegion(Region):
     """The box of RandomPad."""
 
     least: Size
-    inside: ClassVar[bool] = False
-    size: ClassVar[None] = None
     params_doc: ClassVar[str] = "left, top: RandomPad.get_params"
 
     def box(self, height: int, width: int) -> Box:
@@ -72,13 +66,11 @@ class RandomPaddedRegion:
 
 
 @dataclass(frozen=True)
-class TrimmedRegion:
+class TrimmedRegion(Region):
     """The box of TrimBorder."""
 
     border: int
-    inside: ClassVar[bool] = True
-    size: ClassVar[None] = None
-    params_doc: ClassVar[str] = ""
+    inside = True
 
     def box(self, height: int, width: int) -> Box:
         new_size = height - 2 * self.border, width - 2 * self.border
@@ -119,20 +111,14 @@ def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
         return (ReflectedCrop(region),)
     if transform.padding_mode == "constant":
         return (Crop(region, as_fill(transform.fill, state)),)
-    raise UnsupportedTransformError(
-        f"padding_mode={transform.padding_mode!r} is not translated; 'constant' and 'reflect' are",
-        argument="padding_mode",
+    raise unsupported(
+        f"padding_mode={transform.padding_mode!r} is not translated; 'constant' and 'reflect' are", "padding_mode"
     )
 
 
 def _before_the_conversion(state: ImageState) -> None:
     if state.kind != "pil":
-        raise UnsupportedTransformError(
-            "it is translated for PIL images only; put it before the conversion to a tensor", code="wrong-place"
-        )
-
-
-# --- resize ----------------------------------------------------------------------------------------------------------
+        raise wrong_place("it is translated for PIL images only; put it before the conversion to a tensor")
 
 
 @dataclass(frozen=True)
@@ -161,12 +147,8 @@ class RandomInterpolation(Step):
     resizes: tuple[Resize | ResizeNearest, ...]
 
     @property
-    def choice(self) -> OneOf:
-        return OneOf(tuple((each,) for each in self.resizes))
-
-    @property
     def operations(self) -> Branch:
-        return (self.choice,)
+        return (OneOf(tuple((each,) for each in self.resizes)),)
 
     @property
     def params_doc(self) -> str:
@@ -176,9 +158,6 @@ class RandomInterpolation(Step):
         to = Target(self.resizes[0].to.of(size))
         chosen = random.choice(range(len(self.resizes)))
         return OneOf(tuple((replace(each, to=to),) for each in self.resizes)).take(chosen, size, row)
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.resizes[0].to.always)
 
 
 def _resize_to(to: NewSize, interpolation: Any, state: ImageState) -> Step:
@@ -210,9 +189,6 @@ def resize_keep_ratio(transform: Any, state: ImageState) -> Branch:
     return (_resize_to(to, transform.interpolation, state),)
 
 
-# --- conversion ------------------------------------------------------------------------------------------------------
-
-
 @rule(transforms.MaybeToTensor)
 def maybe_to_tensor(transform: Any, state: ImageState) -> Branch:
     return to_scaled_tensor(transform, state) if state.kind == "pil" else ()
@@ -227,17 +203,10 @@ def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Branch:
 def to_tensor(transform: Any, state: ImageState) -> Branch:
     """Translate timm's ToTensor, which does not divide by 255."""
     if state.kind == "tensor":
-        raise UnsupportedTransformError(
-            "the image is a tensor already at this point; leave this one out", code="wrong-place"
-        )
+        return tensor_already(transform)
     if transform.dtype not in (torch.float32, torch.uint8):
-        raise UnsupportedTransformError(
-            f"dtype={transform.dtype} is not translated; torch.float32 and uint8 are", argument="dtype"
-        )
+        raise unsupported(f"dtype={transform.dtype} is not translated; torch.float32 and uint8 are", "dtype")
     return (ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),)
-
-
-# --- erasing ---------------------------------------------------------------------------------------------------------
 
 
 class _Erased:
@@ -260,29 +229,17 @@ def _eraser(mode: str, others: tuple[tuple[str, Any], ...]) -> Any:
 
 
 @dataclass(frozen=True)
-class RandomErasing(Step):
-    """Draws of timm's RandomErasing: up to ``most`` boxes.
+class RandomErasing(Draws[OneOf]):
+    """Draws of timm's RandomErasing: no box, or the second branch, which erases the largest number of boxes.
 
     Attributes:
-        erase: erases with zeros, with a colour for each box, or with noise, which is attached to the row.
         mode, others: arguments of an instance that draws the same numbers.
-        most: maximum number of boxes.
         channels: number of channels of the image.
     """
 
-    erase: Erase | EraseByColor | EraseWithNoise
     mode: str
     others: tuple[tuple[str, Any], ...]
-    most: int
     channels: int
-
-    @property
-    def choice(self) -> OneOf:
-        return OneOf(((), (self.erase,) * self.most))
-
-    @property
-    def operations(self) -> Branch:
-        return (self.choice,)
 
     @property
     def params_doc(self) -> str:
@@ -293,35 +250,36 @@ class RandomErasing(Step):
         erased = _Erased()
         _eraser(self.mode, self.others)._erase(erased, self.channels, *size, torch.float32)
         numbers: list[float] = []
-        left_over = [((0, 0, 0, 0), torch.zeros((self.channels, 1, 1)))] * (self.most - len(erased.boxes))
+        most = len(self.step.branches[1])
+        left_over = [((0, 0, 0, 0), torch.zeros((self.channels, 1, 1)))] * (most - len(erased.boxes))
         for box, value in [*erased.boxes, *left_over] if erased.boxes else []:
             numbers.extend(box)
             if self.mode == "rand":
                 numbers.extend(value.reshape(-1).tolist())
             elif self.mode == "pixel":
                 numbers.append(row.attach(as_pixels(value)))
-        self.choice.put(int(bool(numbers)), row, *numbers)
+        self.step.put(int(bool(numbers)), row, *numbers)
         return size
 
 
 @rule(random_erasing.RandomErasing)
 def erase_at_random(transform: Any, state: ImageState) -> Branch:
     if state.kind == "pil":
-        raise UnsupportedTransformError("it works on tensors; put MaybeToTensor() before it", code="wrong-place")
+        raise wrong_place("it works on tensors; put MaybeToTensor() before it")
     if str(transform.device) != "cpu":
-        raise UnsupportedTransformError(
+        raise unsupported(
             f"device={str(transform.device)!r} is where it would draw, in each worker; device='cpu' is translated",
-            argument="device",
+            "device",
         )
     if transform.mode in ("rand", "pixel") and state.dtype != "float32":
-        raise UnsupportedTransformError(
+        raise wrong_place(
             f"mode={transform.mode!r} draws around zero, which whole levels (uint8) cannot hold; "
             "put the conversion to float before it",
-            code="wrong-place",
-            argument="mode",
+            "mode",
         )
     kinds: dict[str, EraseByColor | EraseWithNoise] = {"rand": EraseByColor(state.channels), "pixel": EraseWithNoise()}
     erase = kinds.get(transform.mode) or Erase((0.0,) * state.channels)
     names = ("probability", "min_area", "max_area", "log_aspect_ratio", "min_count", "max_count")
     others = tuple((name, getattr(transform, name)) for name in names)
-    return (RandomErasing(erase, transform.mode, others, int(transform.max_count), state.channels),)
+    boxes = OneOf(((), (erase,) * int(transform.max_count)))
+    return (RandomErasing(boxes, transform.mode, others, state.channels),)

@@ -14,46 +14,31 @@ from typing import Any, ClassVar
 import numpy as np
 from timm.data import auto_augment
 
-from ..errors import UnsupportedTransformError
+from . import color
 from .augment import BoxBlur, box_weights
-from .auto_augment import Blend, Mixture
-from .color import (
-    Autocontrast,
-    Brightness,
-    Contrast,
-    Equalize,
-    Invert,
-    Posterize,
-    Saturation,
-    Sharpness,
-    Solarize,
-    SolarizeAdd,
-)
+from .auto_augment import Arguments, Blend, Done, Mixture, put_chain
 from .geometry import as_fill
-from .plan import Branch, ImageState, OneOf, Size, Step
+from .plan import Branch, Draws, ImageState, OneOf, Size, Step
 from .registry import rule
 from .resize import interpolation_value
+from .unsupported import invalid, unsupported, wrong_place
 from .warp import Affine, BicubicAffine, rotation
 
-Arguments = tuple[tuple[str, Any], ...]
 Operation = tuple[str, float, float, Arguments]
 """Arguments of an ``AugmentOp``: its name, probability and magnitude, and its hyperparameters."""
 
-Done = tuple[Step, Sequence[float]]
-"""A step with its parameters."""
-
 COLORS: dict[Any, Step] = {
-    auto_augment.auto_contrast: Autocontrast(),
-    auto_augment.brightness: Brightness(),
-    auto_augment.color: Saturation(),
-    auto_augment.contrast: Contrast(),
-    auto_augment.desaturate: Saturation(),
-    auto_augment.equalize: Equalize(),
-    auto_augment.invert: Invert(),
-    auto_augment.posterize: Posterize(),
-    auto_augment.sharpness: Sharpness(),
-    auto_augment.solarize: Solarize(),
-    auto_augment.solarize_add: SolarizeAdd(),
+    auto_augment.auto_contrast: color.Autocontrast(),
+    auto_augment.brightness: color.Brightness(),
+    auto_augment.color: color.Saturation(),
+    auto_augment.contrast: color.Contrast(),
+    auto_augment.desaturate: color.Saturation(),
+    auto_augment.equalize: color.Equalize(),
+    auto_augment.invert: color.Invert(),
+    auto_augment.posterize: color.Posterize(),
+    auto_augment.sharpness: color.Sharpness(),
+    auto_augment.solarize: color.Solarize(),
+    auto_augment.solarize_add: color.SolarizeAdd(),
 }
 """timm's functions whose parameters are known when they are called, and the equivalent steps."""
 
@@ -73,13 +58,12 @@ WARPS = (
 def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
     mode = interpolation_value(resample)
     if mode == "bicubic":
-        return BicubicAffine(tuple(fill))
+        return BicubicAffine("bicubic", tuple(fill))
     if mode in ("nearest", "bilinear"):
         return Affine(mode, tuple(fill))  # type: ignore[arg-type]
-    raise UnsupportedTransformError(
+    raise invalid(
         f"interpolation {mode!r} is one that Pillow does not warp with; 'nearest', 'bilinear' and 'bicubic' are",
-        code="invalid",
-        argument="interpolation",
+        "interpolation",
     )
 
 
@@ -102,7 +86,7 @@ class _Noting:
         return self.note(BoxBlur(), box_weights(blur.radius))
 
     def note(self, step: Step, numbers: Sequence[float]) -> _Noting:
-        self.done.append((step, numbers))
+        self.done.append(((step,), numbers))
         return self
 
 
@@ -136,37 +120,18 @@ def _augmentation(name: str, policy: tuple[tuple[Operation, ...], ...], argument
 
 
 @dataclass(frozen=True)
-class Choices:
-    """The steps that operations are chosen from. The first branch does nothing."""
-
-    steps: Branch
-
-    @property
-    def choice(self) -> OneOf:
-        return OneOf(((), *((step,) for step in self.steps)))
-
-    def put_chain(self, done: Sequence[Done], layers: int, row: list[float]) -> None:
-        """Append the parameters of consecutive steps, padded to ``layers`` steps that change nothing."""
-        choice = self.choice
-        for step, numbers in done:
-            choice.put(1 + self.steps.index(step), row, *numbers)
-        for _ in range(layers - len(done)):
-            choice.put(0, row)
-
-
-@dataclass(frozen=True)
 class Automatic(Step):
     """timm's AutoAugment, RandAugment and AugmentOp: consecutive operations.
 
     Attributes:
-        choices: the steps to choose from.
+        choice: the steps to choose from.
         name: name of the class.
         policy: operations of the class; for AutoAugment, those of each subpolicy.
         arguments: other arguments of an instance that draws the same numbers.
         layers: maximum number of operations for one image.
     """
 
-    choices: Choices
+    choice: OneOf
     name: str
     policy: tuple[tuple[Operation, ...], ...]
     arguments: tuple[Any, ...]
@@ -174,7 +139,7 @@ class Automatic(Step):
 
     @property
     def operations(self) -> Branch:
-        return (self.choices.choice,) * self.layers
+        return (self.choice,) * self.layers
 
     @property
     def params_doc(self) -> str:
@@ -183,40 +148,31 @@ class Automatic(Step):
     def sample_params(self, size: Size, row: list[float]) -> Size:
         image = _Noting(size)
         _augmentation(self.name, self.policy, self.arguments)(image)
-        self.choices.put_chain(image.done, self.layers, row)
+        put_chain(self.choice, image.done, self.layers, row)
         return size
 
 
 @dataclass(frozen=True)
-class AugMix(Step):
+class AugMix(Draws[Blend]):
     """Draws of timm's AugMixAugment.
 
     Attributes:
-        choices: the steps to choose from.
+        choice: the steps to choose from.
         policy: all operations.
         alpha: parameter of the Dirichlet and the beta distribution.
         width: number of chains.
         depth: number of operations in a chain; 0 or less: a random number from one to three.
     """
 
-    choices: Choices
+    choice: OneOf
     policy: tuple[Operation, ...]
     alpha: float
     width: int
     depth: int
-
     params_doc: ClassVar[str] = (
         "weights, chains of operations: numpy.random.dirichlet, beta, randint, choice; "
         "magnitudes, interpolations: AugmentOp.__call__"
     )
-
-    @property
-    def operations(self) -> Branch:
-        return (Blend((Mixture(((self.choices.choice,) * self._most,) * self.width),)),)
-
-    @property
-    def _most(self) -> int:
-        return self.depth if self.depth > 0 else 3
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         weights = np.float32(np.random.dirichlet([self.alpha] * self.width))
@@ -228,7 +184,7 @@ class AugMix(Step):
             image = _Noting(size)
             for operation in np.random.choice(operations, depth, replace=True):
                 operation(image)
-            self.choices.put_chain(image.done, self._most, row)
+            put_chain(self.choice, image.done, self.depth if self.depth > 0 else 3, row)
         return size
 
 
@@ -237,15 +193,12 @@ def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Oper
     made: list[Operation] = []
     steps: list[Step] = []
     if state.kind != "pil" or state.channels != 3:
-        raise UnsupportedTransformError(
-            "it is translated for PIL images of 3 channels only; put it before the conversion to a tensor",
-            code="wrong-place",
+        raise wrong_place(
+            "it is translated for PIL images of 3 channels only; put it before the conversion to a tensor"
         )
     for each in operations:
         if type(each) is not auto_augment.AugmentOp or each.aug_fn not in {*COLORS, *BLURS, *WARPS}:
-            raise UnsupportedTransformError(
-                f"its operation {each} is not one of timm's; those are translated", argument="ops"
-            )
+            raise unsupported(f"its operation {each} is not one of timm's; those are translated", "ops")
         fill, resample = each.kwargs["fillcolor"], each.kwargs["resample"]
         several = isinstance(resample, (tuple, list))
         known = {
@@ -262,22 +215,23 @@ def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Oper
     return tuple(made), steps
 
 
-def _choices(steps: Iterable[Step]) -> Choices:
-    return Choices(tuple(dict.fromkeys(steps)))
+def _one_of(steps: Iterable[Step]) -> OneOf:
+    """Return the choice of no step or one of the steps."""
+    return OneOf(((), *((step,) for step in dict.fromkeys(steps))))
 
 
 @rule(auto_augment.AugmentOp)
 def augment_op(transform: Any, state: ImageState) -> Branch:
     made, steps = _described([transform], state)
-    return (Automatic(_choices(steps), "AugmentOp", (made,), (), 1),)
+    return (Automatic(_one_of(steps), "AugmentOp", (made,), (), 1),)
 
 
 @rule(auto_augment.AutoAugment)
 def auto_augment_policy(transform: Any, state: ImageState) -> Branch:
     described = [_described(operations, state) for operations in transform.policy]
     layers = max(len(made) for made, _ in described)
-    choices = _choices(step for _, steps in described for step in steps)
-    return (Automatic(choices, "AutoAugment", tuple(made for made, _ in described), (), layers),)
+    choice = _one_of(step for _, steps in described for step in steps)
+    return (Automatic(choice, "AutoAugment", tuple(made for made, _ in described), (), layers),)
 
 
 @rule(auto_augment.RandAugment)
@@ -285,14 +239,14 @@ def rand_augment(transform: Any, state: ImageState) -> Branch:
     made, steps = _described(transform.ops, state)
     weights = transform.choice_weights
     arguments = int(transform.num_layers), None if weights is None else tuple(map(float, weights))
-    return (Automatic(_choices(steps), "RandAugment", (made,), arguments, arguments[0]),)
+    return (Automatic(_one_of(steps), "RandAugment", (made,), arguments, arguments[0]),)
 
 
 @rule(auto_augment.AugMixAugment)
 def aug_mix(transform: Any, state: ImageState) -> Branch:
     if transform.blended:
-        raise UnsupportedTransformError(
-            "blended=True ('b1') is not translated; blended=False ('b0') is", argument="blended"
-        )
+        raise unsupported("blended=True ('b1') is not translated; blended=False ('b0') is", "blended")
     made, steps = _described(transform.ops, state)
-    return (AugMix(_choices(steps), made, float(transform.alpha), int(transform.width), int(transform.depth)),)
+    choice, width, depth = _one_of(steps), int(transform.width), int(transform.depth)
+    blend = Blend((Mixture(((choice,) * (depth if depth > 0 else 3),) * width),))
+    return (AugMix(blend, choice, made, float(transform.alpha), width, depth),)

@@ -12,9 +12,10 @@ from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair
-from .plan import EXACT, ImageState, MemoryOrder, Step, Tolerance
+from .plan import Branch, ImageState, MemoryOrder, Step
 from .registry import rule
-from .resize import resize_step
+from .resize import new_size_of, resize_as
+from .unsupported import invalid, unsupported, wrong_place
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,6 @@ class ToTensor(Step):
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
     pure: bool = field(default=True, compare=False, repr=False)
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = EXACT
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, kind="tensor", order=self.order, pure=self.pure)
@@ -40,7 +40,6 @@ class ToFloat(Step):
 
     scale: bool
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = EXACT
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, dtype="float32")
@@ -53,13 +52,12 @@ class Normalize(Step):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     keeps_order: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = EXACT
 
 
 @rule(v1.ToTensor, v2.ToTensor)
-def to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def to_tensor(transform: Any, state: ImageState) -> Branch:
     if state.kind == "tensor":
-        return _tensor_already(transform)
+        return tensor_already(transform)
     if torch.get_default_dtype() is not torch.float32:
         raise UnsupportedTransformError(
             f"it makes tensors of torch's default dtype, which is {torch.get_default_dtype()}, and float32 is "
@@ -69,78 +67,70 @@ def to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
 
 
 @rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
-def pil_to_tensor(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def pil_to_tensor(transform: Any, state: ImageState) -> Branch:
     if state.kind == "tensor":
-        return _tensor_already(transform)
+        return tensor_already(transform)
     return (ToTensor(pure=not isinstance(transform, v2.ToImage)),)
 
 
-def _tensor_already(transform: Any) -> tuple[Step, ...]:
+def tensor_already(transform: Any) -> Branch:
     """Return no steps for v2 classes, which do not change a tensor. v1 classes raise an error in torchvision."""
     if isinstance(transform, v2.Transform):
         return ()
-    raise UnsupportedTransformError(
-        "the image is a tensor already at this point; leave this one out", code="wrong-place"
-    )
+    raise wrong_place("the image is a tensor already at this point; leave this one out")
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
-def convert_image_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def convert_image_dtype(transform: Any, state: ImageState) -> Branch:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
-        raise UnsupportedTransformError("it works on tensors; put PILToTensor() before it", code="wrong-place")
+        raise wrong_place("it works on tensors; put PILToTensor() before it")
     return _to_dtype(transform.dtype, True, state)
 
 
 @rule(v2.ToDtype)
-def to_dtype(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def to_dtype(transform: Any, state: ImageState) -> Branch:
     return _to_dtype(transform.dtype, bool(transform.scale), state)
 
 
 @rule(v2.Identity, v2.ToPureTensor)
-def as_it_is(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def as_it_is(transform: Any, state: ImageState) -> Branch:
     """Return no steps. ToPureTensor only changes the class of a tensor, and batches are plain tensors anyway."""
     return ()
 
 
-def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> tuple[Step, ...]:
+def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> Branch:
     if state.kind == "pil":  # v2 classes do not change a PIL image
         return ()
     if dtype is torch.float32:
         return (ToFloat(scale),) if state.dtype == "uint8" else ()
     if dtype is torch.uint8 and state.dtype == "uint8":
         return ()
-    raise UnsupportedTransformError(
-        f"from torch.{state.dtype} to {dtype} is not translated; to torch.float32 is", argument="dtype"
-    )
+    raise unsupported(f"from torch.{state.dtype} to {dtype} is not translated; to torch.float32 is", "dtype")
 
 
 @rule(v1.Normalize, v2.Normalize)
-def normalize(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def normalize(transform: Any, state: ImageState) -> Branch:
     return (_normalize(transform.mean, transform.std, state),)
 
 
 def _normalize(mean: Any, std: Any, state: ImageState) -> Normalize:
     if state.dtype != "float32":
         before = "ToTensor()" if state.kind == "pil" else "ConvertImageDtype(torch.float32)"
-        raise UnsupportedTransformError(f"it works on float tensors; put {before} before it", code="wrong-place")
+        raise wrong_place(f"it works on float tensors; put {before} before it")
     mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in (mean, std))
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, state.channels):
-            raise UnsupportedTransformError(
-                f"{name} has {len(values)} values for images of {state.channels} channels",
-                code="invalid",
-                argument=name,
-            )
+            raise invalid(f"{name} has {len(values)} values for images of {state.channels} channels", name)
     if 0 in std:
-        raise UnsupportedTransformError(f"std={std} has a zero", code="invalid", argument="std")
+        raise invalid(f"std={std} has a zero", "std")
     return Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std)))
 
 
 @rule(ImageClassification)
-def image_classification(transform: Any, state: ImageState) -> tuple[Step, ...]:
+def image_classification(transform: Any, state: ImageState) -> Branch:
     """Translate the preset of torchvision's weights: resize, centre crop, conversion to float, normalization."""
     steps: list[Step] = [
-        resize_step(transform.resize_size, transform, state),
+        resize_as(new_size_of(transform.resize_size), transform, state),
         Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels),
     ]
     if state.kind == "pil":

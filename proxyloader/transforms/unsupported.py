@@ -88,6 +88,21 @@ REFUSED_OF_OURS = {
 """Reasons by the name of a class of this package."""
 
 
+def unsupported(reason: str, argument: str) -> UnsupportedTransformError:
+    """Return the error for an argument that is not translated."""
+    return UnsupportedTransformError(reason, argument=argument)
+
+
+def invalid(reason: str, argument: str) -> UnsupportedTransformError:
+    """Return the error for an argument that torchvision refuses, too, or fails with."""
+    return UnsupportedTransformError(reason, code="invalid", argument=argument)
+
+
+def wrong_place(reason: str, argument: str = "") -> UnsupportedTransformError:
+    """Return the error for a transform that is not translated for the images here."""
+    return UnsupportedTransformError(reason, code="wrong-place", argument=argument)
+
+
 def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransformError:
     """Return the error for a transform without a rule, with the reason and what to do.
 

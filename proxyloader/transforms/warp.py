@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,13 +14,12 @@ from torchvision.transforms import functional as F
 from torchvision.transforms._functional_tensor import _compute_affine_output_size
 from torchvision.transforms.v2.functional import _geometry as F2
 
-from ..errors import UnsupportedTransformError
 from .geometry import as_fill
 from .params import Version
-from .plan import ImageState, Size, Step, Tolerance
+from .plan import ImageState, Kind, Size, Step, Tolerance
 from .resize import interpolation_value
+from .unsupported import unsupported
 
-Kind = Literal["pil", "tensor"]
 Matrix = tuple[float, ...]
 """Six numbers a to f: the pixel with centre (x, y) is read from (a x + b y + c, d x + e y + f)."""
 
@@ -34,63 +33,53 @@ WARPED = {
         0.5, 8, 255, "both round; and at its border the image may end a pixel earlier or later"
     ),
     ("bilinear", "tensor"): Tolerance(0.15, 8, 255, "both round; and at its border the image may end otherwise"),
+    ("bicubic", "pil"): Tolerance(
+        0.01, 1, 255, "Pillow sums up in double precision; and at its border the image may end a pixel earlier or later"
+    ),
 }
 """Tolerances by interpolation and kind of image. The largest means occur if all images have the same parameters."""
 
 
 @dataclass(frozen=True)
-class Affine(Step):
-    """Affine transform of an image. Parameters: the new height and width, and a Matrix.
+class Warp(Step):
+    """Base class of the steps that read each pixel from another position. There are eight parameters.
 
     Attributes:
-        interpolation: ``"nearest"`` or ``"bilinear"``.
+        interpolation: a name of torchvision's.
         fill: value of positions outside the image, one number for each channel; (): zeros, and bilinear
             on a tensor blends with them once instead of twice.
         kind: kind of the image. Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the
             fill.
     """
 
-    interpolation: Literal["nearest", "bilinear"]
+    interpolation: Literal["nearest", "bilinear", "bicubic"]
     fill: tuple[float, ...]
     kind: Kind = "pil"
     num_params: ClassVar[int] = 8
-
-    def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
-        """Return the parameters for a new size and a Matrix."""
-        if self.kind == "pil" and self.interpolation == "nearest":
-            matrix = _in_fixed_point(matrix)
-        return [*size, *matrix]
 
     @property
     def closeness(self) -> Tolerance:
         return WARPED[self.interpolation, self.kind]
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=None)
-
-
-@dataclass(frozen=True)
-class BicubicAffine(Step):
-    """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Parameters: those of Affine.
-
-    Attributes:
-        fill: value of positions outside the image, one number for each channel.
-    """
-
-    fill: tuple[float, ...]
-    kind: ClassVar[Kind] = "pil"
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 8
-    closeness: ClassVar[Tolerance] = Tolerance(
-        0.01, 1, 255, "Pillow sums up in double precision; and at its border the image may end a pixel earlier or later"
-    )
-
     def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
-        """See ``Affine.taking``."""
+        """Return the parameters of an affine transform for a new size and a Matrix."""
+        if self.kind == "pil" and self.interpolation == "nearest":
+            matrix = _in_fixed_point(matrix)
         return [*size, *matrix]
 
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=None)
+
+class Affine(Warp):
+    """Affine transform of an image, nearest or bilinear. Parameters: the new height and width, and a Matrix."""
+
+
+class BicubicAffine(Warp):
+    """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Parameters: those of Affine."""
+
+    slow_on_cpu: ClassVar[bool] = True
+
+
+class Perspective(Warp):
+    """``functional.perspective``, nearest or bilinear. Parameters: its eight coefficients."""
 
 
 def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
@@ -112,20 +101,6 @@ def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
     return a, b, x - (a + b) * 0.5 + half, d, e, y - (d + e) * 0.5 + half
 
 
-@dataclass(frozen=True)
-class Perspective(Step):
-    """``functional.perspective``. Parameters: its eight coefficients. See Affine for the attributes."""
-
-    interpolation: Literal["nearest", "bilinear"]
-    fill: tuple[float, ...]
-    kind: Kind = "pil"
-    num_params: ClassVar[int] = 8
-
-    @property
-    def closeness(self) -> Tolerance:
-        return WARPED[self.interpolation, self.kind]
-
-
 INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}
 """The results of v1 and v2 differ in the last bit, which matters for positions on a border."""
 
@@ -133,7 +108,7 @@ INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affi
 def rotation(
     size: Size,
     angle: float,
-    warp: Affine | BicubicAffine,
+    warp: Warp,
     expand: bool = False,
     center: Sequence[float] | None = None,
     version: Version = "v1",
@@ -184,7 +159,7 @@ class _Wanted:
 
 def affine(
     size: Size,
-    warp: Affine,
+    warp: Warp,
     angle: float,
     translate: Sequence[float],
     scale: float,
@@ -204,9 +179,7 @@ def warp_interpolation(interpolation: Any) -> Literal["nearest", "bilinear"]:
     value = interpolation_value(interpolation)
     if value in ("nearest", "bilinear"):
         return value  # type: ignore[return-value]
-    raise UnsupportedTransformError(
-        f"interpolation {value!r} is not translated here; 'nearest' and 'bilinear' are", argument="interpolation"
-    )
+    raise unsupported(f"interpolation {value!r} is not translated here; 'nearest' and 'bilinear' are", "interpolation")
 
 
 def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
@@ -215,7 +188,7 @@ def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
     return tuple(map(math.floor, values)) if state.kind == "pil" else values
 
 
-def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
+def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
     """Raise UnsupportedTransformError if rounding decides about many pixels of every image.
 
     An example is a quarter turn of 64 x 63 pixels. On the border of two pixels torch takes either of them. At the edge
@@ -228,20 +201,20 @@ def refuse_borders(warp: Affine, state: ImageState, taken: Callable[[Size], list
         if warp.kind == "pil":
             share = (_inside(numbers, size) != _inside(numbers.astype(np.float32), size)).mean()
             if share > 0.008:  # for photographs, a mean difference of about one level
-                raise UnsupportedTransformError(
+                raise unsupported(
                     f"it takes {share:.0%} of the pixels of an image of {size[0]} x {size[1]} from its very edge, and "
                     "whether that is outside is left to rounding; use InterpolationMode.NEAREST",
-                    argument="interpolation",
+                    "interpolation",
                 )
         else:
             places = _places(numbers)
             share = (abs(places - places.round()) < 1e-4).any(0).mean()
             if share > 0.05:  # the same mean difference; adjacent pixels differ less than the image and the fill
-                raise UnsupportedTransformError(
+                raise unsupported(
                     f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, "
                     "and which of both is left to rounding; put it before the conversion to a tensor, "
                     "or use InterpolationMode.BILINEAR",
-                    argument="interpolation",
+                    "interpolation",
                 )
 
 

@@ -57,6 +57,15 @@ MADE_OF_OTHERS = [
 """A transform for each kind of step that has no operator of its own."""
 
 
+def kinds_of(base: type[Step]) -> Iterator[type[Step]]:
+    """The package's classes below a base that are no bases themselves."""
+    for cls in base.__subclasses__():
+        if cls.__subclasses__():
+            yield from kinds_of(cls)
+        elif cls.__module__.startswith("proxyloader."):
+            yield cls
+
+
 def steps_of(transform: Any) -> list[Step]:
     """Of a transform, without those of the conversion."""
     # Older versions of torchvision take float tensors only.
@@ -84,12 +93,11 @@ class Compiled:
 
 class TestOperators:
     def test_every_kind_of_step_has_one_or_is_made_of_others(self) -> None:
-        kinds = {cls for cls in Step.__subclasses__() if cls.__module__.startswith("proxyloader.")}
-        wanted = {cls for cls in kinds if cls.operations is Step.operations}
+        wanted = {cls for cls in kinds_of(Step) if cls.operations is Step.operations}
         missing = sorted(cls.__name__ for cls in wanted - OPERATORS.keys())
         assert not missing, f"these steps have no operator; does dali/operators/__init__.py import theirs? {missing}"
         assert OPERATORS.keys() == wanted
-        assert not any(cls.__subclasses__() for cls in kinds)
+        assert not any(cls.__subclasses__() for cls in OPERATORS)
 
     @pytest.mark.parametrize("transform", MADE_OF_OTHERS, ids=lambda transform: type(transform).__name__)
     def test_what_is_made_of_others_is_made_of_those_that_have_one(self, transform: Any) -> None:
@@ -105,8 +113,7 @@ class TestOperators:
             assert step.num_params == sum(each.num_params for each in step.operations)
 
     def test_the_list_of_what_is_made_of_others_is_complete(self) -> None:
-        kinds = {cls for cls in Step.__subclasses__() if cls.__module__.startswith("proxyloader.")}
-        wanted = {cls for cls in kinds if cls.operations is not Step.operations}
+        wanted = {cls for cls in kinds_of(Step) if cls.operations is not Step.operations}
         found = set()
         for transform in MADE_OF_OTHERS:
             waiting = steps_of(transform)

@@ -10,7 +10,7 @@ from torchvision.transforms import InterpolationMode, autoaugment, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.auto_augment import AugMix
+from proxyloader.transforms.auto_augment import AugMix, put_chain
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import Bound, Images, assert_as_torchvision, images, lossless
@@ -90,7 +90,7 @@ def test_draws_are_torchvisions(version: Any, monkeypatch: pytest.MonkeyPatch) -
         shares = torch._sample_dirichlet(torch.ones((1, 4))) * own[:, 1]
         expected = [float(own[0, 0]), *shares[0].tolist()]
         for chain in chains:
-            step.choices.put_chain(chain, 3, (31, 47), expected)
+            put_chain(step.source.choice, [step.source.done(*each, (31, 47)) for each in chain], 3, expected)
         torch.manual_seed(seed)
         row: list[float] = []
         step.sample_params((31, 47), row)

@@ -107,10 +107,8 @@ def cases() -> list[Any]:
     return found
 
 
-def test_every_step_with_an_operator_says_how_close_it_is_and_is_held_to_it_here() -> None:
+def test_every_step_with_an_operator_is_held_here_to_how_close_it_says_it_is() -> None:
     of_others = OneOf, Views  # and so as close as those
-    silent = [kind.__name__ for kind in OPERATORS if kind not in of_others and "closeness" not in vars(kind)]
-    assert not silent, f"these steps do not say how close they are to torchvision: {silent}"
     missing = [kind.__name__ for kind in OPERATORS if kind not in of_others and kind not in SHOWN_BY]
     assert not missing, f"these steps are not held to what they say; add a transform to SHOWN_BY: {missing}"
 
@@ -119,7 +117,6 @@ def test_every_step_with_an_operator_says_how_close_it_is_and_is_held_to_it_here
 @pytest.mark.parametrize(("step", "transform"), cases())
 def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device: str) -> None:
     (says,) = {each.closeness for each in iter_steps(plan_for(transform).steps) if type(each) is step}
-    assert says is not None
     allowed = Bound(says.mean, says.p999, says.max).on(device)
     # Where CUDA decodes, more pixels are off by more before the step, and some steps cut at a level.
     decoded_alike = images if device == "cpu" or engines_decode() else lossless

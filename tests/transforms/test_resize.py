@@ -21,7 +21,7 @@ from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms
 from proxyloader.transforms.registry import plan_for
-from proxyloader.transforms.resize import interpolation_value, nearest_pixels, pillow_resizes_height_first, resized_size
+from proxyloader.transforms.resize import Target, interpolation_value, nearest_pixels, pillow_resizes_height_first
 
 from .. import compare
 from ..compare import (
@@ -95,36 +95,20 @@ def assert_draws_as(transform: Any, params_of: Any, height: int, width: int, col
 
 
 class TestResizedSize:
-    @given(
-        height=st.integers(1, 3000), width=st.integers(1, 3000), shorter=st.integers(1, 600), more=st.integers(1, 900)
-    )
-    @settings(max_examples=300)
-    def test_is_torchvisions(self, height: int, width: int, shorter: int, more: int) -> None:
-        computed = F1._compute_resized_output_size
-        assert list(resized_size(height, width, shorter, None)) == computed((height, width), [shorter])
-        bounded = list(resized_size(height, width, shorter, shorter + more))
-        assert bounded == computed((height, width), [shorter], max_size=shorter + more)
-        longest = list(resized_size(height, width, None, more))
-        assert longest == computed((height, width), None, max_size=more, allow_size_none=True)
-
     @given(height=sides, width=sides, shorter=sides, more=sides)
-    @settings(max_examples=100)
+    @settings(max_examples=300)
     def test_is_the_size_that_comes_out_of_both_versions(
         self, height: int, width: int, shorter: int, more: int
     ) -> None:
         image = torch.empty((3, height, width), device="meta")
         for max_size in (None, shorter + more):
-            expected = resized_size(height, width, shorter, max_size)
+            expected = Target((shorter,), max_size).of((height, width))
             if 0 not in expected:
                 assert F1.resize(image, [shorter], max_size=max_size).shape[1:] == expected
                 assert F2.resize(image, [shorter], max_size=max_size).shape[1:] == expected
-        expected = resized_size(height, width, None, more)
+        expected = Target(None, more).of((height, width))
         if 0 not in expected:
             assert F2.resize(image, None, max_size=more).shape[1:] == expected
-
-    def test_needs_one_of_its_numbers(self) -> None:
-        with pytest.raises(ValueError, match="one of shorter and max_size"):
-            resized_size(3, 4, None, None)
 
     def test_of_nothing_raises_where_pillow_raises_too(self) -> None:
         transform = composed(v2.Resize(None, max_size=20))

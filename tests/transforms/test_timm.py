@@ -299,7 +299,7 @@ def plan_row(step: RandomErasing, size: tuple[int, int]) -> list[tuple[int, int,
     step.sample_params(size, row)
     arrays = row.packed()[len(row) :]
     assert len(row) == step.num_params
-    each, found = step.erase.num_params, []
+    each, found = step.step.branches[1][0].num_params, []
     for start in range(1, len(row), each) if row[0] else []:
         top, left, height, width = (int(value) for value in row[start : start + 4])
         values = torch.zeros((3, 1, 1))
