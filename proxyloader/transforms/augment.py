@@ -24,11 +24,7 @@ from .unsupported import wrong_place
 
 @dataclass(frozen=True)
 class Blur(Step):
-    """``functional.gaussian_blur``. Parameter: sigma, in pixels.
-
-    Attributes:
-        window: (height, width) of the kernel, odd.
-    """
+    """``functional.gaussian_blur`` with a kernel of (height, width), both odd. Parameter: sigma, in pixels."""
 
     window: Size
     num_params: ClassVar[int] = 1
@@ -39,7 +35,7 @@ class Blur(Step):
 class GaussianBlur(Draws[Blur]):
     """Draws of GaussianBlur: ``get_params`` (v1) or ``make_params`` (v2)."""
 
-    sigma: tuple[float, float]
+    sigma: tuple[float, ...]
     params_doc: ClassVar[str] = "sigma: GaussianBlur.get_params"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
@@ -56,8 +52,7 @@ class GaussianBlur(Draws[Blur]):
 @rule(v1.GaussianBlur, v2.GaussianBlur)
 def gaussian_blur(transform: Any, state: ImageState) -> Branch:
     width, height = map(int, transform.kernel_size)
-    low, high = map(float, transform.sigma)
-    return (GaussianBlur(Blur((height, width)), (low, high)),)
+    return (GaussianBlur(Blur((height, width)), tuple(map(float, transform.sigma))),)
 
 
 class BoxBlur(Step):
@@ -95,13 +90,9 @@ def box_weights(radius: float) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True)
 class JpegCompression(Step):
-    """JPEG (v2): encode the image as a JPEG and decode it again. Parameter: the quality.
+    """JPEG (v2): encode the image as a JPEG and decode it again. Parameter: the quality, from 1 to 100."""
 
-    Attributes:
-        quality: (minimum, maximum), from 1 to 100.
-    """
-
-    quality: tuple[int, int]
+    quality: tuple[int, ...]
     num_params: ClassVar[int] = 1
     params_doc: ClassVar[str] = "quality: JPEG.make_params"
 
@@ -113,8 +104,7 @@ class JpegCompression(Step):
 @rule(v2.JPEG)
 def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
     whole_levels(state)
-    low, high = transform.quality
-    return (JpegCompression((low, high)),)
+    return (JpegCompression(tuple(transform.quality)),)
 
 
 @dataclass(frozen=True)
@@ -152,13 +142,7 @@ class EraseWithNoise(Step):
 
 @dataclass(frozen=True)
 class RandomErasing(Draws[Erase | EraseWithNoise]):
-    """Draws of RandomErasing if it is applied. Noise is attached to the row: 4 bytes for each value of the box.
-
-    Attributes:
-        scale: (minimum, maximum) fraction of the image's area.
-        ratio: (minimum, maximum) of height over width.
-        channels: number of channels of the image.
-    """
+    """Draws of RandomErasing if it is applied. Noise is attached to the row: 4 bytes for each value of the box."""
 
     scale: tuple[float, float]
     ratio: tuple[float, float]
@@ -171,8 +155,7 @@ class RandomErasing(Draws[Erase | EraseWithNoise]):
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         image, noisy = meta_image(*size)[: self.channels], isinstance(self.step, EraseWithNoise)
-        ones = None if noisy else [1.0]
-        # v2 draws the same numbers
+        ones = None if noisy else [1.0]  # v2 draws the same numbers
         top, left, height, width, value = v1.RandomErasing.get_params(image, self.scale, self.ratio, ones)
         if value is image or 0 in (height, width):  # all ten boxes were too large, or the box is empty
             top, left, height, width, value = 0, 0, 0, 0, torch.zeros((self.channels, 1, 1))
@@ -232,7 +215,6 @@ class GaussianNoise(Draws[Add]):
     Attributes:
         mean, sigma: for a value range of 0 to 1.
         levels: whether the image is uint8, so that the noise is truncated to integers before it is added.
-        channels: number of channels of the image.
         order: memory order of the tensor. ``randn_like`` assigns its numbers in this order, and draws others in each
             order.
     """

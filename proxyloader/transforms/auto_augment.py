@@ -22,19 +22,19 @@ from .params import meta_image, version_of
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance
 from .registry import rule
 from .unsupported import invalid
-from .warp import Affine, affine, rotation, warp_fill, warp_interpolation
+from .warp import Affine, affine, rotation, warp_as
 
 Arguments = tuple[tuple[str, Any], ...]
-"""Constructor arguments of an instance that draws the same numbers."""
+"""Names and values of the arguments of a constructor."""
 
-Done = tuple[Branch, Sequence[float]]
-"""One of the branches of a OneOf, and its parameters."""
+Done = tuple[int, Sequence[float]]
+"""The number of a branch of a OneOf, and its parameters."""
 
 
 def put_chain(choice: OneOf, chain: Sequence[Done], layers: int, row: list[float]) -> None:
-    """Append the parameters of consecutive branches, padded to ``layers`` branches without steps."""
-    for branch, numbers in [*chain, *[((), ())] * (layers - len(chain))]:
-        choice.put(choice.branches.index(branch), row, *numbers)
+    """Append the parameters of consecutive branches, padded to ``layers`` with the first branch, which has no steps."""
+    for chosen, numbers in [*chain, *[(0, ())] * (layers - len(chain))]:
+        choice.put(chosen, row, *numbers)
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class Operations:
     Attributes:
         warp: the step of the five geometric operations.
         channels: number of channels of the image; Color does nothing to a grey image.
-        name: name of the class.
-        version: v1 or v2.
-        arguments: see Arguments.
+        name, version, arguments: of an instance that draws the same numbers.
     """
 
     warp: Affine
@@ -77,14 +75,18 @@ class Operations:
     def choice(self) -> OneOf:
         return OneOf(tuple(dict.fromkeys(self.branches.values())))
 
+    @functools.cached_property
+    def _chosen(self) -> dict[str, int]:
+        return {name: self.choice.branches.index(branch) for name, branch in self.branches.items()}
+
     def draw(self, size: Size) -> tuple[list[list[Done]], list[torch.Tensor]]:
-        """Draw for an image of ``size``: chains of operations, and the weights for mixing them, (n,) float32 each."""
+        """Draw chains of operations for an image of ``size``, and the weights for mixing them, (n,) float32 each."""
         chains, weights = _recorder(self.name, self.version, self.arguments)(size)
         return [[self.done(*operation, size) for operation in chain] for chain in chains], weights
 
     def done(self, name: str, magnitude: float, size: Size) -> Done:
-        branch = self.branches[name]
-        return branch, self._numbers(name, magnitude, size) if branch else ()
+        chosen = self._chosen[name]
+        return chosen, self._numbers(name, magnitude, size) if chosen else ()
 
     def _numbers(self, name: str, magnitude: float, size: Size) -> Sequence[float]:
         if name == "Rotate":
@@ -158,12 +160,7 @@ def _recorder(name: str, version: str, arguments: Arguments) -> Callable[[Size],
 
 @dataclass(frozen=True)
 class Automatic(Step):
-    """AutoAugment, RandAugment and TrivialAugmentWide: consecutive operations.
-
-    Attributes:
-        source: draws the operations.
-        layers: maximum number of operations for one image.
-    """
+    """AutoAugment, RandAugment and TrivialAugmentWide: at most ``layers`` consecutive operations."""
 
     source: Operations
     layers: int
@@ -190,7 +187,7 @@ def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) 
 
 def _operations(transform: Any, state: ImageState, kind: Kind, *arguments: str) -> Operations:
     color.whole_levels(state)
-    warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), kind)
+    warp = warp_as(Affine, transform, state, kind)
     given = tuple((name, getattr(transform, name)) for name in arguments)
     return Operations(warp, state.channels, type(transform).__name__, version_of(transform), given)
 
@@ -250,22 +247,16 @@ class Blend(Step):
 
 @dataclass(frozen=True)
 class AugMix(Draws[Mixture]):
-    """Draws of AugMix. torchvision applies the operations to tensors, even if the input is a PIL image.
-
-    Attributes:
-        source: draws the operations.
-        depth: maximum number of operations in a chain.
-    """
+    """Draws of AugMix. torchvision applies the operations to tensors, even if the input is a PIL image."""
 
     source: Operations
-    depth: int
     params_doc: ClassVar[str] = "chains of operations, magnitudes, weights: AugMix.forward"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         chains, ((own, others), shares) = self.source.draw(size)
         row.extend([float(own), *(shares * others).tolist()])
         for chain in chains:
-            put_chain(self.source.choice, chain, self.depth, row)
+            put_chain(self.source.choice, chain, len(self.step.branches[0]), row)
         return size
 
 
@@ -274,4 +265,4 @@ def aug_mix(transform: Any, state: ImageState) -> Branch:
     names = ("severity", "mixture_width", "chain_depth", "alpha", "all_ops")
     source = _operations(transform, state, "tensor", *names)
     depth = int(transform.chain_depth) if transform.chain_depth > 0 else 3
-    return (AugMix(Mixture(((source.choice,) * depth,) * int(transform.mixture_width)), source, depth),)
+    return (AugMix(Mixture(((source.choice,) * depth,) * int(transform.mixture_width)), source),)

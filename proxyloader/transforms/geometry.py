@@ -168,7 +168,7 @@ class PaddedRegion(Region):
 class ZoomedOutRegion(Region):
     """The box of RandomZoomOut (v2 ``make_params``): the image with a border, ``side_range`` times as high and wide."""
 
-    side_range: tuple[float, float]
+    side_range: tuple[float, ...]
     params_doc = "top, left, height, width: RandomZoomOut.make_params"
 
     def box(self, height: int, width: int) -> Box:
@@ -199,8 +199,8 @@ def pad(transform: Any, state: ImageState) -> Branch:
 
 @rule(v2.RandomZoomOut)
 def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> Branch:
-    low, high = map(float, transform.side_range)
-    return (at_random(transform, Crop(ZoomedOutRegion((low, high)), as_fill(transform.fill, state))),)
+    region = ZoomedOutRegion(tuple(map(float, transform.side_range)))
+    return (at_random(transform, Crop(region, as_fill(transform.fill, state))),)
 
 
 def _can_pad(transform: Any, state: ImageState) -> None:

@@ -41,11 +41,7 @@ class Views(Step):
 
 @dataclass(frozen=True)
 class CornerRegion(Region):
-    """The box of one of the four corners of ``functional.five_crop``.
-
-    Raises:
-        ValueError: ``box`` raises it if the image is smaller.
-    """
+    """The box of one of the four corners of ``functional.five_crop``. For a smaller image ``box`` raises ValueError."""
 
     size: Size = field()
     bottom: bool

@@ -31,12 +31,7 @@ def find_nested(holder: Any) -> dict[str, Any]:
     of torchvision or timm, a function or a class.
     """
     found: dict[str, Any] = {}
-
-    def note(position: str, transform: Any) -> Any:
-        found[position] = transform
-        return transform
-
-    replace_nested(holder, note)
+    replace_nested(holder, found.setdefault)
     return found
 
 

@@ -17,7 +17,7 @@ from .geometry import IndexSelect
 from .params import Version, version_of
 from .plan import Branch, Draws, ImageState, ParamRow, Size, Step
 from .registry import rule
-from .warp import Affine, Perspective, affine, refuse_borders, rotation, warp_fill, warp_interpolation
+from .warp import Affine, Perspective, affine, refuse_borders, rotation, warp_as
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RandomRotation(Draws[Affine]):
 
 @rule(v1.RandomRotation, v2.RandomRotation)
 def random_rotation(transform: Any, state: ImageState) -> Branch:
-    warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
+    warp = warp_as(Affine, transform, state, state.kind)
     center = None if transform.center is None else tuple(map(float, transform.center))
     low, high = map(float, transform.degrees)
     version, expand = version_of(transform), bool(transform.expand)
@@ -80,8 +80,7 @@ class RandomAffine(Step):
         return (self.lines or self.warp,)
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        ranges = self.degrees, self.translate, self.scale, self.shear
-        # v2 draws the same numbers
+        ranges = self.degrees, self.translate, self.scale, self.shear  # v2 draws the same numbers
         angle, shift, scale, shear = v1.RandomAffine.get_params(*ranges, (size[1], size[0]))
         numbers = affine(size, self.warp, angle, shift, scale, shear, self.center, self.version)
         if self.lines is None:
@@ -109,7 +108,7 @@ def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.flo
 
 @rule(v1.RandomAffine, v2.RandomAffine)
 def random_affine(transform: Any, state: ImageState) -> Branch:
-    warp = Affine(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
+    warp = warp_as(Affine, transform, state, state.kind)
     given = (transform.degrees, transform.translate, transform.scale, transform.shear, transform.center)
     degrees, translate, scale, shear, center = (None if each is None else tuple(map(float, each)) for each in given)
     assert degrees is not None
@@ -137,5 +136,5 @@ class TiltedAtRandom(Draws[Perspective]):
 
 @rule(v1.RandomPerspective, v2.RandomPerspective)
 def random_perspective(transform: Any, state: ImageState) -> Branch:
-    warp = Perspective(warp_interpolation(transform.interpolation), warp_fill(transform.fill, state), state.kind)
+    warp = warp_as(Perspective, transform, state, state.kind)
     return (at_random(transform, TiltedAtRandom(warp, float(transform.distortion_scale))),)

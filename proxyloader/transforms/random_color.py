@@ -35,10 +35,9 @@ class ColorJitter(Step):
 
     @functools.cached_property
     def choice(self) -> OneOf:
-        colored: tuple[Branch, Branch] = ((Saturation(self.kind),), (Hue(self.kind),))
-        grey: tuple[Branch, Branch] = ((), ())
-        branches = colored if self.channels == 3 else grey
-        return OneOf(((Brightness(self.kind),), (Contrast(self.kind),), *branches))
+        kind = self.kind
+        colored: tuple[Branch, ...] = ((Saturation(kind),), (Hue(kind),)) if self.channels == 3 else ((), ())
+        return OneOf(((Brightness(kind),), (Contrast(kind),), *colored))
 
     @property
     def operations(self) -> Branch:

@@ -52,8 +52,7 @@ def container(*classes: type, in_sequence: bool = False) -> Callable[[Container]
     """Register torchvision classes that hold other transforms in ``.transforms``."""
 
     def register(function: Container) -> Container:
-        for cls in classes:
-            CONTAINERS[cls] = function, in_sequence
+        CONTAINERS.update(dict.fromkeys(classes, (function, in_sequence)))
         return function
 
     return register

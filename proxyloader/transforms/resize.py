@@ -68,13 +68,7 @@ class Target:
 
 @dataclass(frozen=True)
 class DrawnSize:
-    """The size of RandomResize, RandomShortestSize and ScaleJitter (v2), drawn by ``make_params``.
-
-    Attributes:
-        name: name of the class.
-        arguments: constructor arguments of an instance that draws the same numbers.
-        least_edge: see ``NewSize.least_edge``.
-    """
+    """The size that ``make_params`` draws for a v2 class of this name with these constructor arguments."""
 
     name: str
     arguments: tuple[Any, ...]

@@ -123,12 +123,7 @@ def _before_the_conversion(state: ImageState) -> None:
 
 @dataclass(frozen=True)
 class DrawnSize:
-    """The size that ResizeKeepRatio draws.
-
-    Attributes:
-        least_edge: see ``NewSize.least_edge``.
-        arguments: arguments of ``ResizeKeepRatio.get_params`` after the image.
-    """
+    """The size that ``ResizeKeepRatio.get_params`` draws with these arguments after the image."""
 
     least_edge: int
     arguments: tuple[Any, ...]
@@ -185,8 +180,7 @@ def resize_keep_ratio(transform: Any, state: ImageState) -> Branch:
         float(transform.random_aspect_prob),
         tuple(map(float, transform.random_aspect_range)),
     )
-    to = DrawnSize(min(as_pair(transform.size)), arguments)
-    return (_resize_to(to, transform.interpolation, state),)
+    return (_resize_to(DrawnSize(min(arguments[0]), arguments), transform.interpolation, state),)
 
 
 @rule(transforms.MaybeToTensor)
@@ -230,12 +224,7 @@ def _eraser(mode: str, others: tuple[tuple[str, Any], ...]) -> Any:
 
 @dataclass(frozen=True)
 class RandomErasing(Draws[OneOf]):
-    """Draws of timm's RandomErasing: no box, or the second branch, which erases the largest number of boxes.
-
-    Attributes:
-        mode, others: arguments of an instance that draws the same numbers.
-        channels: number of channels of the image.
-    """
+    """Draws of timm's RandomErasing: no box, or the second branch, which erases the largest number of boxes."""
 
     mode: str
     others: tuple[tuple[str, Any], ...]

@@ -72,7 +72,7 @@ class _Noting:
 
     def __init__(self, size: Size) -> None:
         self._size, self.size = size, (size[1], size[0])
-        self.done: list[Done] = []
+        self.done: list[tuple[Step, Sequence[float]]] = []
 
     def transform(self, _: Any, __: Any, matrix: Sequence[float], resample: Any, fillcolor: Any) -> _Noting:
         warp = _warp(resample, fillcolor)
@@ -86,8 +86,11 @@ class _Noting:
         return self.note(BoxBlur(), box_weights(blur.radius))
 
     def note(self, step: Step, numbers: Sequence[float]) -> _Noting:
-        self.done.append(((step,), numbers))
+        self.done.append((step, numbers))
         return self
+
+    def chain(self, choice: OneOf) -> list[Done]:
+        return [(choice.branches.index((step,)), numbers) for step, numbers in self.done]
 
 
 def _noted(function: Any) -> Any:
@@ -113,6 +116,7 @@ def _operation(operation: Operation) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _augmentation(name: str, policy: tuple[tuple[Operation, ...], ...], arguments: tuple[Any, ...]) -> Any:
+    """Return an instance of timm's class with its operations, for AutoAugment those of each subpolicy."""
     made = [[_operation(each) for each in operations] for operations in policy]
     if name == "AutoAugment":
         return auto_augment.AutoAugment(made)
@@ -125,9 +129,7 @@ class Automatic(Step):
 
     Attributes:
         choice: the steps to choose from.
-        name: name of the class.
-        policy: operations of the class; for AutoAugment, those of each subpolicy.
-        arguments: other arguments of an instance that draws the same numbers.
+        name, policy, arguments: see ``_augmentation``.
         layers: maximum number of operations for one image.
     """
 
@@ -148,7 +150,7 @@ class Automatic(Step):
     def sample_params(self, size: Size, row: list[float]) -> Size:
         image = _Noting(size)
         _augmentation(self.name, self.policy, self.arguments)(image)
-        put_chain(self.choice, image.done, self.layers, row)
+        put_chain(self.choice, image.chain(self.choice), self.layers, row)
         return size
 
 
@@ -158,7 +160,6 @@ class AugMix(Draws[Blend]):
 
     Attributes:
         choice: the steps to choose from.
-        policy: all operations.
         alpha: parameter of the Dirichlet and the beta distribution.
         width: number of chains.
         depth: number of operations in a chain; 0 or less: a random number from one to three.
@@ -184,7 +185,7 @@ class AugMix(Draws[Blend]):
             image = _Noting(size)
             for operation in np.random.choice(operations, depth, replace=True):
                 operation(image)
-            put_chain(self.choice, image.done, self.depth if self.depth > 0 else 3, row)
+            put_chain(self.choice, image.chain(self.choice), self.depth if self.depth > 0 else 3, row)
         return size
 
 

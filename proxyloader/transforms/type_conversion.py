@@ -12,7 +12,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair
-from .plan import Branch, ImageState, MemoryOrder, Step
+from .plan import Branch, ImageState, MemoryOrder, Step, output_state
 from .registry import rule
 from .resize import new_size_of, resize_as
 from .unsupported import invalid, unsupported, wrong_place
@@ -110,31 +110,24 @@ def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> Branch:
 
 @rule(v1.Normalize, v2.Normalize)
 def normalize(transform: Any, state: ImageState) -> Branch:
-    return (_normalize(transform.mean, transform.std, state),)
-
-
-def _normalize(mean: Any, std: Any, state: ImageState) -> Normalize:
     if state.dtype != "float32":
         before = "ToTensor()" if state.kind == "pil" else "ConvertImageDtype(torch.float32)"
         raise wrong_place(f"it works on float tensors; put {before} before it")
-    mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in (mean, std))
+    given = transform.mean, transform.std
+    mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in given)
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, state.channels):
             raise invalid(f"{name} has {len(values)} values for images of {state.channels} channels", name)
     if 0 in std:
         raise invalid(f"std={std} has a zero", "std")
-    return Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std)))
+    return (Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std))),)
 
 
 @rule(ImageClassification)
 def image_classification(transform: Any, state: ImageState) -> Branch:
     """Translate the preset of torchvision's weights: resize, centre crop, conversion to float, normalization."""
-    steps: list[Step] = [
-        resize_as(new_size_of(transform.resize_size), transform, state),
-        Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels),
-    ]
-    if state.kind == "pil":
-        steps.append(ToTensor())
-    as_float = replace(state, kind="tensor", dtype="float32")
-    steps += _to_dtype(torch.float32, True, replace(state, kind="tensor"))
-    return *steps, _normalize(transform.mean, transform.std, as_float)
+    crop = Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels)
+    conversion = (ToTensor(),) if state.kind == "pil" else ()
+    steps: Branch = (resize_as(new_size_of(transform.resize_size), transform, state), crop, *conversion)
+    steps += _to_dtype(torch.float32, True, output_state(steps, state))
+    return *steps, *normalize(transform, output_state(steps, state))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,9 @@ class BicubicAffine(Warp):
 
 class Perspective(Warp):
     """``functional.perspective``, nearest or bilinear. Parameters: its eight coefficients."""
+
+
+W = TypeVar("W", bound=Warp)
 
 
 def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
@@ -175,17 +178,15 @@ def affine(
     return warp.taking(size, INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear)))
 
 
-def warp_interpolation(interpolation: Any) -> Literal["nearest", "bilinear"]:
-    value = interpolation_value(interpolation)
-    if value in ("nearest", "bilinear"):
-        return value  # type: ignore[return-value]
-    raise unsupported(f"interpolation {value!r} is not translated here; 'nearest' and 'bilinear' are", "interpolation")
-
-
-def warp_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
-    """Return one number for each channel, for an Affine. Pillow truncates to integers."""
-    values = () if fill is None else as_fill(fill, state)
-    return tuple(map(math.floor, values)) if state.kind == "pil" else values
+def warp_as(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
+    """Return the step with the interpolation and the fill of a transform."""
+    mode = interpolation_value(transform.interpolation)
+    if mode not in ("nearest", "bilinear"):
+        reason = f"interpolation {mode!r} is not translated here; 'nearest' and 'bilinear' are"
+        raise unsupported(reason, "interpolation")
+    fill = () if transform.fill is None else as_fill(transform.fill, state)
+    # Pillow truncates to integers
+    return cls(mode, tuple(map(math.floor, fill)) if state.kind == "pil" else fill, kind)  # type: ignore[arg-type]
 
 
 def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
