@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import time
-from dataclasses import replace
 from typing import Any
 
-from ..transforms.plan import Branch, ImageState, Plan, plan_of
-from ..transforms.type_conversion import ToTensor
+from ..transforms.plan import Branch, ImageState, Plan
 from . import jpeg_engines
 from .api import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, types
-from .api import __version__ as dali_version
-from .executor import run, tensor_list
 from .fused_normalize import split
 from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions
-
-DALI_VERSION = f"DALI {dali_version}"
-"""Version of DALI. Images may differ between versions."""
-
-TIMES = 6
-"""How often a batch is decoded to measure the time."""
 
 
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
@@ -53,29 +42,6 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     pipeline = proxyloader_plan()
     jpeg_engines.build(pipeline)
     return pipeline
-
-
-def decoding_s(options: PipelineOptions, images: list[Any]) -> float:
-    """Return the mean time of decoding a batch, in seconds.
-
-    Args:
-        options: options of the pipeline that is built for the measurement.
-        images: a batch, (bytes,) uint8 each.
-
-    Raises:
-        RuntimeError: DALI cannot decode them.
-    """
-    pipeline = build_pipeline(plan_of((ToTensor(),)), replace(options, prefetch_queue_depth=2))
-    batch = tensor_list(images)
-    times = []
-    for under_way in range(2 + TIMES):  # as in a loader, one run is in flight while another is collected
-        pipeline.feed_input("images", batch)
-        run(pipeline)
-        if under_way:
-            pipeline.outputs()
-            times.append(time.perf_counter())
-    pipeline.outputs()  # no run may be in flight when the memory of the images is freed
-    return (times[-1] - times[0]) / TIMES
 
 
 class _Watched(Graph):

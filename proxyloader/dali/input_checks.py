@@ -55,7 +55,7 @@ class InputKinds:
     """
 
     def __init__(self, pipeline: Any, sources: list[Any]) -> None:
-        self._pipeline = pipeline
+        self._max_batch_size = pipeline.max_batch_size
         self._declared = {source.name: executor.declared_kind(pipeline, source) for source in sources}
         self.taken: Kinds | None = None
         self.failed: Kinds | None = None
@@ -67,9 +67,9 @@ class InputKinds:
             InputError: the batch is too large, or an input is of another kind than declared, such as decoded images for
                 a pipeline that decodes.
         """
-        if len(inputs[0]) > self._pipeline.max_batch_size:
+        if len(inputs[0]) > self._max_batch_size:
             raise InputError(
-                f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipeline.max_batch_size}",
+                f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._max_batch_size}",
                 code="large-batch",
             )
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)

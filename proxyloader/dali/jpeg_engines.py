@@ -66,6 +66,9 @@ LOOK_S = 0.05
 _failing: set[int] = set()
 """GPUs whose engines this process does not use."""
 
+_missing: set[int] = set()
+"""GPUs that are not crowded and whose engines do not decode, so that they have none."""
+
 _holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDictionary()
 """Pipelines whose decoders hold the shared room, with their paddings."""
 
@@ -73,6 +76,13 @@ _holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDic
 def are_left_alone(device_id: int | None) -> bool:
     """Return whether this process does not use the engines of a GPU, as they failed to decode."""
     return device_id in _failing
+
+
+def are_used(device_id: int | None) -> bool:
+    """Return whether the engines of a GPU decode for this process. This waits for the thread that tries them."""
+    if _reservation is not None:
+        _reservation.finish()
+    return device_id not in _failing | _missing
 
 
 def build(pipeline: Pipeline) -> None:
@@ -88,7 +98,7 @@ def build(pipeline: Pipeline) -> None:
     if pipeline in _holding and executor.is_built(pipeline):
         return
     if _reservation is not None:
-        _reservation.finish()  # at the same time both would be slower, and tuning would measure that
+        _reservation.finish()  # at the same time both would be slower
     _holding.pop(pipeline, None)
     if are_left_alone(pipeline.device_id):
         _avoid(pipeline)
@@ -160,8 +170,12 @@ class _Reservation(threading.Thread):
         while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s:
             if not threading.main_thread().is_alive():
                 return  # the process is ending, and waits for its threads
-        if not _decode(self._device_id, self._paddings) and _is_crowded(self._device_id):
+        if _decode(self._device_id, self._paddings):
+            return
+        if _is_crowded(self._device_id):
             _leave_alone(self._device_id)  # the GPU has become crowded; later pipelines do not use the engines
+        else:
+            _missing.add(self._device_id)
 
     def finish(self) -> None:
         """End the delay, and wait for the thread."""

@@ -193,6 +193,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
     monkeypatch.setattr(jpeg_engines, "_reservation", None)
     monkeypatch.setattr(jpeg_engines, "_failing", set())
+    monkeypatch.setattr(jpeg_engines, "_missing", set())
     monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakKeyDictionary())
     monkeypatch.setattr(jpeg_engines, "_is_crowded", lambda device_id: gpu.is_crowded)
     monkeypatch.setattr(jpeg_engines, "_levels_off", gpu.levels_off)
@@ -265,6 +266,14 @@ def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gp
     jpeg_engines.build(pipeline)
     assert gpu.tried_in_all() == [()] and gpu.built == [True]
     assert _executor.uses_engines(pipeline) and not jpeg_engines.are_left_alone(0)
+    assert not jpeg_engines.are_used(0)
+
+
+def test_whether_they_decode_is_known_when_the_trial_has_ended(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+    assert gpu.tried == [] and jpeg_engines.are_used(0) and gpu.tried == [()]
 
 
 def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_without_engines(
@@ -273,7 +282,7 @@ def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_with
     before = decoder_of({})
     jpeg_engines.build(before)
     gpu.is_crowded, gpu.has_engines = True, False
-    assert gpu.tried_in_all() == [()] and jpeg_engines.are_left_alone(0)
+    assert gpu.tried_in_all() == [()] and jpeg_engines.are_left_alone(0) and not jpeg_engines.are_used(0)
     assert caplog.text.count("CUDA decodes, which is slower") == 1
     jpeg_engines.build(decoder_of({}))
     assert gpu.built == [True, False]
