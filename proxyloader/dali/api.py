@@ -52,6 +52,13 @@ def upright(operator: str) -> dict[str, bool]:
     return {"adjust_orientation": False} if known else {}
 
 
+def decoder_arguments(operator: str, device_id: int | None, engine_share: float) -> dict[str, Any]:
+    """Return the arguments of a decoder for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
+    chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
+    where = {"device": "cpu"} if device_id is None else {"device": "mixed", "hw_decoder_load": engine_share}
+    return chosen | where
+
+
 def split(images: Any, predicate: Any) -> tuple[Any, Any]:
     """Split a batch into the images whose predicate, a scalar of each, is true, and the others."""
     module: Any = fn

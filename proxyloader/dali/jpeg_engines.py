@@ -39,7 +39,7 @@ from PIL import Image
 from .. import _fork_safety
 from ..errors import PipelineError
 from . import executor
-from .api import Pipeline, fn, pipeline_def, types, upright
+from .api import Pipeline, decoder_arguments, fn, pipeline_def, types
 from .executor import Padding
 
 log = logging.getLogger(__name__)
@@ -120,21 +120,19 @@ def _avoid(pipeline: Pipeline) -> None:
 def _fail_for(pipeline: Pipeline) -> bool:
     """Return whether a built pipeline uses engines that fail to decode."""
     device_id = pipeline.device_id
-    if device_id is None or not executor.uses_engines(pipeline):
+    if device_id is None or not (paddings := executor.paddings_on_engines(pipeline)):
         return False
     if are_left_alone(device_id):
         return True
-    paddings = executor.paddings_on_engines(pipeline)
     if not _is_crowded(device_id):
         held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
-        _reserve_beside(device_id, paddings.difference(*held))
-        _holding[pipeline] = paddings
-        return False
-    if _decode(device_id, paddings):
-        _holding[pipeline] = paddings
-        return False
-    _leave_alone(device_id)
-    return True
+        if missing := paddings.difference(*held):
+            _Reservation(device_id, missing).begin()
+    elif not _decode(device_id, paddings):
+        _leave_alone(device_id)
+        return True
+    _holding[pipeline] = paddings
+    return False
 
 
 def _leave_alone(device_id: int) -> None:
@@ -147,23 +145,22 @@ def _leave_alone(device_id: int) -> None:
     )
 
 
-def _reserve_beside(device_id: int, paddings: set[Padding]) -> None:
-    """Let a thread take the shared room of decoders with these paddings, after a delay."""
-    global _reservation
-    if paddings:
-        reservation = _Reservation(device_id, paddings)
-        reservation.start()  # first, as others join it, and only a started thread can be joined
-        _fork_safety.watch(reservation)
-        _reservation = reservation
-
-
 class _Reservation(threading.Thread):
-    """A thread that tries the engines, and so takes the shared room. A fork waits for its end."""
+    """A thread that tries the engines after a delay, and so takes the shared room of decoders with these paddings.
+
+    A fork waits for its end.
+    """
 
     def __init__(self, device_id: int, paddings: set[Padding]) -> None:
         super().__init__(name="proxyloader-engines")
         self._device_id, self._paddings = device_id, paddings
         self._at_once = threading.Event()
+
+    def begin(self) -> None:
+        global _reservation
+        self.start()  # first, as others join it, and only a started thread can be joined
+        _fork_safety.watch(self)
+        _reservation = self
 
     def run(self) -> None:
         until_s = time.monotonic() + AFTER_FIRST_BATCH_S
@@ -234,9 +231,7 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
 
 
 def _decoder(device_id: int | None, padding: Padding, engine_share: float) -> Pipeline:
-    how: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright("decoders__Image")}
-    if device_id is not None:
-        how |= {"device": "mixed", "hw_decoder_load": engine_share, **dict(padding)}
+    how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
         batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True

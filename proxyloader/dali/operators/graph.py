@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...transforms.plan import Branch, ParamRow, Step
 from ...transforms.type_conversion import Normalize
-from ..api import fn, split, types, upright
+from ..api import decoder_arguments, fn, split, types
 
 S = TypeVar("S", bound=Step)
 
@@ -204,11 +204,7 @@ class Graph:
         return node
 
     def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
-        """Return the arguments of a decoder for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
-        chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
-        if self.options.device_id is None:
-            return chosen | {"device": "cpu"}
-        return chosen | {"device": "mixed", "hw_decoder_load": self.options.engine_share}
+        return decoder_arguments(operator, self.options.device_id, self.options.engine_share)
 
     def decoded(self) -> Any:
         if self.node is None:
