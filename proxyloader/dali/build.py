@@ -44,20 +44,6 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     return pipeline
 
 
-class _Watched(Graph):
-    """A graph that records the node of the image after each step."""
-
-    def __init__(self, options: PipelineOptions, encoded: Any, draws: Any, columns: int) -> None:
-        super().__init__(options, encoded, draws, columns)
-        self.reached: list[Any] = [encoded]
-
-    def add(self, steps: Branch) -> None:
-        for step in steps:
-            super().add((step,))
-            node = self.views[0].node if self.views else self.node
-            self.reached.append(self.reached[-1] if node is None else node)
-
-
 def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
     """Return the DALI operators that each step of a plan adds to the graph, by their names in ``fn``.
 
@@ -71,13 +57,12 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
     """
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
-        columns = sum(step.num_params for step in steps)
-        graph = _Watched(PipelineOptions(1, device_id), encoded, draws, columns)
+        graph = Graph(PipelineOptions(1, device_id), encoded, draws, sum(step.num_params for step in steps))
         in_dali, last = (steps, ()) if device_id is None else split(steps)
         output, *_ = graph.outputs_of(in_dali)
-        reached = [*graph.reached, *graph.reached[-1:] * len(last)]
+        reached = [encoded, *(encoded if node is None else node for node in graph.reached)]
         # A Normalize at the end makes the output.
-        reached = [*reached, output, output][: len(steps) + 2]
+        reached = [*reached, *reached[-1:] * len(last), output, output][: len(steps) + 2]
         return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -72,6 +72,7 @@ class PipelineOptions:
         return replace(self, hw_decoder_load=0.65, num_threads=max(1, min(16, cores)))  # 0.65 is DALI's default
 
 
+@dataclass(eq=False, repr=False)
 class Graph:
     """The state of the graph after some of the steps.
 
@@ -83,37 +84,30 @@ class Graph:
         encoded: the bytes of the images, one-dimensional.
         row: the drawn numbers: the columns, followed by the arrays.
         num_params: number of columns.
+        branch_path: the splits on the way to this branch, as (predicate, side).
         column: index of the next column.
         node: (H, W, C), or None before the image is decoded.
         scale: factor of floating-point values. None: the values are uint8.
         mirror: a node that is 1 for images to be mirrored, or None.
         channels: 3 or 1.
-        branch_path: the splits on the way to this branch, as (predicate, side).
         views: the graphs of the images, if several are made of one. Later steps are added to each of them.
+        reached: the node after each step.
+        constants: nodes by their values and splits.
     """
 
-    def __init__(
-        self,
-        options: PipelineOptions,
-        encoded: Any,
-        row: Any,
-        columns: int,
-        branch_path: tuple[tuple[Any, int], ...] = (),
-    ) -> None:
-        self.options, self.encoded, self.row, self.num_params, self.branch_path = (
-            options,
-            encoded,
-            row,
-            columns,
-            branch_path,
-        )
-        self.column = 0
-        self.node: Any = None
-        self.scale: float | None = None
-        self.mirror: Any = None
-        self.channels = 3
-        self.views: list[Graph] = []
-        self._constants: dict[Any, Any] = {}  # nodes by their values and splits
+    options: PipelineOptions
+    encoded: Any
+    row: Any
+    num_params: int
+    branch_path: tuple[tuple[Any, int], ...] = ()
+    column: int = 0
+    node: Any = None
+    scale: float | None = None
+    mirror: Any = None
+    channels: int = 3
+    views: list[Graph] = field(default_factory=list)
+    reached: list[Any] = field(default_factory=list)
+    constants: dict[Any, Any] = field(default_factory=dict)
 
     def outputs_of(self, steps: Branch) -> list[Any]:
         """Return the tensors after all steps, (C, H, W) or (H, W, C): one, or one for each view."""
@@ -137,6 +131,7 @@ class Graph:
         for step in steps:
             for operation in step.operations:
                 self._add(operation)
+            self.reached.append(self.views[0].node if self.views else self.node)
 
     def _add(self, operation: Step) -> None:
         if not self.views:
@@ -148,17 +143,12 @@ class Graph:
             self.column = self.views[0].column
 
     def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
-        """Return the graph of a branch at this point.
+        """Return the graph of a branch at this point, with its own attributes. ``branch_path`` has its further splits.
 
-        Args:
-            node, row: the image and the drawn numbers of the branch.
-            column: index of the first column of the branch.
-            branch_path: further splits on the way to the branch.
+        This graph must be materialized.
         """
-        part = Graph(self.options, None, row, self.num_params, self.branch_path + branch_path)
-        part.node, part.scale, part.channels, part.column = node, self.scale, self.channels, column
-        part._constants = self._constants
-        return part
+        path = self.branch_path + branch_path
+        return replace(self, encoded=None, row=row, branch_path=path, column=column, node=node, views=[], reached=[])
 
     def take_params(self, count: int) -> Any:
         """Return the next ``count`` columns, or None for 0. Each step takes its own columns, in order."""
@@ -192,14 +182,14 @@ class Graph:
         detected").
         """
         key: Any = array.dtype.str, array.shape, array.tobytes()
-        if key not in self._constants:
-            self._constants[key] = types.Constant(array)
-        node = self._constants[key]
+        if key not in self.constants:
+            self.constants[key] = types.Constant(array)
+        node = self.constants[key]
         for predicate, side in self.branch_path:
             key = key, predicate.name
-            if key not in self._constants:
-                self._constants[key] = split(node, predicate)
-            node = self._constants[key][side]
+            if key not in self.constants:
+                self.constants[key] = split(node, predicate)
+            node = self.constants[key][side]
             key = key, side
         return node
 
