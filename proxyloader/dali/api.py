@@ -13,6 +13,7 @@ header DALI cannot parse: ``data/jpeg_header.py`` refuses every unusual header, 
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -45,6 +46,9 @@ except ImportError as error:
     ) from error
 
 
+_fn: Any = fn
+
+
 def upright(operator: str) -> dict[str, bool]:
     """Return the argument that stops a decoder from rotating by EXIF; {} for decoders before DALI 2 that never do."""
     schema: Any = backend
@@ -61,15 +65,13 @@ def decoder_arguments(operator: str, device_id: int | None, engine_share: float)
 
 def split(images: Any, predicate: Any) -> tuple[Any, Any]:
     """Split a batch into the images whose predicate, a scalar of each, is true, and the others."""
-    module: Any = fn
-    where_true, where_false = module._conditional.split(images, predicate=predicate)
+    where_true, where_false = _fn._conditional.split(images, predicate=predicate)
     return where_true, where_false
 
 
 def merge(where_true: Any, where_false: Any, predicate: Any) -> Any:
     """Merge the parts of a batch that ``split`` returned, in the original order."""
-    module: Any = fn
-    return module._conditional.merge(where_true, where_false, predicate=predicate)
+    return _fn._conditional.merge(where_true, where_false, predicate=predicate)
 
 
 def filter_image(images: Any, kernel: Any, outside: Any = None) -> Any:
@@ -80,27 +82,21 @@ def filter_image(images: Any, kernel: Any, outside: Any = None) -> Any:
         kernel: the kernel, (H, W).
         outside: value of the pixels around the images. None: the outermost pixels are repeated.
     """
-    module: Any = fn if hasattr(fn, "filter") else fn.experimental  # experimental before DALI 2
+    operator = (_fn if hasattr(_fn, "filter") else _fn.experimental).filter  # experimental before DALI 2
     if outside is None:
-        return module.filter(images, kernel, border="clamp")
-    return module.filter(images, kernel, outside, border="constant")
+        return operator(images, kernel, border="clamp")
+    return operator(images, kernel, outside, border="constant")
 
 
 def equalized(images: Any) -> Any:
     """Equalize the histogram of each channel of uint8 images (H, W, C), as OpenCV's ``equalizeHist`` does."""
-    module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # experimental before DALI 2
-    return module.equalize(images)
+    return (_fn if hasattr(_fn, "equalize") else _fn.experimental).equalize(images)  # experimental before DALI 2
 
 
 def automatic_augmentation(name: str) -> Any:
     """Return a function of ``nvidia.dali.auto_aug``. It is imported here, as that takes long and is rarely needed."""
-    if name == "auto_augment":
-        from nvidia.dali.auto_aug.auto_augment import auto_augment as found
-    elif name == "rand_augment":
-        from nvidia.dali.auto_aug.rand_augment import rand_augment as found
-    else:
-        from nvidia.dali.auto_aug.trivial_augment import trivial_augment_wide as found
-    return found
+    module = importlib.import_module(f"nvidia.dali.auto_aug.{name.removesuffix('_wide')}")
+    return getattr(module, name)
 
 
 def operators_between(start: Any, end: Any) -> list[str]:

@@ -36,14 +36,12 @@ class PlanServer(RunQueue):
         float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
         self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
         self._is_first = True  # no batch was submitted
-        self._plan, self._last_steps = plan, None
+        self._plan = plan
+        self._last_steps: FusedNormalize | None = None
         if options.device_id is not None:
             steps, last = split(plan.steps)
-            device = torch.device("cuda", options.device_id)
-            self._plan, self._last_steps = (
-                plan_of(steps),
-                FusedNormalize(last, plan.output.channels, wanted.dtype, device),
-            )
+            self._plan, device = plan_of(steps), torch.device("cuda", options.device_id)
+            self._last_steps = FusedNormalize(last, plan.output.channels, wanted.dtype, device)
         super().__init__(build_pipeline(self._plan, self._options))
 
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
@@ -80,8 +78,6 @@ class PlanServer(RunQueue):
         return [_each(self._finished, output) for output in super().collect(pipeline_run)]
 
     def _finished(self, images: torch.Tensor) -> torch.Tensor:
-        if images.ndim == 3:  # one of several sizes, which a plan with deferred transforms does not return
-            return images.to(self._format.dtype) if images.is_floating_point() else images
         return self._format.of_images(images if self._rest is None else self._rest(images))
 
 
