@@ -267,8 +267,8 @@ def build(pipeline: Any) -> None:
             pipeline.build()
     except (RuntimeError, MemoryError) as error:
         # The error of a decoder without enough GPU memory does not mention memory.
-        if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
-            raise out_of_memory(error, device_id, "a pipeline") from error
+        if _is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
+            raise _out_of_memory(error, device_id, "a pipeline") from error
         if "requires a CUDA-capable GPU" in str(error):
             raise PipelineError(
                 "the pipeline has operators for a GPU, and there is none that DALI can use here. On a CPU give its "
@@ -292,7 +292,7 @@ def _make_room(device_id: int) -> None:
     if (free := _free_bytes(device_id)) < LITTLE_BYTES:
         found = f"GPU {device_id} has {free / 2**20:.0f} MB left, and {LITTLE_BYTES >> 20} should be free"
         advice = "begin the loop before the model takes all, or leave it less with a smaller batch"
-        raise out_of_memory(f"{found}; {advice}", device_id, "a pipeline")
+        raise _out_of_memory(f"{found}; {advice}", device_id, "a pipeline")
 
 
 def _free_bytes(device_id: int) -> float:
@@ -314,24 +314,23 @@ RUN_FAILED = "Critical error in pipeline"
 """Part of DALI's message."""
 
 
-def is_of_a_run(error: Exception) -> bool:
-    """Return whether an error is that of a run. Signal handlers, such as torch's for lost workers, raise others."""
-    return RUN_FAILED in str(error) or (bool(error.args) and is_out_of_memory(error))
-
-
-def is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Return whether an error is about memory. DALI raises RuntimeError for most errors, so the text decides."""
     text = str(error)
     return isinstance(error, MemoryError) or bool(re.search(r"(?i)out of memory|bad_alloc|allocat(e|ion|or) ", text))
 
 
-def error_of_run(error: Exception, device_id: int | None, size: int) -> Exception:
-    """Return the error of a run of ``size`` samples, without its traceback, which would keep the run alive."""
-    found = out_of_memory(error, device_id, f"a batch of {size}") if is_out_of_memory(error) else error
-    return found.with_traceback(None)
+def error_of_run(error: Exception, device_id: int | None, size: int) -> Exception | None:
+    """Return the error of a run of ``size`` samples, without its traceback, which would keep the run alive.
+
+    It is None if another than DALI raised it, as signal handlers do, such as torch's for lost workers.
+    """
+    if error.args and _is_out_of_memory(error):
+        return _out_of_memory(error, device_id, f"a batch of {size}")
+    return error.with_traceback(None) if RUN_FAILED in str(error) else None
 
 
-def out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
+def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
     """Return torch's error, which users may catch, in place of DALI's; for the CPU a MemoryError."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
     return kind(f"DALI found no memory for {purpose}: {error}")

@@ -214,8 +214,15 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
     It is infinite if the image cannot be decoded, for example for lack of memory.
     """
     encoded, wanted = _picture()
-    pipeline = _decoder(device_id, padding, engine_share)
-    off = []
+    how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
+
+    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
+        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
+    )
+    def pictures() -> Any:
+        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
+
+    pipeline, off = pictures(), []
     try:
         pipeline.build()  # even with little memory, as the next decoder would not find more
         for images in ([encoded], [encoded, encoded]):
@@ -228,18 +235,6 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
         log.info("a picture could not be decoded on GPU %s: %s", device_id, str(error))
         return math.inf
     return max(off)
-
-
-def _decoder(device_id: int | None, padding: Padding, engine_share: float) -> Pipeline:
-    how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
-
-    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
-        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
-    )
-    def pictures() -> Any:
-        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
-
-    return pictures()
 
 
 def _picture() -> tuple[NDArray[np.uint8], NDArray[Any]]:

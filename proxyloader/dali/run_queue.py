@@ -168,9 +168,9 @@ class RunQueue:
         except torch.OutOfMemoryError as error:
             pipeline_run.error = error.with_traceback(None)  # the traceback would keep this frame, and the run, alive
         except (RuntimeError, MemoryError) as error:
-            if not executor.is_of_a_run(error):
-                raise  # DALI may still have the run, so the next call rebuilds the pipeline
             pipeline_run.error = executor.error_of_run(error, self.pipeline.device_id, pipeline_run.size)
+            if pipeline_run.error is None:
+                raise  # DALI may still have the run, so the next call rebuilds the pipeline
             self._inputs.failed = pipeline_run.kinds
         self._runs.popleft()
         pipeline_run.ended = self._in_step = True
