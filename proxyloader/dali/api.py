@@ -75,12 +75,9 @@ def merge(where_true: Any, where_false: Any, predicate: Any) -> Any:
 
 
 def filter_image(images: Any, kernel: Any, outside: Any = None) -> Any:
-    """Correlate float images (H, W, C) with a kernel.
+    """Correlate float images (H, W, C) with a kernel, (H, W).
 
-    Args:
-        images: the images.
-        kernel: the kernel, (H, W).
-        outside: value of the pixels around the images. None: the outermost pixels are repeated.
+    ``outside`` is the value of the pixels around the images. None: the outermost pixels are repeated.
     """
     operator = (_fn if hasattr(_fn, "filter") else _fn.experimental).filter  # experimental before DALI 2
     if outside is None:
@@ -100,11 +97,7 @@ def automatic_augmentation(name: str) -> Any:
 
 
 def operators_between(start: Any, end: Any) -> list[str]:
-    """Return the operators between two nodes of a graph, by their names in ``fn``.
-
-    Returns:
-        Each name once, in the order in which the operators were added to the graph.
-    """
+    """Return the names in ``fn`` of the operators between two nodes of a graph, each once, in the graph's order."""
     there, waiting = set(), [end.source]
     while waiting:
         operator = waiting.pop()

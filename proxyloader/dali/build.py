@@ -47,13 +47,8 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
 def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
     """Return the DALI operators that each step of a plan adds to the graph, by their names in ``fn``.
 
-    Args:
-        steps: the steps of the plan, at least one.
-        device_id: CUDA ordinal, or None for the CPU.
-
-    Returns:
-        A list for each step, and one for the output. The list of a deferred step is empty, as later operators do its
-        work.
+    There is a list for each of the steps, of which there is at least one, and one for the output. That of a deferred
+    step is empty, as later operators do its work.
     """
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
@@ -67,13 +62,7 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
 
 
 def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None = None) -> list[str]:
-    """Return the DALI operators of all steps of a branch, by their names in ``fn``.
-
-    Args:
-        steps: the steps of the branch.
-        state: the state of the images before the branch.
-        device_id: CUDA ordinal, or None for the CPU.
-    """
+    """Return the DALI operators of all steps of a branch, by their names in ``fn``; ``state`` is that before it."""
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
         graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.num_params for step in steps))

@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def external_sources(pipeline: Any) -> list[Any]:
-    """Return the ``fn.external_source`` nodes of a pipeline, in its order.
-
-    Raises:
-        RuntimeError: the pipeline was deserialized, and does not know its nodes.
-    """
+    """Return the ``fn.external_source`` nodes of a pipeline. A deserialized one does not know them: RuntimeError."""
     names = _external_source_node_names(pipeline)
     return [node for node in pipeline._ops if node.name in names]
 
@@ -225,7 +221,8 @@ def calls_functions(pipeline: Any) -> bool:
 def begins_anew(pipeline: Any) -> bool:
     """Return whether a pipeline starts from its beginning after ``take_apart`` and ``build``.
 
-    This is not so if it was deserialized, continues from a checkpoint, or calls functions of the user for data."""
+    A deserialized one, one from a checkpoint, and one that calls functions of the user for data do not.
+    """
     return _has_graph(pipeline) and not calls_functions(pipeline) and pipeline._checkpoint is None
 
 
@@ -306,7 +303,8 @@ def _free_bytes(device_id: int) -> float:
 def run(pipeline: Any) -> None:
     """Start one run with the inputs that were fed, without waiting.
 
-    With ``exec_async=False`` it runs in the calling thread, and blocks forever if earlier outputs were not taken."""
+    With ``exec_async=False`` it runs in the calling thread, and blocks forever if earlier outputs were not taken.
+    """
     pipeline._run_once()
 
 

@@ -91,19 +91,11 @@ class OutputFormat:
         return images.to(dtype=dtype or images.dtype, memory_format=memory_format)
 
     def of_batch(self, batch: Any) -> Any:
-        """Return a batch of a collate_fn with its four-dimensional tensors, which count as images, in this format.
-
-        Raises:
-            ValueError: as for ``of_images``.
-        """
+        """Return a batch of a collate_fn with its four-dimensional tensors, which count as images, in this format."""
         return batch if self.is_default else tree_map(self._of_leaf, batch)
 
     def of_outputs(self, outputs: Outputs) -> Outputs:
-        """Return the outputs of a run with the four-dimensional ones, which count as images, in this format.
-
-        Raises:
-            ValueError: as for ``of_images``.
-        """
+        """Return the outputs of a run with the four-dimensional ones, which count as images, in this format."""
         if self.is_default:
             return outputs
         return [

@@ -46,14 +46,7 @@ class PipelineRun:
         self.cancelled, self.inputs = True, None
 
     def take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        """Return the outputs of a run that has ended. They can be taken once.
-
-        Args:
-            stream: the stream that will use them; None on the CPU.
-
-        Raises:
-            PipelineError, torch.OutOfMemoryError, MemoryError: as for ``RunQueue.collect``.
-        """
+        """Return the outputs of a run that has ended, for use in ``stream``, once. Errors are those of ``collect``."""
         if self.cancelled:
             raise PipelineError("this run was forgotten: the server was stopped", code="stopped")
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):

@@ -142,6 +142,13 @@ class Graph:
                 view._add(operation)
             self.column = self.views[0].column
 
+    def all_through(self, branch: Branch, node: Any) -> Graph:
+        """Return the graph of a branch that all images take, after its steps. They take the next columns."""
+        part = self.branch(node, self.row, self.column)
+        part.add(branch)
+        self.column = part.column
+        return part
+
     def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
         """Return the graph of a branch at this point, with its own attributes. ``branch_path`` has its further splits.
 
@@ -158,9 +165,7 @@ class Graph:
     def array(self, first_block: Any, shape: Any) -> Any:
         """Return an array that was attached to the row, float32 (H, W, C), on the device of the image.
 
-        Args:
-            first_block: index of its first block, which is a column of the row.
-            shape: (3,) int32.
+        ``first_block``, the index of its first block, is a column of the row; ``shape`` is (3,) int32.
         """
         flat = self.attached(first_block, shape[0:1] * shape[1:2] * shape[2:3])
         return self.placed(fn.reshape(flat, shape=shape, layout="HWC"))
