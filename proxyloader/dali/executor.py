@@ -86,8 +86,7 @@ def paddings_on_engines(pipeline: Any) -> set[Padding]:
     """
     if not _has_graph(pipeline):
         return set() if pipeline.device_id is None else {()}
-    told = [_told(operator.spec) for operator in _on_engines(pipeline)]
-    return {tuple((name, int(each[name])) for name in PADDINGS if name in each) for each in told}
+    return {tuple((name, int(told[name])) for name in PADDINGS if name in told) for _, told in _on_engines(pipeline)}
 
 
 def _has_graph(pipeline: Any) -> bool:
@@ -95,14 +94,11 @@ def _has_graph(pipeline: Any) -> bool:
     return bool(pipeline._py_graph_built)
 
 
-def _on_engines(pipeline: Any) -> list[Any]:
-    """Return the decoders that use the JPEG engines of a GPU."""
+def _on_engines(pipeline: Any) -> list[tuple[Any, dict[str, str]]]:
+    """Return the decoders that use the JPEG engines of a GPU, with their arguments."""
+    decoders = [(each, _told(each.spec)) for each in pipeline._ops if each._op.schema.HasArgument("hw_decoder_load")]
     return [
-        operator
-        for operator in pipeline._ops
-        if operator._op.schema.HasArgument("hw_decoder_load")
-        and (told := _told(operator.spec))["device"] == "mixed"
-        and float(told.get("hw_decoder_load", 1)) != 0
+        (each, told) for each, told in decoders if told["device"] == "mixed" and float(told.get("hw_decoder_load", 1))
     ]
 
 
@@ -123,7 +119,7 @@ def leave_engines_alone(pipeline: Any) -> bool:
         if is_built(pipeline):
             return not paddings_on_engines(pipeline)
         pipeline._build_graph()
-    found = _on_engines(pipeline)
+    found = [operator for operator, _ in _on_engines(pipeline)]
     specs = [_off_engines(operator) for operator in found]
     if not found:
         return True

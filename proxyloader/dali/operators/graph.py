@@ -150,9 +150,9 @@ class Graph:
         return part
 
     def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
-        """Return the graph of a branch at this point, with its own attributes. ``branch_path`` has its further splits.
+        """Return the graph of a branch at this point; this graph must be materialized.
 
-        This graph must be materialized.
+        ``column`` is the first one of the branch, and ``branch_path`` has the further splits on the way to it.
         """
         path = self.branch_path + branch_path
         return replace(self, encoded=None, row=row, branch_path=path, column=column, node=node, views=[], reached=[])
