@@ -13,6 +13,7 @@ header DALI cannot parse: ``data/jpeg_header.py`` refuses every unusual header, 
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -45,6 +46,9 @@ except ImportError as error:
     ) from error
 
 
+_fn: Any = fn
+
+
 def upright(operator: str) -> dict[str, bool]:
     """Return the argument that stops a decoder from rotating by EXIF; {} for decoders before DALI 2 that never do."""
     schema: Any = backend
@@ -52,56 +56,48 @@ def upright(operator: str) -> dict[str, bool]:
     return {"adjust_orientation": False} if known else {}
 
 
+def decoder_arguments(operator: str, device_id: int | None, engine_share: float) -> dict[str, Any]:
+    """Return the arguments of a decoder for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
+    chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
+    where = {"device": "cpu"} if device_id is None else {"device": "mixed", "hw_decoder_load": engine_share}
+    return chosen | where
+
+
 def split(images: Any, predicate: Any) -> tuple[Any, Any]:
     """Split a batch into the images whose predicate, a scalar of each, is true, and the others."""
-    module: Any = fn
-    where_true, where_false = module._conditional.split(images, predicate=predicate)
+    where_true, where_false = _fn._conditional.split(images, predicate=predicate)
     return where_true, where_false
 
 
 def merge(where_true: Any, where_false: Any, predicate: Any) -> Any:
     """Merge the parts of a batch that ``split`` returned, in the original order."""
-    module: Any = fn
-    return module._conditional.merge(where_true, where_false, predicate=predicate)
+    return _fn._conditional.merge(where_true, where_false, predicate=predicate)
 
 
 def filter_image(images: Any, kernel: Any, outside: Any = None) -> Any:
-    """Correlate float images (H, W, C) with a kernel.
+    """Correlate float images (H, W, C) with a kernel, (H, W).
 
-    Args:
-        images: the images.
-        kernel: the kernel, (H, W).
-        outside: value of the pixels around the images. None: the outermost pixels are repeated.
+    ``outside`` is the value of the pixels around the images. None: the outermost pixels are repeated.
     """
-    module: Any = fn if hasattr(fn, "filter") else fn.experimental  # experimental before DALI 2
+    operator = (_fn if hasattr(_fn, "filter") else _fn.experimental).filter  # experimental before DALI 2
     if outside is None:
-        return module.filter(images, kernel, border="clamp")
-    return module.filter(images, kernel, outside, border="constant")
+        return operator(images, kernel, border="clamp")
+    return operator(images, kernel, outside, border="constant")
 
 
 def equalized(images: Any) -> Any:
     """Equalize the histogram of each channel of uint8 images (H, W, C), as OpenCV's ``equalizeHist`` does."""
-    module: Any = fn if hasattr(fn, "equalize") else fn.experimental  # experimental before DALI 2
-    return module.equalize(images)
+    return (_fn if hasattr(_fn, "equalize") else _fn.experimental).equalize(images)  # experimental before DALI 2
 
 
 def automatic_augmentation(name: str) -> Any:
     """Return a function of ``nvidia.dali.auto_aug``. It is imported here, as that takes long and is rarely needed."""
-    if name == "auto_augment":
-        from nvidia.dali.auto_aug.auto_augment import auto_augment as found
-    elif name == "rand_augment":
-        from nvidia.dali.auto_aug.rand_augment import rand_augment as found
-    else:
-        from nvidia.dali.auto_aug.trivial_augment import trivial_augment_wide as found
-    return found
+    module = importlib.import_module(f"nvidia.dali.auto_aug.{name.removesuffix('_wide')}")
+    return getattr(module, name)
 
 
 def operators_between(start: Any, end: Any) -> list[str]:
-    """Return the operators between two nodes of a graph, by their names in ``fn``.
-
-    Returns:
-        Each name once, in the order in which the operators were added to the graph.
-    """
+    """Return the names in ``fn`` of the operators between two nodes of a graph, each once, in the graph's order."""
     there, waiting = set(), [end.source]
     while waiting:
         operator = waiting.pop()

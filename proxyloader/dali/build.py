@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import time
-from dataclasses import replace
 from typing import Any
 
-from ..transforms.plan import Branch, ImageState, Plan, plan_of
-from ..transforms.type_conversion import ToTensor
+from ..transforms.plan import Branch, ImageState, Plan
 from . import jpeg_engines
 from .api import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, types
-from .api import __version__ as dali_version
-from .executor import run, tensor_list
 from .fused_normalize import split
 from .operators import Graph
 from .operators import PipelineOptions as PipelineOptions
-
-DALI_VERSION = f"DALI {dali_version}"
-"""Version of DALI. Images may differ between versions."""
-
-TIMES = 6
-"""How often a batch is decoded to measure the time."""
 
 
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
@@ -55,74 +44,25 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     return pipeline
 
 
-def decoding_s(options: PipelineOptions, images: list[Any]) -> float:
-    """Return the mean time of decoding a batch, in seconds.
-
-    Args:
-        options: options of the pipeline that is built for the measurement.
-        images: a batch, (bytes,) uint8 each.
-
-    Raises:
-        RuntimeError: DALI cannot decode them.
-    """
-    pipeline = build_pipeline(plan_of((ToTensor(),)), replace(options, prefetch_queue_depth=2))
-    batch = tensor_list(images)
-    times = []
-    for under_way in range(2 + TIMES):  # as in a loader, one run is in flight while another is collected
-        pipeline.feed_input("images", batch)
-        run(pipeline)
-        if under_way:
-            pipeline.outputs()
-            times.append(time.perf_counter())
-    pipeline.outputs()  # no run may be in flight when the memory of the images is freed
-    return (times[-1] - times[0]) / TIMES
-
-
-class _Watched(Graph):
-    """A graph that records the node of the image after each step."""
-
-    def __init__(self, options: PipelineOptions, encoded: Any, draws: Any, columns: int) -> None:
-        super().__init__(options, encoded, draws, columns)
-        self.reached: list[Any] = [encoded]
-
-    def add(self, steps: Branch) -> None:
-        for step in steps:
-            super().add((step,))
-            node = self.views[0].node if self.views else self.node
-            self.reached.append(self.reached[-1] if node is None else node)
-
-
 def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
     """Return the DALI operators that each step of a plan adds to the graph, by their names in ``fn``.
 
-    Args:
-        steps: the steps of the plan, at least one.
-        device_id: CUDA ordinal, or None for the CPU.
-
-    Returns:
-        A list for each step, and one for the output. The list of a deferred step is empty, as later operators do its
-        work.
+    There is a list for each of the steps, of which there is at least one, and one for the output. That of a deferred
+    step is empty, as later operators do its work.
     """
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
-        columns = sum(step.num_params for step in steps)
-        graph = _Watched(PipelineOptions(1, device_id), encoded, draws, columns)
+        graph = Graph(PipelineOptions(1, device_id), encoded, draws, sum(step.num_params for step in steps))
         in_dali, last = (steps, ()) if device_id is None else split(steps)
         output, *_ = graph.outputs_of(in_dali)
-        reached = [*graph.reached, *graph.reached[-1:] * len(last)]
+        reached = [encoded, *(encoded if node is None else node for node in graph.reached)]
         # A Normalize at the end makes the output.
-        reached = [*reached, output, output][: len(steps) + 2]
+        reached = [*reached, *reached[-1:] * len(last), output, output][: len(steps) + 2]
         return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
 
 
 def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None = None) -> list[str]:
-    """Return the DALI operators of all steps of a branch, by their names in ``fn``.
-
-    Args:
-        steps: the steps of the branch.
-        state: the state of the images before the branch.
-        device_id: CUDA ordinal, or None for the CPU.
-    """
+    """Return the DALI operators of all steps of a branch, by their names in ``fn``; ``state`` is that before it."""
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
         graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.num_params for step in steps))

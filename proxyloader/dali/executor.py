@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def external_sources(pipeline: Any) -> list[Any]:
-    """Return the ``fn.external_source`` nodes of a pipeline, in its order.
-
-    Raises:
-        RuntimeError: the pipeline was deserialized, and does not know its nodes.
-    """
+    """Return the ``fn.external_source`` nodes of a pipeline. A deserialized one does not know them: RuntimeError."""
     names = _external_source_node_names(pipeline)
     return [node for node in pipeline._ops if node.name in names]
 
@@ -62,15 +58,13 @@ def declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
 
     The input of a decoder is always (uint8, 1), the bytes of a file. With other input a decoder may crash the process.
     """
-    if any(node.name == each.inputs[0].name for each in pipeline._ops if each.inputs and _is_decoder(each)):
-        return np.dtype(np.uint8).str, 1
+    for operator in pipeline._ops:
+        schema_name: str = getattr(type(operator._op), "schema_name", "")
+        is_decoder = schema_name.startswith(("decoders__", "ImageDecoder", "experimental__decoders__"))
+        if is_decoder and operator.inputs and operator.inputs[0].name == node.name:
+            return np.dtype(np.uint8).str, 1
     dtype, ndim = getattr(node._op, "_dtype", None), getattr(node._op, "_ndim", None)
     return (None if dtype is None else np.dtype(types.to_numpy_type(dtype)).str), ndim
-
-
-def _is_decoder(operator: Any) -> bool:
-    schema_name: str = getattr(type(operator._op), "schema_name", "")
-    return schema_name.startswith(("decoders__", "ImageDecoder", "experimental__decoders__"))
 
 
 PADDINGS = ("device_memory_padding", "host_memory_padding")
@@ -85,20 +79,14 @@ def is_built(pipeline: Any) -> bool:
     return bool(pipeline._built)
 
 
-def uses_engines(pipeline: Any) -> bool:
-    """Return whether a decoder of a pipeline uses the JPEG engines; True for a deserialized pipeline on a GPU.
+def paddings_on_engines(pipeline: Any) -> set[Padding]:
+    """Return the paddings of the decoders that use the JPEG engines; the default for one deserialized on a GPU.
 
     The pipeline must be built, or have its graph.
     """
-    return bool(_on_engines(pipeline)) if _has_graph(pipeline) else pipeline.device_id is not None
-
-
-def paddings_on_engines(pipeline: Any) -> set[Padding]:
-    """Return the paddings of the decoders that use the JPEG engines; the default for a deserialized pipeline."""
     if not _has_graph(pipeline):
-        return {()}
-    told = [_told(operator.spec) for operator in _on_engines(pipeline)]
-    return {tuple((name, int(each[name])) for name in PADDINGS if name in each) for each in told}
+        return set() if pipeline.device_id is None else {()}
+    return {tuple((name, int(told[name])) for name in PADDINGS if name in told) for _, told in _on_engines(pipeline)}
 
 
 def _has_graph(pipeline: Any) -> bool:
@@ -106,14 +94,11 @@ def _has_graph(pipeline: Any) -> bool:
     return bool(pipeline._py_graph_built)
 
 
-def _on_engines(pipeline: Any) -> list[Any]:
-    """Return the decoders that use the JPEG engines of a GPU."""
-    decoders = [operator for operator in pipeline._ops if operator._op.schema.HasArgument("hw_decoder_load")]
-    told = [_told(operator.spec) for operator in decoders]
+def _on_engines(pipeline: Any) -> list[tuple[Any, dict[str, str]]]:
+    """Return the decoders that use the JPEG engines of a GPU, with their arguments."""
+    decoders = [(each, _told(each.spec)) for each in pipeline._ops if each._op.schema.HasArgument("hw_decoder_load")]
     return [
-        operator
-        for operator, each in zip(decoders, told)
-        if each["device"] == "mixed" and float(each.get("hw_decoder_load", 1)) != 0
+        (each, told) for each, told in decoders if told["device"] == "mixed" and float(told.get("hw_decoder_load", 1))
     ]
 
 
@@ -128,18 +113,19 @@ def leave_engines_alone(pipeline: Any) -> bool:
 
     Returns:
         Whether that was possible. It is not for a pipeline with engines that was deserialized and built, or is in the
-        middle of an epoch, or has a decoder whose other arguments cannot be kept.
+        middle of an epoch, or has a decoder with ``hw_decoder_load`` and arguments that other operators compute.
     """
     if not _has_graph(pipeline):
         if is_built(pipeline):
-            return not uses_engines(pipeline)
+            return not paddings_on_engines(pipeline)
         pipeline._build_graph()
-    found = _on_engines(pipeline)
+    found = [operator for operator, _ in _on_engines(pipeline)]
     specs = [_off_engines(operator) for operator in found]
-    if None in specs or (found and is_under_way(pipeline)):
+    if not found:
+        return True
+    if None in specs or is_under_way(pipeline):
         return False
-    if found:
-        take_apart(pipeline)
+    take_apart(pipeline)
     for operator, spec in zip(found, specs):
         operator._spec = spec
     return True
@@ -151,22 +137,16 @@ def _off_engines(operator: Any) -> Any:
     try:
         spec.AddArg("hw_decoder_load", 0.0)
     except RuntimeError:  # the argument was given, and cannot be changed
+        if len(operator.inputs) > spec.NumRegularInput():  # other operators compute arguments
+            return None
         how = {**operator._op._init_args, "hw_decoder_load": 0.0}
         how |= {} if operator._autoname else {"name": operator.name}
         with Pipeline(1, 1, None):  # an operator with preserve=True must be made in a pipeline
-            again = type(operator._op)(device=operator._op.device, **how)(*operator.inputs[: spec.NumRegularInput()])
+            again = type(operator._op)(device=operator._op.device, **how)(*operator.inputs)
         spec = again.source.spec
         for k in range(spec.NumOutput()):
             spec.RenameOutput(k, operator.spec.OutputName(k))
-        if _rest_of(spec) != _rest_of(operator.spec):
-            return None
     return spec
-
-
-def _rest_of(spec: Any) -> list[str]:
-    """Return the text of a spec without ``hw_decoder_load`` and the place in the code of the user."""
-    lines = [line.strip() for line in str(spec).splitlines()]
-    return [line for line in lines if not line.startswith(("hw_decoder_load: ", "_origin_stack_"))]
 
 
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
@@ -177,10 +157,7 @@ def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
     """
     if isinstance(samples, np.ndarray):
         return backend.TensorListCPU(samples, "", False)
-    return _list_of([backend.TensorCPU(sample, "", False) for sample in samples])
-
-
-def _list_of(tensors: list[Any]) -> Any:
+    tensors = [backend.TensorCPU(sample, "", False) for sample in samples]
     try:
         return backend.TensorListCPU(tensors, "", False)  # not contiguous: no copy
     except TypeError:  # before DALI 2 a list of tensors was always copied
@@ -240,7 +217,8 @@ def calls_functions(pipeline: Any) -> bool:
 def begins_anew(pipeline: Any) -> bool:
     """Return whether a pipeline starts from its beginning after ``take_apart`` and ``build``.
 
-    This is not so if it was deserialized, continues from a checkpoint, or calls functions of the user for data."""
+    A deserialized one, one from a checkpoint, and one that calls functions of the user for data do not.
+    """
     return _has_graph(pipeline) and not calls_functions(pipeline) and pipeline._checkpoint is None
 
 
@@ -252,9 +230,7 @@ def batches_before(pipeline: Any) -> int:
 def take_apart(pipeline: Any, seed: int | None = None) -> None:
     """Remove the executor of a pipeline, with its runs and its state. The pipeline must be built again.
 
-    Args:
-        pipeline: the pipeline.
-        seed: a new seed of its random numbers. None: the same seed.
+    Its random numbers then start from ``seed``, or again from the seed that it has.
     """
     pipeline._pipe = pipeline._api_type = None
     pipeline._seed = pipeline._seed if seed is None else seed
@@ -262,9 +238,6 @@ def take_apart(pipeline: Any, seed: int | None = None) -> None:
     pipeline._first_iter = True
     pipeline._batches_to_consume = 0
 
-
-NEEDS_A_GPU = "requires a CUDA-capable GPU"
-"""Part of DALI's message."""
 
 LITTLE_BYTES = 256 << 20
 """Free memory of a GPU below which building a pipeline may fail, in bytes."""
@@ -287,9 +260,9 @@ def build(pipeline: Any) -> None:
             pipeline.build()
     except (RuntimeError, MemoryError) as error:
         # The error of a decoder without enough GPU memory does not mention memory.
-        if is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
-            raise out_of_memory(error, device_id, "a pipeline") from error
-        if NEEDS_A_GPU in str(error):
+        if _is_out_of_memory(error) or (device_id is not None and _free_bytes(device_id) < LITTLE_BYTES):
+            raise _out_of_memory(error, device_id, "a pipeline") from error
+        if "requires a CUDA-capable GPU" in str(error):
             raise PipelineError(
                 "the pipeline has operators for a GPU, and there is none that DALI can use here. On a CPU give its "
                 f'decoders device="cpu" in place of "mixed", and leave out .gpu(). DALI says: {error}',
@@ -307,14 +280,12 @@ def _make_room(device_id: int) -> None:
     Raises:
         torch.OutOfMemoryError: there is still not enough memory.
     """
-    if _free_bytes(device_id) >= LITTLE_BYTES:
-        return
-    torch.cuda.empty_cache()
-    free = _free_bytes(device_id)
-    if free < LITTLE_BYTES:
+    if _free_bytes(device_id) < LITTLE_BYTES:
+        torch.cuda.empty_cache()
+    if (free := _free_bytes(device_id)) < LITTLE_BYTES:
         found = f"GPU {device_id} has {free / 2**20:.0f} MB left, and {LITTLE_BYTES >> 20} should be free"
         advice = "begin the loop before the model takes all, or leave it less with a smaller batch"
-        raise out_of_memory(f"{found}; {advice}", device_id, "a pipeline")
+        raise _out_of_memory(f"{found}; {advice}", device_id, "a pipeline")
 
 
 def _free_bytes(device_id: int) -> float:
@@ -328,7 +299,8 @@ def _free_bytes(device_id: int) -> float:
 def run(pipeline: Any) -> None:
     """Start one run with the inputs that were fed, without waiting.
 
-    With ``exec_async=False`` it runs in the calling thread, and blocks forever if earlier outputs were not taken."""
+    With ``exec_async=False`` it runs in the calling thread, and blocks forever if earlier outputs were not taken.
+    """
     pipeline._run_once()
 
 
@@ -336,25 +308,23 @@ RUN_FAILED = "Critical error in pipeline"
 """Part of DALI's message."""
 
 
-def is_of_a_run(error: Exception) -> bool:
-    """Return whether an error is that of a run. Signal handlers, such as torch's for lost workers, raise others."""
-    return RUN_FAILED in str(error) or (bool(error.args) and is_out_of_memory(error))
-
-
-def is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Return whether an error is about memory. DALI raises RuntimeError for most errors, so the text decides."""
-    return isinstance(error, MemoryError) or bool(
-        re.search(r"out of memory|bad_alloc|allocat(e|ion|or) ", str(error), re.IGNORECASE)
-    )
+    text = str(error)
+    return isinstance(error, MemoryError) or bool(re.search(r"(?i)out of memory|bad_alloc|allocat(e|ion|or) ", text))
 
 
-def error_of_run(error: Exception, device_id: int | None, size: int) -> Exception:
-    """Return the error of a run of ``size`` samples, without its traceback, which would keep the run alive."""
-    found = out_of_memory(error, device_id, f"a batch of {size}") if is_out_of_memory(error) else error
-    return found.with_traceback(None)
+def error_of_run(error: Exception, device_id: int | None, size: int) -> Exception | None:
+    """Return the error of a run of ``size`` samples, without its traceback, which would keep the run alive.
+
+    It is None if another than DALI raised it, as signal handlers do, such as torch's for lost workers.
+    """
+    if error.args and _is_out_of_memory(error):
+        return _out_of_memory(error, device_id, f"a batch of {size}")
+    return error.with_traceback(None) if RUN_FAILED in str(error) else None
 
 
-def out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
+def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
     """Return torch's error, which users may catch, in place of DALI's; for the CPU a MemoryError."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
     return kind(f"DALI found no memory for {purpose}: {error}")

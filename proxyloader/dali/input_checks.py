@@ -55,7 +55,7 @@ class InputKinds:
     """
 
     def __init__(self, pipeline: Any, sources: list[Any]) -> None:
-        self._pipeline = pipeline
+        self._max_batch_size = pipeline.max_batch_size
         self._declared = {source.name: executor.declared_kind(pipeline, source) for source in sources}
         self.taken: Kinds | None = None
         self.failed: Kinds | None = None
@@ -67,14 +67,15 @@ class InputKinds:
             InputError: the batch is too large, or an input is of another kind than declared, such as decoded images for
                 a pipeline that decodes.
         """
-        if len(inputs[0]) > self._pipeline.max_batch_size:
+        if len(inputs[0]) > self._max_batch_size:
             raise InputError(
-                f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._pipeline.max_batch_size}",
+                f"a batch of {len(inputs[0])} for a pipeline of batch_size={self._max_batch_size}",
                 code="large-batch",
             )
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
         for (name, declared), kind in zip(self._declared.items(), kinds):
-            _check_declared(name, kind, declared)
+            if any(said not in (None, found) for said, found in zip(declared, kind)):
+                raise _not_as_declared(name, kind, declared)
         return kinds
 
     def check_taken(self, kinds: Kinds) -> None:
@@ -91,37 +92,16 @@ class InputKinds:
                     code="wrong-kind",
                 )
 
-    def note_success(self, kinds: Kinds) -> None:
-        """Record a run that has succeeded."""
-        self.taken, self.failed = self.taken or kinds, None
 
-
-def _check_declared(name: str, kind: tuple[str, int], declared: tuple[str | None, int | None]) -> None:
-    """Check the kind of an input against its declaration.
-
-    Args:
-        name: name of the input.
-        kind: (dtype, number of dimensions) of its arrays.
-        declared: the declared kind, as ``executor.declared_kind`` returns it.
-
-    Raises:
-        InputError: the kinds differ.
-    """
-    if all(said in (None, found) for said, found in zip(declared, kind)):
-        return
+def _not_as_declared(name: str, kind: tuple[str, int], declared: tuple[str | None, int | None]) -> InputError:
     dtype = "any dtype" if declared[0] is None else np.dtype(declared[0])
     ndim = "any number of" if declared[1] is None else declared[1]
-    raise InputError(
-        f"input {name!r} of the pipeline takes {dtype} with {ndim} dimensions, "
-        f"and is {np.dtype(kind[0])} with {kind[1]} in this batch{_advice(kind, declared[1])}",
-        code="wrong-kind",
-    )
-
-
-def _advice(kind: tuple[str, int], declared_ndim: int | None) -> str:
-    if kind != ("|u1", 3) or declared_ndim != 1:
-        return ""
-    return (
+    advice = (
         ": decoded images, and the pipeline decodes. Give the dataset a loader that reads bytes: "
         'ImageFolder(root, transform=server.proxy, loader=read_bytes), with open(path, "rb").read() in read_bytes'
+    )
+    return InputError(
+        f"input {name!r} of the pipeline takes {dtype} with {ndim} dimensions, and is {np.dtype(kind[0])} with "
+        f"{kind[1]} in this batch{advice if kind == ('|u1', 3) and declared[1] == 1 else ''}",
+        code="wrong-kind",
     )

@@ -39,7 +39,7 @@ from PIL import Image
 from .. import _fork_safety
 from ..errors import PipelineError
 from . import executor
-from .api import Pipeline, fn, pipeline_def, types, upright
+from .api import Pipeline, decoder_arguments, fn, pipeline_def, types
 from .executor import Padding
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,9 @@ LOOK_S = 0.05
 _failing: set[int] = set()
 """GPUs whose engines this process does not use."""
 
+_missing: set[int] = set()
+"""GPUs that are not crowded and whose engines do not decode, so that they have none."""
+
 _holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDictionary()
 """Pipelines whose decoders hold the shared room, with their paddings."""
 
@@ -73,6 +76,13 @@ _holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDic
 def are_left_alone(device_id: int | None) -> bool:
     """Return whether this process does not use the engines of a GPU, as they failed to decode."""
     return device_id in _failing
+
+
+def are_used(device_id: int | None) -> bool:
+    """Return whether the engines of a GPU decode for this process. This waits for the thread that tries them."""
+    if _reservation is not None:
+        _reservation.finish()
+    return device_id not in _failing | _missing
 
 
 def build(pipeline: Pipeline) -> None:
@@ -88,7 +98,7 @@ def build(pipeline: Pipeline) -> None:
     if pipeline in _holding and executor.is_built(pipeline):
         return
     if _reservation is not None:
-        _reservation.finish()  # at the same time both would be slower, and tuning would measure that
+        _reservation.finish()  # at the same time both would be slower
     _holding.pop(pipeline, None)
     if are_left_alone(pipeline.device_id):
         _avoid(pipeline)
@@ -110,21 +120,19 @@ def _avoid(pipeline: Pipeline) -> None:
 def _fail_for(pipeline: Pipeline) -> bool:
     """Return whether a built pipeline uses engines that fail to decode."""
     device_id = pipeline.device_id
-    if device_id is None or not executor.uses_engines(pipeline):
+    if device_id is None or not (paddings := executor.paddings_on_engines(pipeline)):
         return False
     if are_left_alone(device_id):
         return True
-    paddings = executor.paddings_on_engines(pipeline)
     if not _is_crowded(device_id):
         held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
-        _reserve_beside(device_id, paddings.difference(*held))
-        _holding[pipeline] = paddings
-        return False
-    if _decode(device_id, paddings):
-        _holding[pipeline] = paddings
-        return False
-    _leave_alone(device_id)
-    return True
+        if missing := paddings.difference(*held):
+            _Reservation(device_id, missing).begin()
+    elif not _decode(device_id, paddings):
+        _leave_alone(device_id)
+        return True
+    _holding[pipeline] = paddings
+    return False
 
 
 def _leave_alone(device_id: int) -> None:
@@ -137,31 +145,34 @@ def _leave_alone(device_id: int) -> None:
     )
 
 
-def _reserve_beside(device_id: int, paddings: set[Padding]) -> None:
-    """Let a thread take the shared room of decoders with these paddings, after a delay."""
-    global _reservation
-    if paddings:
-        reservation = _Reservation(device_id, paddings)
-        reservation.start()  # first, as others join it, and only a started thread can be joined
-        _fork_safety.watch(reservation)
-        _reservation = reservation
-
-
 class _Reservation(threading.Thread):
-    """A thread that tries the engines, and so takes the shared room. A fork waits for its end."""
+    """A thread that tries the engines after a delay, and so takes the shared room of decoders with these paddings.
+
+    A fork waits for its end.
+    """
 
     def __init__(self, device_id: int, paddings: set[Padding]) -> None:
         super().__init__(name="proxyloader-engines")
         self._device_id, self._paddings = device_id, paddings
         self._at_once = threading.Event()
 
+    def begin(self) -> None:
+        global _reservation
+        self.start()  # first, as others join it, and only a started thread can be joined
+        _fork_safety.watch(self)
+        _reservation = self
+
     def run(self) -> None:
         until_s = time.monotonic() + AFTER_FIRST_BATCH_S
         while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s:
             if not threading.main_thread().is_alive():
                 return  # the process is ending, and waits for its threads
-        if not _decode(self._device_id, self._paddings) and _is_crowded(self._device_id):
+        if _decode(self._device_id, self._paddings):
+            return
+        if _is_crowded(self._device_id):
             _leave_alone(self._device_id)  # the GPU has become crowded; later pipelines do not use the engines
+        else:
+            _missing.add(self._device_id)
 
     def finish(self) -> None:
         """End the delay, and wait for the thread."""
@@ -203,8 +214,15 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
     It is infinite if the image cannot be decoded, for example for lack of memory.
     """
     encoded, wanted = _picture()
-    pipeline = _decoder(device_id, padding, engine_share)
-    off = []
+    how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
+
+    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
+        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
+    )
+    def pictures() -> Any:
+        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
+
+    pipeline, off = pictures(), []
     try:
         pipeline.build()  # even with little memory, as the next decoder would not find more
         for images in ([encoded], [encoded, encoded]):
@@ -217,20 +235,6 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
         log.info("a picture could not be decoded on GPU %s: %s", device_id, str(error))
         return math.inf
     return max(off)
-
-
-def _decoder(device_id: int | None, padding: Padding, engine_share: float) -> Pipeline:
-    how: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright("decoders__Image")}
-    if device_id is not None:
-        how |= {"device": "mixed", "hw_decoder_load": engine_share, **dict(padding)}
-
-    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
-        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
-    )
-    def pictures() -> Any:
-        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
-
-    return pictures()
 
 
 def _picture() -> tuple[NDArray[np.uint8], NDArray[Any]]:

@@ -91,28 +91,20 @@ class OutputFormat:
         return images.to(dtype=dtype or images.dtype, memory_format=memory_format)
 
     def of_batch(self, batch: Any) -> Any:
-        """Return a batch of a collate_fn with its four-dimensional tensors, which count as images, in this format.
-
-        Raises:
-            ValueError: as for ``of_images``.
-        """
+        """Return a batch of a collate_fn with its four-dimensional tensors, which count as images, in this format."""
         return batch if self.is_default else tree_map(self._of_leaf, batch)
 
     def of_outputs(self, outputs: Outputs) -> Outputs:
-        """Return the outputs of a run with the four-dimensional ones, which count as images, in this format.
+        """Return the outputs of a run with the four-dimensional ones, which count as images, in this format."""
+        if self.is_default:
+            return outputs
+        return [
+            [self._of_leaf(image, 3) for image in output] if isinstance(output, list) else self._of_leaf(output)
+            for output in outputs
+        ]
 
-        Raises:
-            ValueError: as for ``of_images``.
-        """
-        return outputs if self.is_default else list(map(self._of_output, outputs))
-
-    def _of_output(self, output: Output) -> Output:
-        if isinstance(output, list):
-            return [self.of_images(image) if image.ndim == 3 else image for image in output]
-        return self.of_images(output) if output.ndim == 4 else output
-
-    def _of_leaf(self, value: Any) -> Any:
-        return self.of_images(value) if isinstance(value, torch.Tensor) and value.ndim == 4 else value
+    def _of_leaf(self, value: Any, image_ndim: int = 4) -> Any:
+        return self.of_images(value) if isinstance(value, torch.Tensor) and value.ndim == image_ndim else value
 
 
 def stacked(images: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -2,59 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 
 from .api import feed_ndarray, to_torch_type
+from .output_format import Output, Outputs
 
 LEGACY_STREAM = 1
 """DLPack's number for CUDA's default stream, which is 0 in torch and CUDA."""
 
 
-def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> list[torch.Tensor | list[torch.Tensor]]:
+def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Outputs:
     """Return the outputs of the oldest run as torch tensors.
 
     On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``. GPU
     tensors are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics hold for them.
 
-    Returns:
-        For each output a tensor (N, ...), or a list of N tensors if the samples differ in shape.
     """
+
+    def to_torch(tensor: Any) -> torch.Tensor:
+        on_gpu = "GPU" in type(tensor).__name__
+        if not on_gpu and pipeline.exec_dynamic:
+            return _view(tensor, None)
+        device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
+        copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
+        feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
+        return copied
+
     asynchronous = stream is not None and pipeline.exec_dynamic
     outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
-    return [_to_torch(output, stream, pipeline.exec_dynamic) for output in outputs]
+    return [_each(to_torch, output) for output in outputs]
 
 
-def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> list[torch.Tensor | list[torch.Tensor]]:
+def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> Outputs:
     """Return the outputs of the oldest run of a GPU pipeline as views of DALI's memory.
 
     They must be read in ``stream`` and released at once. DALI reuses the memory when ``stream`` has reached this point,
     and does not consider other streams.
     """
-    return [
-        _view(output.as_tensor(), stream)
-        if output.is_dense_tensor()
-        else [_view(output[k], stream) for k in range(len(output))]
-        for output in pipeline.outputs(cuda_stream=stream)
-    ]
+    return [_each(lambda tensor: _view(tensor, stream), output) for output in pipeline.outputs(cuda_stream=stream)]
 
 
-def _to_torch(output: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor | list[torch.Tensor]:
+def _each(to_torch: Callable[[Any], torch.Tensor], output: Any) -> Output:
+    """Convert an output to a tensor (N, ...), or to a list of N tensors if the samples differ in shape."""
     if output.is_dense_tensor():
-        return _tensor_to_torch(output.as_tensor(), stream, exec_dynamic)
-    return [_tensor_to_torch(output[k], stream, exec_dynamic) for k in range(len(output))]
-
-
-def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
-    on_gpu = "GPU" in type(tensor).__name__
-    if not on_gpu and exec_dynamic:
-        return _view(tensor, None)
-    device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
-    copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
-    feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
-    return copied
+        return to_torch(output.as_tensor())
+    return [to_torch(output[k]) for k in range(len(output))]
 
 
 def _view(tensor: Any, stream: torch.cuda.Stream | None) -> torch.Tensor:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ..transforms.plan import Plan, plan_of
-from . import outputs
-from .autotune import is_to_be_tuned, tuned
+from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline
 from .fused_normalize import FusedNormalize, split
 from .output_format import Output, OutputFormat, Outputs
@@ -36,35 +35,34 @@ class PlanServer(RunQueue):
         self._channels_last = wanted.channels_last
         float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
         self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
-        self._plan, self._last_steps = plan, None
+        self._is_first = True  # no batch was submitted
+        self._plan = plan
+        self._last_steps: FusedNormalize | None = None
         if options.device_id is not None:
             steps, last = split(plan.steps)
-            device = torch.device("cuda", options.device_id)
-            self._plan, self._last_steps = (
-                plan_of(steps),
-                FusedNormalize(last, plan.output.channels, wanted.dtype, device),
-            )
+            self._plan, device = plan_of(steps), torch.device("cuda", options.device_id)
+            self._last_steps = FusedNormalize(last, plan.output.channels, wanted.dtype, device)
         super().__init__(build_pipeline(self._plan, self._options))
 
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
-        with self._lock:  # only one of two threads may tune
-            if is_to_be_tuned(self._options, len(inputs[0])):
-                self._tune(list(inputs[0]))
+        with self._lock:  # only one of two threads may rebuild
+            self._check_owned()
+            if self._is_first:
+                self._is_first = False
+                self._rebuild_for_large([image.nbytes for image in inputs[0]])
             return super().submit(inputs)
 
-    def _tune(self, images: list[Any]) -> None:
-        """Choose the options that are not set, from the first large batch."""
-        before, settled = self._options, tuned(self._options, images)
-        self._options = replace(before, num_threads=before.threads, hw_decoder_load=before.engine_share)
-        if (settled.threads, settled.engine_share) == (before.threads, before.engine_share):
+    def _rebuild_for_large(self, sizes: list[int]) -> None:
+        """Build the pipeline again if the first images, of these sizes in bytes, are large photographs."""
+        options = self._options.for_files_of(sum(sizes) / len(sizes))
+        if options == self._options or not jpeg_engines.are_used(options.device_id):
             return
-        self.settle()
         try:
-            self.pipeline = build_pipeline(self._plan, settled)
+            self.pipeline = build_pipeline(self._plan, options)
         except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
             log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
         else:
-            self._options = settled
+            self._options = options
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:
@@ -80,8 +78,6 @@ class PlanServer(RunQueue):
         return [_each(self._finished, output) for output in super().collect(pipeline_run)]
 
     def _finished(self, images: torch.Tensor) -> torch.Tensor:
-        if images.ndim == 3:  # one of several sizes, which a plan with deferred transforms does not return
-            return images.to(self._format.dtype) if images.is_floating_point() else images
         return self._format.of_images(images if self._rest is None else self._rest(images))
 
 

@@ -1,8 +1,7 @@
-"""PipelineRun: one run of a DALI pipeline, until the GPU has read its inputs; RunTimes. Main process."""
+"""PipelineRun: one run of a DALI pipeline, until the GPU has read its inputs. Main process."""
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -11,12 +10,6 @@ import torch
 from .. import _fork_safety
 from ..errors import PipelineError
 from .output_format import Outputs
-
-WAITED_S = 0.001
-"""A wait of more than this time, in seconds, shows that the run ended during the wait."""
-
-SURELY = 0.8
-"""Share of the shortest time of a run in which a run is assumed not to end."""
 
 Kinds = tuple[tuple[str, int], ...]
 """(dtype, number of dimensions) of each input of a pipeline."""
@@ -53,14 +46,7 @@ class PipelineRun:
         self.cancelled, self.inputs = True, None
 
     def take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        """Return the outputs of a run that has ended. They can be taken once.
-
-        Args:
-            stream: the stream that will use them; None on the CPU.
-
-        Raises:
-            PipelineError, torch.OutOfMemoryError, MemoryError: as for ``RunQueue.collect``.
-        """
+        """Return the outputs of a run that has ended, for use in ``stream``, once. Errors are those of ``collect``."""
         if self.cancelled:
             raise PipelineError("this run was forgotten: the server was stopped", code="stopped")
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
@@ -82,25 +68,6 @@ class PipelineRun:
         """Wait until the GPU has finished the run. This returns at once for a run that was not collected."""
         if self.finished is not None:
             self.finished.synchronize()
-
-
-class RunTimes:
-    """The shortest time so far of a run that had no other run in flight before it."""
-
-    def __init__(self) -> None:
-        self._shortest_s = math.inf
-
-    def note_start(self, pipeline_run: PipelineRun, is_alone: bool) -> None:
-        """Set the time until which the run is assumed not to end."""
-        pipeline_run.was_alone = is_alone
-        if is_alone and self._shortest_s < math.inf:
-            pipeline_run.busy_until_s = pipeline_run.started_s + SURELY * self._shortest_s
-
-    def note_end(self, pipeline_run: PipelineRun, asked_s: float) -> None:
-        """Record the end of a run that was requested at ``asked_s`` in ``time.monotonic()``."""
-        now_s = time.monotonic()
-        if pipeline_run.was_alone and now_s - asked_s > WAITED_S:  # else it ended at an unknown time before
-            self._shortest_s = min(self._shortest_s, now_s - pipeline_run.started_s)
 
 
 def _hand_over(outputs: Outputs, finished: torch.cuda.Event, stream: torch.cuda.Stream | None) -> None:

@@ -11,6 +11,7 @@ waits only for an output that it needs and that is not ready.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -28,9 +29,15 @@ from . import outputs as _outputs
 from .device import current_stream
 from .input_checks import InputKinds, fed_sources
 from .output_format import Outputs
-from .run import Kinds, PipelineRun, RunTimes
+from .run import Kinds, PipelineRun
 
 log = logging.getLogger(__name__)
+
+WAITED_S = 0.001
+"""A wait of more than this time, in seconds, shows that the run ended during the wait."""
+
+SURELY = 0.8
+"""Share of the shortest time of a run in which a run is assumed not to end."""
 
 WHY_LOST = {
     "forked": "this ProxyServer belongs to the process that this one was forked from: make one here, and a pipeline",
@@ -73,7 +80,7 @@ class RunQueue:
         with before_exit():
             jpeg_engines.build(pipeline)
         self._inputs = InputKinds(pipeline, sources)
-        self._times = RunTimes()
+        self._shortest_s = math.inf  # time of a run that had no other run in flight before it
         _fork_safety.watch(self)
 
     @property
@@ -112,7 +119,9 @@ class RunQueue:
                     self.pipeline.feed_input(name, batch)
                 pipeline_run.inputs = batches
                 executor.run(self.pipeline)
-            self._times.note_start(pipeline_run, is_alone=not self._runs)
+            pipeline_run.was_alone = not self._runs
+            if pipeline_run.was_alone and self._shortest_s < math.inf:
+                pipeline_run.busy_until_s = pipeline_run.started_s + SURELY * self._shortest_s
             self._runs.append(pipeline_run)
             self._in_step = True
             return pipeline_run
@@ -159,16 +168,18 @@ class RunQueue:
         except torch.OutOfMemoryError as error:
             pipeline_run.error = error.with_traceback(None)  # the traceback would keep this frame, and the run, alive
         except (RuntimeError, MemoryError) as error:
-            if not executor.is_of_a_run(error):
-                raise  # DALI may still have the run, so the next call rebuilds the pipeline
             pipeline_run.error = executor.error_of_run(error, self.pipeline.device_id, pipeline_run.size)
+            if pipeline_run.error is None:
+                raise  # DALI may still have the run, so the next call rebuilds the pipeline
             self._inputs.failed = pipeline_run.kinds
         self._runs.popleft()
         pipeline_run.ended = self._in_step = True
         if pipeline_run.error is not None:
             return
-        self._inputs.note_success(pipeline_run.kinds)
-        self._times.note_end(pipeline_run, asked_s)
+        self._inputs.taken, self._inputs.failed = self._inputs.taken or pipeline_run.kinds, None
+        now_s = time.monotonic()
+        if pipeline_run.was_alone and now_s - asked_s > WAITED_S:  # else it ended at an unknown time before
+            self._shortest_s = min(self._shortest_s, now_s - pipeline_run.started_s)
         if stream is not None:
             pipeline_run.stream, pipeline_run.finished = stream, stream.record_event()
         pipeline_run.outputs = [] if pipeline_run.cancelled else outputs

@@ -78,8 +78,6 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             raise TypeError("a ProxyServer cannot be pickled or copied; its proxy can: server.proxy")
         return ServerInWorker, (self._proxy,)
 
-    # --- start and stop, as in DALIServer ---------------------------------------------------------------------------
-
     def start_thread(self) -> None:
         """Open the server. No thread is started here, as DALI's own threads do the work."""
         self._started = True
@@ -93,8 +91,6 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     def _is_thread_running(self) -> bool:
         return self._started
-
-    # --- for a stock DataLoader -------------------------------------------------------------------------------------
 
     def produce_data(self, obj: Any) -> Any:
         """Replace the references to pipeline outputs in a batch of a stock DataLoader.

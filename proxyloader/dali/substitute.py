@@ -13,15 +13,9 @@ from ..data.placeholders import ProxyBatch, ProxySample
 
 
 def map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
-    """Replace references in containers and in objects with attributes. Lists, dicts, sets and objects change in place.
+    """Return a batch with ``of(reference)`` in place of each reference, in containers and in objects with attributes.
 
-    Args:
-        obj: the batch, or a part of it.
-        of: returns the replacement of a reference.
-        seen: IDs of the objects that were visited, for cyclic structures. Pass an empty set.
-
-    Returns:
-        ``obj``, or a new object for a tuple with references and for a reference.
+    Lists, dicts, sets and objects change in place. ``seen`` has the IDs of those that were visited, at first none.
     """
     if isinstance(obj, (ProxyBatch, ProxySample)):
         return of(obj)

@@ -285,3 +285,32 @@ class TestOptions:
     def test_threads_may_be_given(self) -> None:
         assert PipelineOptions(8, num_threads=3).threads == 3
         assert PipelineOptions(8, device_id=0, num_threads=7).threads == 7
+
+    @pytest.mark.parametrize(
+        ("cores", "ranks", "threads"),
+        [(16, None, 16), (64, None, 16), (2, None, 2), (16, "4", 4), (2, "8", 1), (8, "", 8), (8, "0", 8)],
+    )
+    def test_large_photographs_are_decoded_by_engines_and_cuda_with_more_threads(
+        self, cores: int, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if ranks is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        options = PipelineOptions(64, device_id=0, prefetch_queue_depth=3)
+        wanted = PipelineOptions(64, 0, threads, prefetch_queue_depth=3, hw_decoder_load=0.65)
+        assert options.for_files_of(400_000) == options.for_files_of(740_000) == wanted
+        assert options.for_files_of(399_999) == options.for_files_of(105_000) == options
+        assert options.engine_share == 1.0
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            PipelineOptions(64),
+            PipelineOptions(64, device_id=0, num_threads=2),
+            PipelineOptions(64, device_id=0, hw_decoder_load=1.0),
+            PipelineOptions(64, device_id=0, num_threads=2, hw_decoder_load=0.0),
+        ],
+    )
+    def test_what_is_given_stays_for_large_photographs_too_and_so_does_a_cpus(self, options: PipelineOptions) -> None:
+        assert options.for_files_of(1e6) == options

@@ -77,7 +77,7 @@ def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) ->
     ("given", "uses"), [({}, True), ({"hw_decoder_load": 0.5}, True), ({"hw_decoder_load": 0}, False)]
 )
 def test_a_pipeline_tells_whether_it_uses_them(given: dict[str, Any], uses: bool) -> None:
-    assert _executor.uses_engines(decoder_of(given)) == uses
+    assert bool(_executor.paddings_on_engines(decoder_of(given))) == uses
 
 
 def words_of(pipeline: Pipeline) -> list[str]:
@@ -102,7 +102,7 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
 ) -> None:
     pipeline = decoder_of(given, operator, **inputs)
     before = words_of(pipeline)
-    assert _executor.leave_engines_alone(pipeline) and not _executor.uses_engines(pipeline)
+    assert _executor.leave_engines_alone(pipeline) and not _executor.paddings_on_engines(pipeline)
     after = words_of(pipeline)
     assert [line for line in after if line not in before] == ["hw_decoder_load: 0.000000"]
     assert [line for line in after if "hw_" not in line] == [line for line in before if "hw_" not in line]
@@ -113,7 +113,7 @@ def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPat
     pipeline = decoder_of({"crop": [20, 20], "hw_decoder_load": 0.5}, "image_crop", crop_pos_x=1)
     with raises(PipelineError, code="no-engines"):
         jpeg_engines.build(pipeline)
-    assert _executor.uses_engines(pipeline)
+    assert _executor.paddings_on_engines(pipeline)
 
 
 def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
@@ -123,7 +123,7 @@ def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
 
     pipeline = graph()
     pipeline._build_graph()
-    assert _executor.uses_engines(pipeline)
+    assert _executor.paddings_on_engines(pipeline)
 
 
 def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
@@ -142,7 +142,7 @@ def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
 
 def test_a_pipeline_that_was_deserialized_on_a_cpu_uses_none() -> None:
     pipeline = Pipeline.deserialize(build_pipeline(DECODED, PipelineOptions(1)).serialize())
-    assert not _executor.uses_engines(pipeline) and _executor.leave_engines_alone(pipeline)
+    assert not _executor.paddings_on_engines(pipeline) and _executor.leave_engines_alone(pipeline)
 
 
 def test_a_pipeline_without_them_stays_as_it_is() -> None:
@@ -174,7 +174,7 @@ class Gpu:
         if not pipeline._py_graph_built:
             pipeline._build_graph()
         pipeline._pipe, pipeline._built, pipeline._device_id = Executor(), True, 0
-        self.built.append(_executor.uses_engines(pipeline))
+        self.built.append(bool(_executor.paddings_on_engines(pipeline)))
 
     def levels_off(self, device_id: int, padding: Any) -> float:
         self.goes_on.wait(WAIT_S)
@@ -193,6 +193,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
     monkeypatch.setattr(jpeg_engines, "_reservation", None)
     monkeypatch.setattr(jpeg_engines, "_failing", set())
+    monkeypatch.setattr(jpeg_engines, "_missing", set())
     monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakKeyDictionary())
     monkeypatch.setattr(jpeg_engines, "_is_crowded", lambda device_id: gpu.is_crowded)
     monkeypatch.setattr(jpeg_engines, "_levels_off", gpu.levels_off)
@@ -247,7 +248,7 @@ def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
     assert gpu.built == [False, False, True, False] and gpu.tried == [()] * 2
     assert caplog.text.count("CUDA decodes, which is slower") == 1
     jpeg_engines.build(before)  # it has its own
-    assert _executor.uses_engines(before)
+    assert _executor.paddings_on_engines(before)
 
 
 def test_what_has_run_is_not_built_again_behind_its_users_back(gpu: Gpu) -> None:
@@ -264,7 +265,15 @@ def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gp
     pipeline = decoder_of({})
     jpeg_engines.build(pipeline)
     assert gpu.tried_in_all() == [()] and gpu.built == [True]
-    assert _executor.uses_engines(pipeline) and not jpeg_engines.are_left_alone(0)
+    assert _executor.paddings_on_engines(pipeline) and not jpeg_engines.are_left_alone(0)
+    assert not jpeg_engines.are_used(0)
+
+
+def test_whether_they_decode_is_known_when_the_trial_has_ended(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+    assert gpu.tried == [] and jpeg_engines.are_used(0) and gpu.tried == [()]
 
 
 def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_without_engines(
@@ -273,7 +282,7 @@ def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_with
     before = decoder_of({})
     jpeg_engines.build(before)
     gpu.is_crowded, gpu.has_engines = True, False
-    assert gpu.tried_in_all() == [()] and jpeg_engines.are_left_alone(0)
+    assert gpu.tried_in_all() == [()] and jpeg_engines.are_left_alone(0) and not jpeg_engines.are_used(0)
     assert caplog.text.count("CUDA decodes, which is slower") == 1
     jpeg_engines.build(decoder_of({}))
     assert gpu.built == [True, False]
@@ -298,7 +307,7 @@ ENDS = """
 from proxyloader.dali import jpeg_engines
 jpeg_engines.AFTER_FIRST_BATCH_S = 60.0
 jpeg_engines._levels_off = lambda *_: print("tried")
-jpeg_engines._reserve_beside(0, {()})
+jpeg_engines._Reservation(0, {()}).begin()
 print("ends")
 """
 

@@ -151,7 +151,7 @@ def test_a_users_pipeline_is_made_to_leave_them_alone(
             server = ProxyServer(pipeline)
         assert ("GPU 0 has no JPEG engines, or other processes use them up" in caplog.text) == (time == 0)
         assert server.pipeline is pipeline and pipeline._pipe is not executor
-        assert not _executor.uses_engines(pipeline)
+        assert not _executor.paddings_on_engines(pipeline)
         assert is_right(server, root)
 
 
@@ -163,7 +163,7 @@ def test_ready_graphs_of_a_reader_leave_them_alone(failing: None, tmp_path: Path
         for _ in range(2):
             numbers = [number for images, _ in each for number in read_numbers(images.movedim(-1, 1), white=255)]
             assert numbers == list(range(24))
-        assert not _executor.uses_engines(each._epochs.pipeline)
+        assert not _executor.paddings_on_engines(each._epochs.pipeline)
 
 
 def read_by_hand(root: Path) -> Pipeline:

@@ -54,12 +54,8 @@ def _luma(graph: Graph, kind: str) -> Any:
 
 
 def _real(node: Any) -> Any:
+    """Return a node as floats; a condition as 1.0 where it is true, else 0.0."""
     return fn.cast(node, dtype=types.FLOAT)
-
-
-def _where(condition: Any) -> Any:
-    """Return 1.0 where the condition is true, else 0.0."""
-    return fn.cast(condition, dtype=types.FLOAT)
 
 
 def _put(graph: Graph, values: Any) -> None:
@@ -118,20 +114,20 @@ def _hue_of(values: Any) -> tuple[Any, Any, Any]:
     red, green, blue = (values[:, :, k : k + 1] for k in range(3))
     most = math.max(math.max(red, green), blue)
     spread = most - math.min(math.min(red, green), blue)
-    over = spread + _where(spread == 0)
+    over = spread + _real(spread == 0)
     r, g, b = ((most - channel) / over for channel in (red, green, blue))
-    is_red = _where(red == most)
-    is_green = _where(green == most) * (1.0 - is_red)
+    is_red = _real(red == most)
+    is_green = _real(green == most) * (1.0 - is_red)
     is_blue = (1.0 - is_red) * (1.0 - is_green)
     sixths = is_red * (b - g) + is_green * (2.0 + r - b) + is_blue * (4.0 + g - r)
     turned = sixths / 6.0 + 1.0
-    return (turned - math.floor(turned)) * _where(spread != 0), spread, most
+    return (turned - math.floor(turned)) * _real(spread != 0), spread, most
 
 
 def _color_of(sixths: Any, p: Any, q: Any, t: Any, v: Any) -> Any:
     """Return red, green and blue from the HSV sector ``sixths`` and the candidate values of the channels."""
     sector = sixths - 6.0 * math.floor(sixths / 6.0)
-    at = [_where(sector == float(k)) for k in range(6)]
+    at = [_real(sector == float(k)) for k in range(6)]
     red = (at[0] + at[5]) * v + at[1] * q + (at[2] + at[3]) * p + at[4] * t
     green = at[0] * t + (at[1] + at[2]) * v + at[3] * q + (at[4] + at[5]) * p
     blue = (at[0] + at[1]) * p + at[2] * t + (at[3] + at[4]) * v + at[5] * q
@@ -141,24 +137,24 @@ def _color_of(sixths: Any, p: Any, q: Any, t: Any, v: Any) -> Any:
 def _turned_as_pillow(values: Any, turn: Any) -> Any:
     """Shift the hue by ``turn`` levels in uint8 HSV, as with Pillow's ``rgb2hsv`` and ``hsv2rgb``."""
     hue, spread, v = _hue_of(values)
-    saturation = math.floor(spread * 255.0 / (v + _where(v == 0))) / 255.0
+    saturation = math.floor(spread * 255.0 / (v + _real(v == 0))) / 255.0
     level = math.floor(hue * 255.0) + turn
     sixths = (level - 256.0 * math.floor(level / 256.0)) * 6.0 / 255.0
     sector = math.floor(sixths)
     part = sixths - sector
-    p, q, t = (math.floor(v * (1.0 - saturation * share) + 0.5) for share in (_where(v >= 0), part, 1.0 - part))
+    p, q, t = (math.floor(v * (1.0 - saturation * share) + 0.5) for share in (_real(v >= 0), part, 1.0 - part))
     return _color_of(sector, p, q, t, v)
 
 
 def _turned(values: Any, turn: Any) -> Any:
     """Shift the hue of values in 0..1 by ``turn``, as with torchvision's ``_rgb_to_hsv`` and ``_hsv_to_rgb``."""
     hue, spread, v = _hue_of(values)
-    saturation = spread / (v + _where(v == 0))
+    saturation = spread / (v + _real(v == 0))
     hue = hue + turn
     sixths = (hue - math.floor(hue)) * 6.0
     sector = math.floor(sixths)
     part = sixths - sector
-    p, q, t = (math.clamp(v * (1.0 - saturation * share), 0.0, 1.0) for share in (_where(v == v), part, 1.0 - part))
+    p, q, t = (math.clamp(v * (1.0 - saturation * share), 0.0, 1.0) for share in (_real(v == v), part, 1.0 - part))
     return _color_of(sector, p, q, t, v)
 
 
@@ -178,14 +174,14 @@ def posterize(graph: Graph, step: Posterize) -> None:
 def solarize(graph: Graph, step: Solarize) -> None:
     threshold, values = graph.take_params(1)[0], _real(graph.materialize())
     most = 255.0 if graph.scale is None else 1.0
-    inverted = values + _where(values >= threshold) * (most - 2.0 * values)
+    inverted = values + _real(values >= threshold) * (most - 2.0 * values)
     graph.node = fn.cast(inverted, dtype=types.UINT8) if graph.scale is None else inverted
 
 
 @operator(SolarizeAdd)
 def solarize_add(graph: Graph, step: SolarizeAdd) -> None:
     added, values = graph.take_params(1)[0], _real(graph.materialize())
-    _put(graph, values + _where(values < 128.0) * added)
+    _put(graph, values + _real(values < 128.0) * added)
 
 
 @operator(Sharpness)
@@ -196,7 +192,7 @@ def sharpness(graph: Graph, step: Sharpness) -> None:
         smooth = math.floor(smooth + 0.5)
     # The outermost pixels do not change. There the kernel covers zeros outside the image, so its result on ones is less
     # than one.
-    inside = _where(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
+    inside = _real(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
     if graph.scale is None:
         # The sum of Pillow and of v2. On tensors, v1 differs from it by float rounding.
         _blend(graph, values + inside * (smooth - values), factor, "pil")
@@ -233,7 +229,7 @@ def equalize(graph: Graph, step: Equalize) -> None:
     darker = node < fn.reductions.max(node, axes=[0, 1], keep_dims=True)
     most = fn.reductions.sum(fn.cast(darker, dtype=types.INT32), axes=[0, 1], keep_dims=True)
     width = most // 255
-    is_flat = _where(width == 0)
+    is_flat = _real(width == 0)
     divisor = _real(width) + is_flat
     levels = math.floor(parts * (_real(most) / (255.0 * divisor)) + _real(width // 2) / divisor)
     _put(graph, is_flat * _real(node) + (1.0 - is_flat) * levels)

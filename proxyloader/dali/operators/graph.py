@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from ...transforms.plan import Branch, ParamRow, Step
 from ...transforms.type_conversion import Normalize
-from ..api import fn, split, types, upright
+from ..api import decoder_arguments, fn, split, types
 
 S = TypeVar("S", bound=Step)
+
+LARGE_BYTES = 400_000
+"""Mean size, in bytes, from which the JPEGs of a batch are large photographs."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,21 @@ class PipelineOptions:
         cores = len(os.sched_getaffinity(0))
         return cores + 1 if self.device_id is None else min(4, cores)
 
+    def for_files_of(self, mean_bytes: float) -> PipelineOptions:
+        """Return the options for JPEGs of a mean size. The JPEG engines and CUDA together decode large ones faster.
 
+        Nothing changes on the CPU, or if ``num_threads`` or ``hw_decoder_load`` is set.
+        """
+        is_set = self.num_threads is not None or self.hw_decoder_load is not None
+        if self.device_id is None or is_set or mean_bytes < LARGE_BYTES:
+            return self
+        cores, ranks = len(os.sched_getaffinity(0)), os.environ.get("LOCAL_WORLD_SIZE", "")
+        if ranks.isdecimal():  # set by torchrun, whose processes share the cores
+            cores //= max(1, int(ranks))
+        return replace(self, hw_decoder_load=0.65, num_threads=max(1, min(16, cores)))  # 0.65 is DALI's default
+
+
+@dataclass(eq=False, repr=False)
 class Graph:
     """The state of the graph after some of the steps.
 
@@ -67,37 +84,30 @@ class Graph:
         encoded: the bytes of the images, one-dimensional.
         row: the drawn numbers: the columns, followed by the arrays.
         num_params: number of columns.
+        branch_path: the splits on the way to this branch, as (predicate, side).
         column: index of the next column.
         node: (H, W, C), or None before the image is decoded.
         scale: factor of floating-point values. None: the values are uint8.
         mirror: a node that is 1 for images to be mirrored, or None.
         channels: 3 or 1.
-        branch_path: the splits on the way to this branch, as (predicate, side).
         views: the graphs of the images, if several are made of one. Later steps are added to each of them.
+        reached: the node after each step.
+        constants: nodes by their values and splits.
     """
 
-    def __init__(
-        self,
-        options: PipelineOptions,
-        encoded: Any,
-        row: Any,
-        columns: int,
-        branch_path: tuple[tuple[Any, int], ...] = (),
-    ) -> None:
-        self.options, self.encoded, self.row, self.num_params, self.branch_path = (
-            options,
-            encoded,
-            row,
-            columns,
-            branch_path,
-        )
-        self.column = 0
-        self.node: Any = None
-        self.scale: float | None = None
-        self.mirror: Any = None
-        self.channels = 3
-        self.views: list[Graph] = []
-        self._constants: dict[Any, Any] = {}  # nodes by their values and splits
+    options: PipelineOptions
+    encoded: Any
+    row: Any
+    num_params: int
+    branch_path: tuple[tuple[Any, int], ...] = ()
+    column: int = 0
+    node: Any = None
+    scale: float | None = None
+    mirror: Any = None
+    channels: int = 3
+    views: list[Graph] = field(default_factory=list)
+    reached: list[Any] = field(default_factory=list)
+    constants: dict[Any, Any] = field(default_factory=dict)
 
     def outputs_of(self, steps: Branch) -> list[Any]:
         """Return the tensors after all steps, (C, H, W) or (H, W, C): one, or one for each view."""
@@ -121,6 +131,7 @@ class Graph:
         for step in steps:
             for operation in step.operations:
                 self._add(operation)
+            self.reached.append(self.views[0].node if self.views else self.node)
 
     def _add(self, operation: Step) -> None:
         if not self.views:
@@ -131,18 +142,20 @@ class Graph:
                 view._add(operation)
             self.column = self.views[0].column
 
-    def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
-        """Return the graph of a branch at this point.
-
-        Args:
-            node, row: the image and the drawn numbers of the branch.
-            column: index of the first column of the branch.
-            branch_path: further splits on the way to the branch.
-        """
-        part = Graph(self.options, None, row, self.num_params, self.branch_path + branch_path)
-        part.node, part.scale, part.channels, part.column = node, self.scale, self.channels, column
-        part._constants = self._constants
+    def all_through(self, branch: Branch, node: Any) -> Graph:
+        """Return the graph of a branch that all images take, after its steps. They take the next columns."""
+        part = self.branch(node, self.row, self.column)
+        part.add(branch)
+        self.column = part.column
         return part
+
+    def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
+        """Return the graph of a branch at this point; this graph must be materialized.
+
+        ``column`` is the first one of the branch, and ``branch_path`` has the further splits on the way to it.
+        """
+        path = self.branch_path + branch_path
+        return replace(self, encoded=None, row=row, branch_path=path, column=column, node=node, views=[], reached=[])
 
     def take_params(self, count: int) -> Any:
         """Return the next ``count`` columns, or None for 0. Each step takes its own columns, in order."""
@@ -152,9 +165,7 @@ class Graph:
     def array(self, first_block: Any, shape: Any) -> Any:
         """Return an array that was attached to the row, float32 (H, W, C), on the device of the image.
 
-        Args:
-            first_block: index of its first block, which is a column of the row.
-            shape: (3,) int32.
+        ``first_block``, the index of its first block, is a column of the row; ``shape`` is (3,) int32.
         """
         flat = self.attached(first_block, shape[0:1] * shape[1:2] * shape[2:3])
         return self.placed(fn.reshape(flat, shape=shape, layout="HWC"))
@@ -176,23 +187,19 @@ class Graph:
         detected").
         """
         key: Any = array.dtype.str, array.shape, array.tobytes()
-        if key not in self._constants:
-            self._constants[key] = types.Constant(array)
-        node = self._constants[key]
+        if key not in self.constants:
+            self.constants[key] = types.Constant(array)
+        node = self.constants[key]
         for predicate, side in self.branch_path:
             key = key, predicate.name
-            if key not in self._constants:
-                self._constants[key] = split(node, predicate)
-            node = self._constants[key][side]
+            if key not in self.constants:
+                self.constants[key] = split(node, predicate)
+            node = self.constants[key][side]
             key = key, side
         return node
 
     def decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
-        """Return the arguments of a decoder for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
-        chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
-        if self.options.device_id is None:
-            return chosen | {"device": "cpu"}
-        return chosen | {"device": "mixed", "hw_decoder_load": self.options.engine_share}
+        return decoder_arguments(operator, self.options.device_id, self.options.engine_share)
 
     def decoded(self) -> Any:
         if self.node is None:

@@ -9,8 +9,4 @@ from .graph import Graph, operator
 @operator(Views)
 def views(graph: Graph, step: Views) -> None:
     node = graph.materialize()
-    for branch in step.branches:
-        view = graph.branch(node, graph.row, graph.column)
-        view.add(branch)
-        graph.column = view.column
-        graph.views.append(view)
+    graph.views = [graph.all_through(branch, node) for branch in step.branches]

@@ -1,0 +1,85 @@
+"""A plan's server: when its pipeline is built again for large photographs. On a GPU: ``tests/gpu/test_gpu.py``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import PILToTensor
+
+from proxyloader.dali import jpeg_engines, plan_server
+from proxyloader.dali.build import PipelineOptions
+from proxyloader.dali.output_format import OutputFormat
+from proxyloader.dali.plan_server import PlanServer
+from proxyloader.transforms.registry import plan_for
+
+OPTIONS = PipelineOptions(8, num_threads=1)
+
+
+@pytest.fixture
+def files(photos: Path) -> list[np.ndarray]:
+    return [np.fromfile(path, np.uint8) for path in sorted(photos.rglob("*.jpg"))[:8]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """As on a GPU where all photographs are large: two threads for them. The sizes that were asked about."""
+    sizes: list[float] = []
+
+    def for_files_of(options: PipelineOptions, mean_bytes: float) -> PipelineOptions:
+        sizes.append(mean_bytes)
+        return replace(options, num_threads=2)
+
+    monkeypatch.setattr(PipelineOptions, "for_files_of", for_files_of)
+    return sizes
+
+
+def collected(server: PlanServer, files: list[np.ndarray]) -> Any:
+    return server.collect(server.submit([files]))[0]
+
+
+def test_the_first_batch_decides_and_the_batches_are_the_same(asked: list[float], files: list[np.ndarray]) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    before = server.pipeline
+    first = collected(server, files)
+    assert asked == [np.mean([file.nbytes for file in files])]
+    rebuilt = server.pipeline
+    assert rebuilt is not before and (before.num_threads, rebuilt.num_threads) == (1, 2)
+    assert all(map(torch.equal, collected(server, files), first))
+    assert len(asked) == 1 and server.pipeline is rebuilt
+
+
+@pytest.mark.parametrize("sets", ["_failing", "_missing"])
+def test_where_no_engines_decode_the_pipeline_stays(
+    sets: str, asked: list[float], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    before = server.pipeline
+    monkeypatch.setattr(jpeg_engines, sets, {None})
+    collected(server, files)
+    assert server.pipeline is before and len(asked) == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_without_memory_for_another_the_pipeline_stays(
+    error: type[Exception],
+    asked: list[float],
+    files: list[np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    before = server.pipeline
+
+    def build_pipeline(*_: Any) -> None:
+        raise error("no memory is left")
+
+    monkeypatch.setattr(plan_server, "build_pipeline", build_pipeline)
+    assert len(collected(server, files)) == 8
+    assert server.pipeline is before and "no memory is left" in caplog.text
+    collected(server, files)
+    assert len(asked) == 1
