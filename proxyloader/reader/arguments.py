@@ -23,11 +23,6 @@ NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
 """Default names of outputs, by their number."""
 
 
-def are_class_numbers(labels: torch.Tensor, samples: int) -> bool:
-    """Return whether labels are one integer for each sample."""
-    return labels.numel() == samples and not labels.is_floating_point() and labels.dtype != torch.bool
-
-
 def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
     """Return the names of the outputs of a pipeline.
 

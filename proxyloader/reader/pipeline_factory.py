@@ -28,6 +28,9 @@ NOT_ANEW = "goes on from a checkpoint, calls functions for data, or was deserial
 class PipelineFactory:
     """Returns the pipeline at the start of an epoch, or at a checkpoint."""
 
+    was_given = False
+    """Whether the user has made the pipeline."""
+
     reader_name = READER_NAME
     """Name of the reader that sets the length of an epoch."""
 
@@ -74,11 +77,7 @@ class PipelineFactory:
         return pipeline
 
     def why_not_anew(self, meta: Mapping[str, Any]) -> str:
-        """Return why the pipeline cannot go to the next epoch in the middle of one, or "" if it can.
-
-        Args:
-            meta: DALI's metadata of the reader.
-        """
+        """Return why the pipeline, with DALI's metadata of its reader, cannot leave an epoch in the middle, or ""."""
         return ""
 
     def find_bad_file(self, error: Exception, batch: range) -> str:
@@ -88,20 +87,6 @@ class PipelineFactory:
     def fingerprint(self, policy: LastBatchPolicy) -> dict[str, Any]:
         """Return the keys and values that a state must agree with."""
         return {}
-
-    def check_set_epoch(self) -> None:
-        """Check that a pipeline for any epoch can be made.
-
-        Raises:
-            ValueError: it cannot.
-        """
-
-    def check_load_state_dict(self) -> None:
-        """Check that a pipeline can continue from a state.
-
-        Raises:
-            ValueError: it cannot.
-        """
 
     def close(self) -> None:
         """Release the pipeline."""
@@ -184,6 +169,8 @@ class GivenPipeline(PipelineFactory):
         TypeError: ``pipeline`` is not a DALI pipeline.
     """
 
+    was_given = True
+
     def __init__(self, pipeline: api.Pipeline, reader_name: str) -> None:
         if not isinstance(pipeline, api.Pipeline):
             raise TypeError(
@@ -204,15 +191,6 @@ class GivenPipeline(PipelineFactory):
         if meta["number_of_shards"] > 1 and not meta["stick_to_shard"]:
             return "comes to its next shard at an epoch's end alone (stick_to_shard=True avoids that)"
         return "" if executor.begins_anew(self._pipeline) else NOT_ANEW
-
-    def check_set_epoch(self) -> None:
-        raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
-
-    def check_load_state_dict(self) -> None:
-        raise ValueError(
-            "this loader was given its pipeline, which cannot go to another place in the data by itself: build the "
-            "pipeline with checkpoint=state['checkpoint'], and make the loader from that"
-        )
 
     def close(self) -> None:
         self._pipeline = None
