@@ -24,11 +24,7 @@ NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
 
 
 def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
-    """Return the names of the outputs of a pipeline.
-
-    Args:
-        output_map: the names that the user passed, or None.
-        outputs: number of outputs of the pipeline.
+    """Return the names of the outputs of a pipeline, which are given, or None for the default names.
 
     Raises:
         ValueError: there are too few or too many names, or two are the same.
@@ -89,10 +85,10 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
             "Let it call encoded, labels = source() in place of fn.readers.file(...); or build the pipeline yourself "
             "and use FileReaderLoader.from_pipeline(pipeline)"
         )
-    given = {"device_id", "prefetch_queue_depth"}
+    own = {"device_id", "prefetch_queue_depth"}
     if pipeline.__module__ == pipelines.__name__:  # other functions may have arguments of these names
-        given = {*ELSEWHERE, *BY_NAME}
-    for name in (name for name in graph_options if name in given):
+        own = {*ELSEWHERE, *BY_NAME}
+    for name in (name for name in graph_options if name in own):
         raise TypeError(
             f"{name} is an argument of the pipeline, which FileReaderLoader gives it: use {ELSEWHERE[name]}"
         )
@@ -101,7 +97,7 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
     if unknown and pipeline is transformed:
         raise TypeError(f"FileReaderLoader with a transform takes no {', '.join(unknown)}: the transform says all that")
     if unknown:
-        names = ", ".join(name for name in takes if name not in {"source", "device", *given})
+        names = ", ".join(name for name in takes if name not in {"source", "device", *own})
         raise TypeError(
             f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; beside source "
             f"{pipeline.__name__} takes {names or 'nothing'}"
@@ -138,11 +134,7 @@ STATE = {"epoch", "first_epoch", "batches", "checkpoint"}
 
 
 def check_state(state: Any, wanted: Mapping[str, Any]) -> None:
-    """Check that a state belongs to this loader.
-
-    Args:
-        state: the state.
-        wanted: the keys and values that the state must have.
+    """Check that a state has the keys and values of this loader.
 
     Raises:
         ValueError: it is no state, or the state of a loader with other arguments.
