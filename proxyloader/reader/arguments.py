@@ -24,11 +24,7 @@ NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
 
 
 def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
-    """Return the names of the outputs of a pipeline, which are given, or None for the default names.
-
-    Raises:
-        ValueError: there are too few or too many names, or two are the same.
-    """
+    """Return the names of the outputs of a pipeline, which are given, or None for the default names."""
     if output_map is None and outputs in NAMES:
         return list(NAMES[outputs])
     given = [] if output_map is None or isinstance(output_map, str) else list(output_map)
@@ -63,11 +59,7 @@ ELSEWHERE = {
 
 
 def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
-    """Check the pipeline function of a FileReaderLoader and its options.
-
-    Raises:
-        TypeError: it is not a pipeline function with an argument ``source``, or does not take these options.
-    """
+    """Check the pipeline function of a FileReaderLoader and its options."""
     if isinstance(pipeline, api.Pipeline):
         raise TypeError(
             "pipeline is a nvidia.dali.Pipeline, which has its reader, batch size and device already; "
@@ -105,12 +97,7 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
 
 
 def check_reader_options(options: Any) -> None:
-    """Check the options of a reader.
-
-    Raises:
-        TypeError: they are not a mapping.
-        ValueError: FileReaderLoader sets one of them itself.
-    """
+    """Check the options of a reader, some of which FileReaderLoader sets itself."""
     if options is None:
         return
     if not isinstance(options, Mapping):
@@ -134,15 +121,10 @@ STATE = {"epoch", "first_epoch", "batches", "checkpoint"}
 
 
 def check_state(state: Any, wanted: Mapping[str, Any]) -> None:
-    """Check that a state has the keys and values of this loader.
-
-    Raises:
-        ValueError: it is no state, or the state of a loader with other arguments.
-    """
+    """Check that a state has the keys and values of this loader."""
     if not isinstance(state, dict) or not STATE | wanted.keys() <= state.keys():
         raise ValueError(f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state)}")
-    others = [name for name, value in wanted.items() if state[name] != value]
-    if others:
+    if others := [name for name, value in wanted.items() if state[name] != value]:
         saved, here = (", ".join(f"{name}={of[name]!r}" for name in others) for of in (state, wanted))
         raise ValueError(
             f"the state was saved by a loader with {saved}, and this one has {here}. Give it the same arguments"
@@ -189,8 +171,7 @@ def what_is_missing(error: Exception) -> Exception | None:
             "names (by default jpg, jpeg or png, and cls). 'missing_component_behavior': 'skip' leaves such samples "
             f"out. DALI says: {error}"
         )
-    reader = re.search(r"operator `nvidia\.dali\.(fn\.readers\.\w+)`", str(error))
-    if reader:
+    if reader := re.search(r"operator `nvidia\.dali\.(fn\.readers\.\w+)`", str(error)):
         return PipelineError(
             f"{reader[1]} cannot read what it is given; is the root of that kind, and what reader_options say? "
             f"DALI says: {error}",
@@ -200,12 +181,7 @@ def what_is_missing(error: Exception) -> Exception | None:
 
 
 def what_failed(error: Exception, blamed: str) -> str:
-    """Return a message that explains DALI's error in a run.
-
-    Args:
-        error: DALI's error.
-        blamed: the result of ``bad_files.find_bad_file``.
-    """
+    """Return a message that explains DALI's error in a run. ``blamed`` is the result of ``bad_files.find_bad_file``."""
     if RUN_FAILED not in str(error):  # raised by DALI's iterator, not by a run
         return (
             "the samples of a batch differ in shape, so they make no tensor; resize or crop them in the pipeline "

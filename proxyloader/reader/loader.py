@@ -15,7 +15,7 @@ from .arguments import check_reader_options, is_transform
 from .epochs import ReaderEpochs, ReaderLoop
 from .pipeline_factory import GivenPipeline, PipelineFactory, PipelineFunction
 from .plan_pipeline import plan_without_chance, transformed
-from .sources import READER_NAME, Root, sharded_reader
+from .sources import READER_NAME, Reader, Root, world_of
 
 
 def as_torch(outputs: dict[str, torch.Tensor]) -> Any:
@@ -109,7 +109,9 @@ class FileReaderLoader:
         if is_transform(pipeline):
             pipeline, graph_options = transformed, {"plan": plan_without_chance(pipeline), **graph_options}
         check_reader_options(reader_options)
-        source = sharded_reader(root, reader, shuffle, num_shards, shard_id, reader_options or {})
+        world, options = world_of(num_shards, shard_id), dict(reader_options or {})
+        sticks = bool(options.pop("stick_to_shard", False))
+        source = Reader(root, reader, shuffle, world.num_shards, world.shard_id, True, sticks, options)
         factory = PipelineFunction(source, pipeline, graph_options, batch_size, device, num_threads, seed, prefetch)
         self._set_up(factory, last_batch_policy, auto_reset, style, output_map)
 

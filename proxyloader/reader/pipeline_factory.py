@@ -44,11 +44,7 @@ class PipelineFactory:
         raise NotImplementedError
 
     def build(self, epoch: int, checkpoint: bytes | None, owner: Any) -> api.Pipeline:
-        """Return the pipeline, built, at the start of an epoch or at DALI's checkpoint. Only ``owner`` may run it.
-
-        Raises:
-            FileNotFoundError, ValueError, PipelineError: as for ``FileReaderLoader``.
-        """
+        """Return the pipeline, built, at the start of an epoch or at DALI's checkpoint. Only ``owner`` may run it."""
         pipeline = self._make(epoch, checkpoint)
         executor.take_over(pipeline, owner)
         if executor.is_under_way(pipeline):
@@ -59,10 +55,9 @@ class PipelineFactory:
         try:
             jpeg_engines.build(pipeline)
         except RuntimeError as error:
-            missing = what_is_missing(error)
-            if missing is None:
-                raise
-            raise missing from error
+            if missing := what_is_missing(error):
+                raise missing from error
+            raise
         fed, readers = executor.fed_by_hand(pipeline), pipeline.reader_meta()
         if fed:
             raise ValueError(
@@ -94,16 +89,13 @@ class PipelineFactory:
 
 @dataclass(frozen=True, eq=False)
 class PipelineFunction(PipelineFactory):
-    """Factory that calls a pipeline function for each pipeline, with the reader on the shard of the epoch.
+    """Factory that calls a pipeline function for each pipeline, with ``source`` on the shard of the epoch.
+
+    The attributes are checked. Those that are not named here are arguments of ``FileReaderLoader``.
 
     Attributes:
         source: the reader, on the shard of epoch 0.
         function: the pipeline function.
-
-    The other attributes are those of ``FileReaderLoader``.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     source: Reader
@@ -163,11 +155,7 @@ class PipelineFunction(PipelineFactory):
 
 
 class GivenPipeline(PipelineFactory):
-    """Factory that always returns the same pipeline, which the user has made.
-
-    Raises:
-        TypeError: ``pipeline`` is not a DALI pipeline.
-    """
+    """Factory that always returns the same pipeline, which the user has made."""
 
     was_given = True
 

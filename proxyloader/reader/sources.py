@@ -120,23 +120,15 @@ class Reader:
         return tuple(read) if isinstance(read, (tuple, list)) else (read,)
 
 
-def sharded_reader(
-    root: Root | None,
-    kind: str,
-    shuffle: bool,
-    num_shards: int | Auto | None,
-    shard_id: int | Auto | None,
-    options: Mapping[str, Any],
-) -> Reader:
-    """Return the padded reader of this process's shard. The arguments are those of ``FileReaderLoader``."""
-    world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
-    if num_shards is not None:
-        world.check_processes()
-    elif shard_id is not None:
-        raise ValueError(f"shard_id={shard_id!r} needs num_shards, the number of processes, or 'auto'")
-    more = dict(options)
-    sticks = bool(more.pop("stick_to_shard", False))
-    return Reader(root, kind, shuffle, world.num_shards, world.shard_id, True, sticks, more)
+def world_of(num_shards: int | Auto | None, shard_id: int | Auto | None) -> World:
+    """Return the processes that share the data. The arguments are those of ``FileReaderLoader``."""
+    if num_shards is None:
+        if shard_id is not None:
+            raise ValueError(f"shard_id={shard_id!r} needs num_shards, the number of processes, or 'auto'")
+        return World(1, 0)
+    world = World.of(num_shards, "auto" if shard_id is None else shard_id)
+    world.check_processes()
+    return world
 
 
 def _check_list(path: str) -> None:
