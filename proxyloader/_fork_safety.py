@@ -13,6 +13,7 @@ of runs cannot be destroyed in a child either, and are kept.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -154,16 +155,13 @@ def _take_interrupts() -> None:
 
 
 def _after_in_parent() -> None:
-    try:
+    with contextlib.ExitStack() as stack:  # calls each of them, the last one first, also if one raises
+        stack.callback(_take_interrupts)
+        stack.callback(_forking.release)
+        if _collects_garbage:
+            stack.callback(gc.enable)
         while _held:
-            _held.pop().resume()
-    finally:
-        try:
-            if _collects_garbage:
-                gc.enable()
-            _forking.release()
-        finally:
-            _take_interrupts()
+            stack.callback(_held.pop(0).resume)
 
 
 def _after_in_child() -> None:

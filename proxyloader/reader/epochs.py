@@ -144,9 +144,6 @@ class ReaderEpochs:
         policy: what to do with the last batch of a shard.
         output_map: names of the pipeline's outputs, or None for the default names.
         style: returns a batch in the style of the loader, from the outputs by their names.
-
-    Raises:
-        FileNotFoundError, ValueError: as for ``FileReaderLoader``.
     """
 
     def __init__(

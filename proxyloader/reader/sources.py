@@ -47,12 +47,6 @@ class Reader:
         kind: name of the reader in ``nvidia.dali.fn.readers``, a key of READERS.
         random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard: as in DALI's readers.
         options: further arguments of the reader, such as ``initial_fill`` or ``read_ahead``.
-
-    Raises:
-        FileNotFoundError, IsADirectoryError: a path does not exist, is a folder where a file is expected, or has
-            nothing that can be read.
-        TypeError: ``root`` is not a path or a sequence of paths.
-        ValueError: there is no such reader or shard, or no data is named.
     """
 
     root: Root | None
@@ -106,10 +100,6 @@ class Reader:
         Returns:
             The encoded images, (bytes,) uint8 each, and their labels, (1,) each, int64 for tfrecord and webdataset, and
             int32 for file and caffe2. For numpy only the arrays.
-
-        Raises:
-            TypeError: the reader does not take one of ``options``.
-            ValueError: one of ``labels`` is not an integer, or does not fit in the 32 bits of the file reader.
         """
         own = ("random_shuffle", "num_shards", "shard_id", "pad_last_batch", "stick_to_shard")
         how = {"name": READER_NAME, **{name: getattr(self, name) for name in own}, **self.options}
