@@ -104,12 +104,9 @@ class ForkContext(multiprocessing.context.ForkContext):
 
 
 def in_turn(context: Any) -> Any:
-    """Return a ``multiprocessing_context`` for torch's loader that starts forked workers one at a time.
+    """Return a ``multiprocessing_context`` in which workers are forked one at a time; one that does not fork as it is.
 
-    Other start methods are returned unchanged.
-
-    Args:
-        context: the user's; None: Python's default.
+    None stands for Python's default.
     """
     given = multiprocessing.get_context() if context is None else context
     plain = type(given) in (multiprocessing.context.ForkContext, multiprocessing.context.DefaultContext)

@@ -18,9 +18,8 @@ from .sources import FEATURES, Reader
 LOOK_S = 5.0
 """Limit of the time for listing and checking files, in seconds."""
 
-_ENDINGS = "jpg jpeg png bmp tif tiff pnm ppm pgm pbm jp2 webp flac ogg wav"
-FILTERS = [f"*.{ending}" for ending in _ENDINGS.split()]
-"""Names of the files that the reader lists by default."""
+ENDINGS = ["jpg", "jpeg", "png", "bmp", "tif", "tiff", "pnm", "ppm", "pgm", "pbm", "jp2", "webp", "flac", "ogg", "wav"]
+"""Extensions of the files that the reader lists by default."""
 
 _DECODES = re.compile(r"nvidia\.dali\.\w+\.(experimental\.)?(decoders\.image|peek_image_shape)", re.IGNORECASE)
 _READS = re.compile(r"File mapping failed: (.+)")
@@ -82,8 +81,9 @@ def _paths(source: Reader) -> Iterator[str]:
                 yield os.path.join(root, line.rsplit(maxsplit=1)[0])
     else:
         flags = 0 if options.get("case_sensitive_filter") else re.IGNORECASE
+        filters = options.get("file_filters") or [f"*.{ending}" for ending in ENDINGS]
         for folder in _matching(root, options.get("dir_filters") or "*", flags, folders=True):
-            yield from _matching(folder, options.get("file_filters") or FILTERS, flags, folders=False)
+            yield from _matching(folder, filters, flags, folders=False)
 
 
 def _several(names: Any) -> list[str]:
