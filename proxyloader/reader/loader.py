@@ -202,7 +202,7 @@ class FileReaderLoader:
             ValueError: ``epoch`` is not an integer of at least 0, or the loader was made by ``from_pipeline``.
         """
         check_int("epoch", epoch, 0)
-        if self._epochs.factory.was_given:
+        if isinstance(self._epochs.factory, GivenPipeline):
             raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
         with self._epochs.lock:
             if epoch != self._epochs.next_epoch:
@@ -225,7 +225,7 @@ class FileReaderLoader:
             ValueError: the argument is no such state, or the state of a loader with other arguments or another number
                 of samples; or this loader was made by ``from_pipeline``.
         """
-        if self._epochs.factory.was_given:
+        if isinstance(self._epochs.factory, GivenPipeline):
             raise ValueError(
                 "this loader was given its pipeline, which cannot go to another place in the data by itself: build the "
                 "pipeline with checkpoint=state['checkpoint'], and make the loader from that"

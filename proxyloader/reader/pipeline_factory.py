@@ -28,9 +28,6 @@ NOT_ANEW = "goes on from a checkpoint, calls functions for data, or was deserial
 class PipelineFactory:
     """Returns the pipeline at the start of an epoch, or at a checkpoint."""
 
-    was_given = False
-    """Whether the user has made the pipeline."""
-
     reader_name = READER_NAME
     """Name of the reader that sets the length of an epoch."""
 
@@ -156,8 +153,6 @@ class PipelineFunction(PipelineFactory):
 
 class GivenPipeline(PipelineFactory):
     """Factory that always returns the same pipeline, which the user has made."""
-
-    was_given = True
 
     def __init__(self, pipeline: api.Pipeline, reader_name: str) -> None:
         if not isinstance(pipeline, api.Pipeline):

@@ -257,9 +257,7 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
     return chosen | {"device": "mixed", "hw_decoder_load": hw_decoder_load}
 
 
-def _cropped(
-    encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, hw_decoder_load: float
-) -> Any:
+def _cropped(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
     """Decode, crop at random, resize. On a CPU only the crop is decoded, and on a GPU the whole image.
 
     This is faster on each of them (``benchmarks/results/parts.jsonl``)."""
@@ -269,11 +267,9 @@ def _cropped(
     crop: dict[str, Any] = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
     resize: dict[str, Any] = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
     if _on_gpu(device):
-        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, load))
         return fn.random_resized_crop(images, **crop, **resize)
-    images = fn.decoders.image_random_crop(
-        encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, hw_decoder_load)
-    )
+    images = fn.decoders.image_random_crop(encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, load))
     return fn.resize(images, **resize)
 
 

@@ -219,10 +219,6 @@ def _sum(flags: Any) -> Any:
     return fn.reshape(fn.reductions.sum(fn.cast(flags, dtype=types.INT32), dtype=types.INT32), shape=[1])
 
 
-def _caffe2(reader: Reader, how: dict[str, Any]) -> Any:
-    return fn.readers.caffe2(path=reader.paths, **how)
-
-
 def _numpy(reader: Reader, how: dict[str, Any]) -> Any:
     """Read all ``*.npy`` files of a folder, in the order of their names."""
     pattern = how.get("file_filter", "*.npy")
@@ -235,7 +231,7 @@ READERS: dict[str, Callable[[Reader, dict[str, Any]], Any]] = {
     "file": _files,
     "tfrecord": _tfrecord,
     "webdataset": _webdataset,
-    "caffe2": _caffe2,
+    "caffe2": lambda reader, how: fn.readers.caffe2(path=reader.paths, **how),
     "numpy": _numpy,
 }
 """Functions that add a reader to the graph, by the name of the reader in ``nvidia.dali.fn.readers``."""
