@@ -13,6 +13,7 @@ of runs cannot be destroyed in a child either, and are kept.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -30,7 +31,6 @@ from ._exit_safety import at_exit
 log = logging.getLogger(__name__)
 
 LET_GO_S = 0.002
-MOST_INTERRUPTS = 3
 AFTER_THE_FORK_S = 0.1
 
 
@@ -62,6 +62,9 @@ _held: list[Server] = []
 
 _collects_garbage = False
 """Whether garbage collection was enabled before the fork."""
+
+_on_interrupt: Any = None
+"""Handler of SIGINT that the main thread had before its fork; None if no handler was replaced."""
 
 
 def watch(server: Server) -> None:
@@ -101,12 +104,9 @@ class ForkContext(multiprocessing.context.ForkContext):
 
 
 def in_turn(context: Any) -> Any:
-    """Return a ``multiprocessing_context`` for torch's loader that starts forked workers one at a time.
+    """Return a ``multiprocessing_context`` in which workers are forked one at a time; one that does not fork as it is.
 
-    Other start methods are returned unchanged.
-
-    Args:
-        context: the user's; None: Python's default.
+    None stands for Python's default.
     """
     given = multiprocessing.get_context() if context is None else context
     plain = type(given) in (multiprocessing.context.ForkContext, multiprocessing.context.DefaultContext)
@@ -115,72 +115,50 @@ def in_turn(context: Any) -> Any:
 
 def _before() -> None:
     global _collects_garbage
-    _take_turn()
+    _put_off_interrupts()
+    _forking.acquire()
     _collects_garbage = gc.isenabled()
     gc.disable()
     were_under_way = False
     for server in list(_servers):
-        were_under_way |= _held_still(server)
-    if were_under_way:
         try:
-            time.sleep(LET_GO_S)
-        except KeyboardInterrupt:
-            _interrupt_later()
-            time.sleep(LET_GO_S)
-
-
-def _take_turn() -> None:
-    """Acquire the fork lock.
-
-    Python ignores exceptions that are raised here and forks anyway. Therefore Ctrl-C is delivered after the fork.
-    """
-    while True:
-        try:
-            while not _forking._is_owned():  # type: ignore[attr-defined]
-                _forking.acquire()
-            return
-        except KeyboardInterrupt:
-            _interrupt_later()
-
-
-def _held_still(server: Server) -> bool:
-    """Pause one server, and deliver Ctrl-C after the fork. Return whether it had runs in progress.
-
-    Return True also if the server could not be paused.
-    """
-    for _ in range(MOST_INTERRUPTS):
-        try:
-            were_under_way = server.pause()
-        except KeyboardInterrupt:
-            _interrupt_later()
+            were_under_way |= server.pause()
+            _held.append(server)
         except Exception as error:
             log.warning("before a fork %r could not be brought to rest: %r", server, error)
-            return True
-        else:
-            _held.append(server)
-            return were_under_way
-    return True
+            were_under_way = True
+    if were_under_way:
+        time.sleep(LET_GO_S)
 
 
-def _interrupt_later() -> None:
+def _put_off_interrupts() -> None:
+    """Deliver Ctrl-C after the fork. Python ignores exceptions that are raised here, and forks anyway."""
+    global _on_interrupt
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and _on_interrupt is None and signal.getsignal(signal.SIGINT) is not None:
+        _on_interrupt = signal.signal(signal.SIGINT, _interrupt_later)
+
+
+def _interrupt_later(*_: Any) -> None:
     again = threading.main_thread().ident, signal.SIGINT
     threading.Timer(AFTER_THE_FORK_S, signal.pthread_kill, again).start()
 
 
+def _take_interrupts() -> None:
+    global _on_interrupt
+    if _on_interrupt is not None and threading.current_thread() is threading.main_thread():
+        before, _on_interrupt = _on_interrupt, None
+        signal.signal(signal.SIGINT, before)
+
+
 def _after_in_parent() -> None:
-    try:
+    with contextlib.ExitStack() as stack:  # calls each of them, the last one first, also if one raises
+        stack.callback(_take_interrupts)
+        stack.callback(_forking.release)
+        if _collects_garbage:
+            stack.callback(gc.enable)
         while _held:
-            try:
-                while _held:
-                    _held.pop().resume()
-            except KeyboardInterrupt:  # Python would ignore it, and the servers would stay paused
-                _interrupt_later()
-    finally:
-        try:
-            if _collects_garbage:
-                gc.enable()
-        finally:
-            _forking.release()
+            stack.callback(_held.pop(0).resume)
 
 
 def _after_in_child() -> None:
@@ -196,6 +174,7 @@ def _after_in_child() -> None:
     if _collects_garbage:
         gc.enable()
     _forking, _starting = threading.RLock(), threading.RLock()
+    _take_interrupts()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -13,12 +13,7 @@ import torch
 
 
 def seed_generators(seed: int, *place: Any) -> None:
-    """Seed the generators that datasets draw from: torch's CPU generator, numpy's and Python's.
-
-    Args:
-        seed: the loader's.
-        place: what the numbers are drawn for, such as (epoch, index); places are distinguished by their ``repr``.
-    """
+    """Seed the generators that datasets draw from with ``seed_for``: torch's CPU generator, numpy's and Python's."""
     number = seed_for(seed, *place)
     torch.default_generator.manual_seed(number)
     random.seed(number)
@@ -72,7 +67,10 @@ def _set_states(states: tuple[Any, ...]) -> None:
 
 
 def seed_for(seed: int, *place: Any) -> int:
-    """Return the 63-bit integer that ``seed_generators`` seeds with."""
+    """Return a 63-bit integer for a seed and what the numbers are drawn for, told apart by its ``repr``.
+
+    An example of ``place`` is (epoch, index).
+    """
     # Every generator accepts 63 bits. Hashing makes the seeds of neighbouring positions unrelated.
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -10,12 +10,7 @@ MOST_THREADS = 1024
 
 
 def check_int(name: str, value: Any, least: int, other: str = "") -> None:
-    """
-    Args:
-        name: name of the argument.
-        value: value of the argument.
-        least: smallest allowed value.
-        other: what else is allowed, for the message.
+    """Check the argument ``name``. ``other`` says what else is allowed, for the message.
 
     Raises:
         ValueError: the value is not an integer, or is less than ``least``.

@@ -98,7 +98,7 @@ class Interrupted(Slow):
     def pause(self) -> bool:
         if not self.asked.is_set():
             self.asked.set()
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return super().pause()
 
 

@@ -23,21 +23,8 @@ NAMES: dict[int, tuple[str, ...]] = {1: ("data",), 2: ("data", "label")}
 """Default names of outputs, by their number."""
 
 
-def are_class_numbers(labels: torch.Tensor, samples: int) -> bool:
-    """Return whether labels are one integer for each sample."""
-    return labels.numel() == samples and not labels.is_floating_point() and labels.dtype != torch.bool
-
-
 def names_of(output_map: Sequence[str] | None, outputs: int) -> list[str]:
-    """Return the names of the outputs of a pipeline.
-
-    Args:
-        output_map: the names that the user passed, or None.
-        outputs: number of outputs of the pipeline.
-
-    Raises:
-        ValueError: there are too few or too many names, or two are the same.
-    """
+    """Return the names of the outputs of a pipeline, which are given, or None for the default names."""
     if output_map is None and outputs in NAMES:
         return list(NAMES[outputs])
     given = [] if output_map is None or isinstance(output_map, str) else list(output_map)
@@ -72,11 +59,7 @@ ELSEWHERE = {
 
 
 def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> None:
-    """Check the pipeline function of a FileReaderLoader and its options.
-
-    Raises:
-        TypeError: it is not a pipeline function with an argument ``source``, or does not take these options.
-    """
+    """Check the pipeline function of a FileReaderLoader and its options."""
     if isinstance(pipeline, api.Pipeline):
         raise TypeError(
             "pipeline is a nvidia.dali.Pipeline, which has its reader, batch size and device already; "
@@ -94,10 +77,10 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
             "Let it call encoded, labels = source() in place of fn.readers.file(...); or build the pipeline yourself "
             "and use FileReaderLoader.from_pipeline(pipeline)"
         )
-    given = {"device_id", "prefetch_queue_depth"}
+    own = {"device_id", "prefetch_queue_depth"}
     if pipeline.__module__ == pipelines.__name__:  # other functions may have arguments of these names
-        given = {*ELSEWHERE, *BY_NAME}
-    for name in (name for name in graph_options if name in given):
+        own = {*ELSEWHERE, *BY_NAME}
+    for name in (name for name in graph_options if name in own):
         raise TypeError(
             f"{name} is an argument of the pipeline, which FileReaderLoader gives it: use {ELSEWHERE[name]}"
         )
@@ -106,7 +89,7 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
     if unknown and pipeline is transformed:
         raise TypeError(f"FileReaderLoader with a transform takes no {', '.join(unknown)}: the transform says all that")
     if unknown:
-        names = ", ".join(name for name in takes if name not in {"source", "device", *given})
+        names = ", ".join(name for name in takes if name not in {"source", "device", *own})
         raise TypeError(
             f"neither FileReaderLoader nor {pipeline.__name__} takes {', '.join(unknown)}; beside source "
             f"{pipeline.__name__} takes {names or 'nothing'}"
@@ -114,12 +97,7 @@ def check_pipeline_function(pipeline: Any, graph_options: Mapping[str, Any]) -> 
 
 
 def check_reader_options(options: Any) -> None:
-    """Check the options of a reader.
-
-    Raises:
-        TypeError: they are not a mapping.
-        ValueError: FileReaderLoader sets one of them itself.
-    """
+    """Check the options of a reader, some of which FileReaderLoader sets itself."""
     if options is None:
         return
     if not isinstance(options, Mapping):
@@ -143,19 +121,10 @@ STATE = {"epoch", "first_epoch", "batches", "checkpoint"}
 
 
 def check_state(state: Any, wanted: Mapping[str, Any]) -> None:
-    """Check that a state belongs to this loader.
-
-    Args:
-        state: the state.
-        wanted: the keys and values that the state must have.
-
-    Raises:
-        ValueError: it is no state, or the state of a loader with other arguments.
-    """
+    """Check that a state has the keys and values of this loader."""
     if not isinstance(state, dict) or not STATE | wanted.keys() <= state.keys():
         raise ValueError(f"load_state_dict takes what state_dict of a FileReaderLoader gave, got {type(state)}")
-    others = [name for name, value in wanted.items() if state[name] != value]
-    if others:
+    if others := [name for name, value in wanted.items() if state[name] != value]:
         saved, here = (", ".join(f"{name}={of[name]!r}" for name in others) for of in (state, wanted))
         raise ValueError(
             f"the state was saved by a loader with {saved}, and this one has {here}. Give it the same arguments"
@@ -202,8 +171,7 @@ def what_is_missing(error: Exception) -> Exception | None:
             "names (by default jpg, jpeg or png, and cls). 'missing_component_behavior': 'skip' leaves such samples "
             f"out. DALI says: {error}"
         )
-    reader = re.search(r"operator `nvidia\.dali\.(fn\.readers\.\w+)`", str(error))
-    if reader:
+    if reader := re.search(r"operator `nvidia\.dali\.(fn\.readers\.\w+)`", str(error)):
         return PipelineError(
             f"{reader[1]} cannot read what it is given; is the root of that kind, and what reader_options say? "
             f"DALI says: {error}",
@@ -213,12 +181,7 @@ def what_is_missing(error: Exception) -> Exception | None:
 
 
 def what_failed(error: Exception, blamed: str) -> str:
-    """Return a message that explains DALI's error in a run.
-
-    Args:
-        error: DALI's error.
-        blamed: the result of ``bad_files.find_bad_file``.
-    """
+    """Return a message that explains DALI's error in a run. ``blamed`` is the result of ``bad_files.find_bad_file``."""
     if RUN_FAILED not in str(error):  # raised by DALI's iterator, not by a run
         return (
             "the samples of a batch differ in shape, so they make no tensor; resize or crop them in the pipeline "

@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from ..data.encoded_image import EncodedImage
 from ..errors import ImageError
@@ -25,16 +26,12 @@ _READS = re.compile(r"File mapping failed: (.+)")
 
 
 def find_bad_file(error: Exception, source: Reader, batch: range) -> str:
-    """Find a file that cannot be read, and the reason, as the error of ``EncodedImage.open`` says it.
+    """Return one or two sentences about a file that made DALI fail, with the reason of ``EncodedImage.open``, or "".
 
     Args:
         error: DALI's error.
         source: the reader.
         batch: indices of the samples that were read, in the order of the reader's list. Ignored if it shuffles.
-
-    Returns:
-        One or two sentences; "" if the error has another cause, if the reader reads no image files, or if Pillow can
-        read all files that were checked.
     """
     read, until_s = _READS.search(str(error)), time.monotonic() + LOOK_S
     if read is not None:
@@ -84,20 +81,17 @@ def _paths(source: Reader) -> Iterator[str]:
                 yield os.path.join(root, line.rsplit(maxsplit=1)[0])
     else:
         flags = 0 if options.get("case_sensitive_filter") else re.IGNORECASE
-        folders = _pattern(_several(options.get("dir_filters") or "*"), flags)
-        files = _pattern(_several(options.get("file_filters") or [f"*.{ending}" for ending in ENDINGS]), flags)
-        for folder in _sorted(each for each in os.scandir(root) if each.is_dir() and folders.match(each.name)):
-            for file in _sorted(each for each in os.scandir(folder) if files.match(each.name) and not each.is_dir()):
-                yield file.path
+        filters = options.get("file_filters") or [f"*.{ending}" for ending in ENDINGS]
+        for folder in _matching(root, options.get("dir_filters") or "*", flags, folders=True):
+            yield from _matching(folder, filters, flags, folders=False)
 
 
-def _several(names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+def _several(names: Any) -> list[str]:
     return [os.fspath(name) for name in ([names] if isinstance(names, (str, os.PathLike)) else names)]
 
 
-def _pattern(globs: list[str], flags: int) -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, globs)), flags)
-
-
-def _sorted(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-    return sorted(entries, key=lambda entry: entry.name)
+def _matching(root: str, globs: Any, flags: int, *, folders: bool) -> list[str]:
+    """Return the paths of the files, or of the folders, in a folder whose names match, sorted by name."""
+    pattern = re.compile("|".join(map(fnmatch.translate, _several(globs))), flags)
+    names = [each.name for each in os.scandir(root) if pattern.match(each.name) and each.is_dir() is folders]
+    return [os.path.join(root, name) for name in sorted(names)]

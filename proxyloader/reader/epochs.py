@@ -11,15 +11,17 @@ user cannot be rebuilt, the rest of its epoch is read and discarded.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from .. import _fork_safety
 from .._exit_safety import before_exit
 from ..dali import api, executor
 from ..data.sharded_sampler import LastBatchPolicy
@@ -39,31 +41,24 @@ TAKEN_OVER = (
 )
 
 
-def shard_after(meta: Mapping[str, Any], epochs: int) -> range:
+def shard_after(meta: dict[str, Any], epochs: int) -> range:
     """Return the samples of the shard that is read ``epochs`` epochs later, as indices in the reader's list."""
     samples, shards = meta["epoch_size"], meta["number_of_shards"]
     shard = (meta["shard_id"] + (0 if meta["stick_to_shard"] else epochs)) % shards
     return range(shard * samples // shards, (shard + 1) * samples // shards)
 
 
-def batches_after(meta: Mapping[str, Any], epochs: int, batch_size: int, policy: LastBatchPolicy) -> int:
+def batches_after(meta: dict[str, Any], epochs: int, batch_size: int, policy: LastBatchPolicy) -> int:
     """Return the number of batches of the shard that is read ``epochs`` epochs later."""
-    samples, shards = int(meta["epoch_size"]), int(meta["number_of_shards"])
+    samples, shards = meta["epoch_size"], meta["number_of_shards"]
     if policy is LastBatchPolicy.DROP:
-        return samples // shards // batch_size
-    if policy is LastBatchPolicy.FILL:
-        return math.ceil(math.ceil(samples / shards) / batch_size)
-    return math.ceil(len(shard_after(meta, epochs)) / batch_size)
+        return int(samples // shards // batch_size)
+    longest = math.ceil(samples / shards)
+    return math.ceil((longest if policy is LastBatchPolicy.FILL else len(shard_after(meta, epochs))) / batch_size)
 
 
-def warn_of_epochs(reader_name: str, meta: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Log a warning if the data has changed, or if epochs are not separated.
-
-    Args:
-        reader_name: name of the reader.
-        meta: DALI's metadata of the reader.
-        before: the metadata in the pipeline before; empty for the first pipeline.
-    """
+def warn_of_epochs(reader_name: str, meta: dict[str, Any], before: dict[str, Any]) -> None:
+    """Log a warning if the data has changed since the metadata ``before``, or if epochs are not separated."""
     if before and before["epoch_size"] != meta["epoch_size"]:
         log.warning(
             "the reader lists %d samples now, and listed %d before: the data was changed. Shards that have listed "
@@ -79,70 +74,120 @@ def warn_of_epochs(reader_name: str, meta: Mapping[str, Any], before: Mapping[st
         )
 
 
-def iterator_over(pipeline: api.Pipeline, reader_name: str, policy: LastBatchPolicy, output_map: Sequence[str]) -> Any:
-    """Return DALI's iterator over a pipeline. See NOTE [ Epochs of a reader ]."""
-    if policy is LastBatchPolicy.DROP and pipeline.reader_meta(reader_name)["pad_last_batch"]:
-        policy = LastBatchPolicy.FILL
-    how = {
-        "reader_name": reader_name,
-        "auto_reset": True,
-        "last_batch_policy": api.LastBatchPolicy[policy.name],
-        "prepare_first_batch": False,
-    }
-    if output_map == ["data", "label"]:
-        return api.DALIClassificationIterator(pipeline, **how)
-    return api.DALIGenericIterator(pipeline, output_map, **how)
-
-
 class Progress(enum.Enum):
-    """Progress of the loop over an epoch."""
+    """Progress of the current epoch."""
 
     READY = "no batch was taken; the epoch may have had some before a checkpoint"
     UNDER_WAY = "batches were taken"
-    BROKEN = "it failed, or was interrupted, so that DALI's iterator may have lost count"
-    OVER = "all batches were taken"
+    BROKEN = "the loop failed, or was interrupted, so that DALI's iterator may have lost count"
+
+
+class ReaderLoop:
+    """Iterator over one epoch. Threads may share it."""
+
+    has_failed = False
+    """Whether it failed or was interrupted, so that batches may be missing."""
+
+    def __init__(self, epochs: ReaderEpochs) -> None:
+        self.epochs: ReaderEpochs | None = epochs  # None after the last batch, as it would keep the pipeline alive
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches were returned."""
+        return self.epochs is None
+
+    def __iter__(self) -> ReaderLoop:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: the epoch is over.
+            PipelineError: DALI failed.
+            RuntimeError: another loop has begun, this loop failed or was interrupted, or the loader was closed.
+        """
+        if (epochs := self.epochs) is None:  # read once, as another thread may set it to None
+            raise StopIteration
+        took = False
+        try:
+            with epochs.lock:  # inside the try, as Ctrl-C may come when the lock is released
+                if self.is_over:  # another thread that shares the loop has reached the end
+                    raise StopIteration
+                epochs.pipeline  # noqa: B018  raises where there is none
+                if epochs.loop() is not self:
+                    raise RuntimeError(
+                        "another loop over this FileReaderLoader has begun, and its pipeline reads one epoch at a "
+                        "time. For two loops at once build two loaders"
+                    )
+                if self.has_failed:
+                    raise RuntimeError(
+                        "this loop failed, or was interrupted, in the middle of a batch; begin a new one: iter(loader)"
+                    )
+                took = True
+                return epochs.style(epochs.next_batch(self))
+        except BaseException:
+            if took and epochs.loop() is self and epochs.progress is Progress.UNDER_WAY:
+                self.has_failed, epochs.progress = True, Progress.BROKEN
+            raise
+
+
+def no_loop() -> None:
+    """Stand for the weak reference to a loop, if there is none."""
 
 
 class ReaderEpochs:
-    """The batches of a pipeline and of DALI's iterator over it, epoch by epoch.
+    """The batches of a pipeline and of DALI's iterator over it, epoch by epoch. One loop is active at a time.
 
     Args:
         factory: returns the pipeline, and the pipeline after a loop that was left early.
         policy: what to do with the last batch of a shard.
         output_map: names of the pipeline's outputs, or None for the default names.
-
-    Raises:
-        FileNotFoundError, ValueError: as for ``FileReaderLoader``.
+        style: returns a batch in the style of the loader, from the outputs by their names.
     """
 
-    def __init__(self, factory: PipelineFactory, policy: LastBatchPolicy, output_map: Sequence[str] | None) -> None:
-        self.factory, self._policy = factory, policy
-        self._epoch = 0  # the current epoch, or the next one between epochs
+    def __init__(
+        self,
+        factory: PipelineFactory,
+        policy: LastBatchPolicy,
+        output_map: Sequence[str] | None,
+        style: Callable[[dict[str, torch.Tensor]], Any],
+    ) -> None:
+        self.factory, self._policy, self.style = factory, policy, style
+        self.lock = threading.RLock()  # guards all of this, as several threads may share a loop
         self._meta: dict[str, Any] = {}  # DALI's metadata of the reader
         self._why_closed = ""  # not part of the progress, as closing is final, and other threads may close
-        self._open(output_map)
+        self.output_map: Any = output_map
+        self.open(0)
+        _fork_safety.watch(self)
 
     @before_exit()
-    def _open(self, output_map: Sequence[str] | None, checkpoint: bytes | None = None) -> None:
-        """Build the pipeline and DALI's iterator over it."""
+    def open(self, epoch: int, checkpoint: bytes | None = None) -> None:
+        """Build the pipeline and DALI's iterator, at the start of an epoch or at a checkpoint. This ends all loops."""
         if self._why_closed:
             raise RuntimeError(self._why_closed)
+        self._epoch = epoch  # the current epoch, or the next one between epochs
         self._batches: Any = None
         self._pipeline: api.Pipeline | None = None  # freed first, so that only one is in memory
-        self._progress, self._handed_out = Progress.READY, 0
-        pipeline, reader = self.factory.build(self._epoch, checkpoint, owner=self), self.factory.reader_name
+        self.progress, self._handed_out = Progress.READY, 0
+        self.loop: Callable[[], ReaderLoop | None] = no_loop  # a weak reference to the loop that was begun last
+        pipeline, reader = self.factory.build(epoch, checkpoint, owner=self), self.factory.reader_name
         before, self._meta = self._meta, pipeline.reader_meta(reader)
         warn_of_epochs(reader, self._meta, before)
-        self._first_epoch = self._epoch  # the epoch whose shard the metadata describes
-        self.output_map = names_of(output_map, pipeline.num_outputs)
-        self._batches = iterator_over(pipeline, reader, self._policy, self.output_map)
+        self._first_epoch = epoch  # the epoch whose shard the metadata describes
+        self.output_map = names_of(self.output_map, pipeline.num_outputs)
+        drops_padded = self._policy is LastBatchPolicy.DROP and self._meta["pad_last_batch"]
+        policy = LastBatchPolicy.FILL if drops_padded else self._policy  # see NOTE [ Epochs of a reader ]
+        self._batches = api.DALIGenericIterator(
+            pipeline,
+            self.output_map,
+            reader_name=reader,
+            auto_reset=True,
+            last_batch_policy=api.LastBatchPolicy[policy.name],
+            prepare_first_batch=False,
+        )
         self._handed_out = executor.batches_before(pipeline)
         self._pipeline = pipeline
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a pipeline. If there is none and the loader is not closed, the next loop builds it."""
-        return self._pipeline is not None
 
     @property
     def pipeline(self) -> api.Pipeline:
@@ -155,80 +200,35 @@ class ReaderEpochs:
         return int(self.pipeline.max_batch_size)
 
     def __len__(self) -> int:
-        """Number of batches of the current epoch, or of the next one between epochs."""
-        return self.batches_of(self._epoch)
+        """Number of batches of the current epoch, or of the next one between epochs and after a loop that was left."""
+        with self.lock:
+            return self._batches_of(self.next_epoch if self.loop() is None else self._epoch)
 
-    def batches_of(self, epoch: int) -> int:
-        """Return the number of batches of an epoch."""
+    def _batches_of(self, epoch: int) -> int:
         return batches_after(self._meta, epoch - self._first_epoch, self.batch_size, self._policy)
 
-    def begin(self) -> None:
-        """Begin the next epoch, also from the middle of one."""
-        if not self.is_open and not self._why_closed:
-            self._open(self.output_map)  # the last attempt failed, for example as the folder was missing
-        self.pipeline  # noqa: B018  raises where there is none
-        if self._progress in (Progress.UNDER_WAY, Progress.BROKEN):
-            self._leave()
-        elif self._progress is Progress.OVER:
-            self._progress, self._handed_out = Progress.READY, 0
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that ``begin`` would begin or continue."""
+        return self._epoch + (self.progress is not Progress.READY)
 
-    def next_batch(self) -> dict[str, torch.Tensor]:
-        """Return the outputs of the next batch by their names.
-
-        Raises:
-            StopIteration: the epoch is over.
-            PipelineError: DALI failed.
-            RuntimeError: the loop failed or was interrupted before, or the loader was closed.
-        """
-        if self._progress is Progress.OVER:
-            raise StopIteration
-        if self._progress is Progress.BROKEN:
-            raise RuntimeError(
-                "this loop failed, or was interrupted, in the middle of a batch; begin a new one: iter(loader)"
-            )
-        self.pipeline  # noqa: B018  raises where there is none
-        self._progress = Progress.UNDER_WAY
-        try:
-            while True:
-                with before_exit():
-                    (batch,) = next(self._batches)
-                self._handed_out += 1
-                if self._policy is LastBatchPolicy.DROP and self._handed_out > len(self):
-                    continue  # the next call ends the epoch
-                if len(batch[self.output_map[0]]):  # a smaller shard ends with an empty batch
-                    outputs: dict[str, torch.Tensor] = batch
-                    return outputs
-        except StopIteration:
-            if self._handed_out < len(self) and executor.calls_functions(self.pipeline):
-                log.warning(
-                    "the epoch ended after %d of %d batches: a function that the pipeline calls for data gives no "
-                    "more. Let it give as much as the reader, and give fn.external_source cycle='raise'",
-                    self._handed_out,
-                    len(self),
-                )
-            self._epoch += 1
-            self._progress = Progress.OVER
-            raise
-        except BaseException as error:
-            self._progress = Progress.BROKEN  # otherwise a later epoch would be wrong
-            if isinstance(error, (RuntimeError, AssertionError)):
-                at = self._handed_out * self.batch_size
-                shard = shard_after(self._meta, self._epoch - self._first_epoch)  # if it is not shuffled
-                blamed = self.factory.find_bad_file(error, shard[at : at + self.batch_size])
-                raise PipelineError(what_failed(error, blamed)) from error
-            raise
-
-    def lose_batch(self) -> None:
-        """Mark the loop as broken, as a batch was taken that will not be returned."""
-        if self._progress is Progress.UNDER_WAY:
-            self._progress = Progress.BROKEN
+    def begin(self) -> ReaderLoop:
+        """Begin the next epoch, also from the middle of one, and return its loop. This ends a loop in progress."""
+        with self.lock:
+            if self._pipeline is None:
+                self.open(self._epoch)  # the last attempt failed, for example as the folder was missing
+            if self.progress is not Progress.READY:
+                self._leave()
+            loop = ReaderLoop(self)
+            self.loop = weakref.ref(loop)
+            return loop
 
     def _leave(self) -> None:
         """Go from the middle of an epoch to the start of the next one. See NOTE [ Epochs of a reader ]."""
         why_not = self.factory.why_not_anew(self._meta)
         if not why_not:
-            self.go_to(self._epoch + 1)
-        elif self._progress is Progress.BROKEN:
+            self.open(self._epoch + 1)
+        elif self.progress is Progress.BROKEN:
             raise RuntimeError(
                 f"an epoch failed, and the pipeline that was given {why_not}: build it anew, or let "
                 "FileReaderLoader(root, function) build it"
@@ -238,21 +238,42 @@ class ReaderEpochs:
                 "the loop was left early, and the pipeline that was given %s: what is left is read and thrown away",
                 why_not,
             )
-            with contextlib.suppress(StopIteration):
-                while True:
-                    next(self._batches)
-            self._epoch += 1
-            self._progress, self._handed_out = Progress.READY, 0
+            for _ in self._batches:
+                pass
+            self._end_epoch()
 
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that ``begin`` would begin or continue."""
-        return self._epoch + (self._progress in (Progress.UNDER_WAY, Progress.BROKEN))
+    def _end_epoch(self) -> None:
+        self._epoch += 1
+        self.progress, self._handed_out = Progress.READY, 0
 
-    def go_to(self, epoch: int) -> None:
-        """Rebuild the pipeline at the start of an epoch."""
-        self._epoch = epoch
-        self._open(self.output_map)
+    def next_batch(self, loop: ReaderLoop) -> dict[str, torch.Tensor]:
+        """Return the outputs of the next batch by their names, or end the loop and the epoch."""
+        self.progress, length = Progress.UNDER_WAY, self._batches_of(self._epoch)
+        try:
+            while True:
+                with before_exit():
+                    (batch,) = next(self._batches)
+                self._handed_out += 1
+                if self._policy is LastBatchPolicy.DROP and self._handed_out > length:
+                    continue  # the next call ends the epoch
+                if len(batch[self.output_map[0]]):  # a smaller shard ends with an empty batch
+                    return {name: batch[name] for name in self.output_map}
+        except StopIteration:
+            if self._handed_out < length and executor.calls_functions(self.pipeline):
+                log.warning(
+                    "the epoch ended after %d of %d batches: a function that the pipeline calls for data gives no "
+                    "more. Let it give as much as the reader, and give fn.external_source cycle='raise'",
+                    self._handed_out,
+                    length,
+                )
+            loop.epochs = None
+            self._end_epoch()
+            raise
+        except (RuntimeError, AssertionError) as error:
+            at = self._handed_out * self.batch_size
+            shard = shard_after(self._meta, self._epoch - self._first_epoch)  # if it is not shuffled
+            blamed = self.factory.find_bad_file(error, shard[at : at + self.batch_size])
+            raise PipelineError(what_failed(error, blamed)) from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the epoch, with DALI's checkpoint."""
@@ -263,26 +284,23 @@ class ReaderEpochs:
             **self._fingerprint,
             "epoch": self._epoch,
             "first_epoch": self._first_epoch,
-            "batches": 0 if self._progress is Progress.OVER else self._handed_out,
+            "batches": self._handed_out,
             "checkpoint": checkpoint,
         }
 
     @property
     def _fingerprint(self) -> dict[str, Any]:
         """The keys and values that a state must agree with."""
-        return {
-            "version": STATE_VERSION,
-            **self.factory.fingerprint(self._policy),
-            "samples": int(self._meta["epoch_size"]),
-        }
+        own = self.factory.fingerprint(self._policy)
+        return {"version": STATE_VERSION, **own, "samples": int(self._meta["epoch_size"])}
 
     def load_state_dict(self, state: Any) -> None:
         check_state(state, self._fingerprint)
-        before, self._epoch = self.next_epoch, state["first_epoch"]
+        before = self.next_epoch
         try:
-            self._open(self.output_map, state["checkpoint"])
+            self.open(state["first_epoch"], state["checkpoint"])
         except RuntimeError as error:
-            self.go_to(before)
+            self.open(before)
             raise ValueError(
                 f"DALI cannot go on from this state, which is of another pipeline than this loader's: {error}"
             ) from error
@@ -298,9 +316,28 @@ class ReaderEpochs:
         self._batches = self._pipeline = None
         self.factory.close()
 
-    def in_words(self) -> str:
+    def __repr__(self) -> str:
         read = f"{self._meta['epoch_size']} samples, shard {self._meta['shard_id']} of {self._meta['number_of_shards']}"
         state = "closed" if self._why_closed else "to be opened"
-        if self.is_open:
+        if self._pipeline is not None:
             state = f"{len(self)} batches of {self.batch_size}"
         return f"{read}; {state}; {self._policy.value}"
+
+    # --- around a fork: see NOTE [ Forks ] in _fork_safety.py --------------------------------------------------------
+
+    def pause(self) -> bool:
+        """Return whether there may be runs. DALI always reads ahead, so there are runs if there is a pipeline."""
+        return self._pipeline is not None
+
+    def resume(self) -> None: ...
+
+    def forget_in_child(self) -> None:
+        self.lock = threading.RLock()  # a thread of the parent may hold the old lock forever
+        if self._pipeline is not None:
+            executor.forget_in_child(self._pipeline)
+            self.close()
+
+    def end(self) -> None:
+        """Free the pipeline before the end of the interpreter."""
+        self.lock = threading.RLock()  # a thread that waits until Python ends may hold the old lock
+        self.close()

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
+
 from .._validation import check_int
 from ..dali import api
 from ..data.distributed import Auto
 from ..data.sharded_sampler import LastBatchPolicy
 from .arguments import check_reader_options, is_transform
-from .epochs import ReaderEpochs
-from .loops import ReaderLoops
+from .epochs import ReaderEpochs, ReaderLoop
 from .pipeline_factory import GivenPipeline, PipelineFactory, PipelineFunction
 from .plan_pipeline import plan_without_chance, transformed
-from .sources import READER_NAME, Root, sharded_reader
+from .sources import READER_NAME, Reader, Root, world_of
 
-STYLES = ("torch", "dali")
+
+def as_torch(outputs: dict[str, torch.Tensor]) -> Any:
+    """Return the outputs as a tuple, or a single one by itself. Class numbers in "label" become (N,) int64."""
+    first, label = next(iter(outputs.values())), outputs.get("label")
+    fits = label is not None and label.numel() == len(first)  # one number for each sample
+    if label is not None and fits and not label.is_floating_point() and label.dtype is not torch.bool:
+        outputs["label"] = label.reshape(-1).to(first.device, torch.int64)
+    found = tuple(outputs.values())
+    return found if len(found) > 1 else found[0]
+
+
+STYLES: dict[str, Callable[[dict[str, torch.Tensor]], Any]] = {"torch": as_torch, "dali": lambda outputs: [outputs]}
 
 
 class FileReaderLoader:
@@ -97,7 +109,9 @@ class FileReaderLoader:
         if is_transform(pipeline):
             pipeline, graph_options = transformed, {"plan": plan_without_chance(pipeline), **graph_options}
         check_reader_options(reader_options)
-        source = sharded_reader(root, reader, shuffle, num_shards, shard_id, reader_options or {})
+        world, options = world_of(num_shards, shard_id), dict(reader_options or {})
+        sticks = bool(options.pop("stick_to_shard", False))
+        source = Reader(root, reader, shuffle, world.num_shards, world.shard_id, True, sticks, options)
         factory = PipelineFunction(source, pipeline, graph_options, batch_size, device, num_threads, seed, prefetch)
         self._set_up(factory, last_batch_policy, auto_reset, style, output_map)
 
@@ -134,12 +148,13 @@ class FileReaderLoader:
     def _set_up(self, factory: PipelineFactory, policy: Any, auto_reset: bool, style: str, output_map: Any) -> None:
         if style not in STYLES:
             raise ValueError(f"style is one of {', '.join(STYLES)}, got {style!r}")
-        self._epochs = ReaderEpochs(factory, LastBatchPolicy.of(policy), output_map)
-        self._loops = ReaderLoops(self._epochs, auto_reset, style)
+        self._epochs = ReaderEpochs(factory, LastBatchPolicy.of(policy), output_map, STYLES[style])
+        self._auto_reset = auto_reset
+        self._own_loop: ReaderLoop | None = None  # the loop of next(loader)
 
     @property
     def batch_size(self) -> int:
-        with self._loops.lock:
+        with self._epochs.lock:
             return self._epochs.batch_size
 
     @property
@@ -150,15 +165,15 @@ class FileReaderLoader:
     @property
     def output_map(self) -> list[str]:
         """The names of the pipeline's outputs."""
-        return self._epochs.output_map
+        return list(self._epochs.output_map)
 
     def __len__(self) -> int:
         """Number of batches of the current epoch, or of the next one between epochs."""
-        return len(self._loops)
+        return len(self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. This ends a loop in progress, as a pipeline reads one epoch at a time."""
-        return self._loops.begin_loop()
+        return self._epochs.begin()
 
     def __next__(self) -> Any:
         """Return the next batch of the epoch of ``next(loader)``, and begin one if necessary, as DALI's iterators do.
@@ -166,11 +181,15 @@ class FileReaderLoader:
         Threads that share an epoch should share one ``iter(loader)``. With ``auto_reset``, a thread that calls
         ``next(loader)`` after the end of the epoch begins another one.
         """
-        return self._loops.next_of_own()
+        with self._epochs.lock:
+            loop = self._own_loop
+            if loop is None or loop.has_failed or (loop.is_over and self._auto_reset):
+                loop = self._own_loop = self._epochs.begin()
+        return next(loop)
 
     def reset(self) -> None:
         """Let ``next(loader)`` begin a new epoch, also in the middle of one."""
-        self._loops.end_own()
+        self._own_loop = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next loop, which determines its shard and DALI's random numbers.
@@ -183,11 +202,12 @@ class FileReaderLoader:
             ValueError: ``epoch`` is not an integer of at least 0, or the loader was made by ``from_pipeline``.
         """
         check_int("epoch", epoch, 0)
-        self._epochs.factory.check_set_epoch()
-        with self._loops.lock:
+        if isinstance(self._epochs.factory, GivenPipeline):
+            raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
+        with self._epochs.lock:
             if epoch != self._epochs.next_epoch:
-                self._epochs.go_to(epoch)
-                self._loops.end_all()
+                self._own_loop = None
+                self._epochs.open(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop, with DALI's checkpoint of the pipeline. ``torch.save`` can save it.
@@ -195,7 +215,7 @@ class FileReaderLoader:
         Raises:
             ValueError: the pipeline was built without ``enable_checkpointing=True``.
         """
-        with self._loops.lock:
+        with self._epochs.lock:
             return self._epochs.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -205,14 +225,18 @@ class FileReaderLoader:
             ValueError: the argument is no such state, or the state of a loader with other arguments or another number
                 of samples; or this loader was made by ``from_pipeline``.
         """
-        self._epochs.factory.check_load_state_dict()
-        with self._loops.lock:
+        if isinstance(self._epochs.factory, GivenPipeline):
+            raise ValueError(
+                "this loader was given its pipeline, which cannot go to another place in the data by itself: build the "
+                "pipeline with checkpoint=state['checkpoint'], and make the loader from that"
+            )
+        with self._epochs.lock:
             self._epochs.load_state_dict(state_dict)
-            self._loops.end_all()
+            self._own_loop = None
 
     def close(self) -> None:
         """Free the pipeline with its threads and GPU memory. Batches that were returned stay valid."""
-        with self._loops.lock:
+        with self._epochs.lock:
             self._epochs.close()
 
     def __reduce__(self) -> Any:
@@ -228,4 +252,4 @@ class FileReaderLoader:
         self.close()
 
     def __repr__(self) -> str:
-        return f"FileReaderLoader({self._epochs.in_words()})"
+        return f"FileReaderLoader({self._epochs})"

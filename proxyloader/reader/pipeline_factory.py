@@ -41,11 +41,7 @@ class PipelineFactory:
         raise NotImplementedError
 
     def build(self, epoch: int, checkpoint: bytes | None, owner: Any) -> api.Pipeline:
-        """Return the pipeline, built, at the start of an epoch or at DALI's checkpoint. Only ``owner`` may run it.
-
-        Raises:
-            FileNotFoundError, ValueError, PipelineError: as for ``FileReaderLoader``.
-        """
+        """Return the pipeline, built, at the start of an epoch or at DALI's checkpoint. Only ``owner`` may run it."""
         pipeline = self._make(epoch, checkpoint)
         executor.take_over(pipeline, owner)
         if executor.is_under_way(pipeline):
@@ -56,10 +52,9 @@ class PipelineFactory:
         try:
             jpeg_engines.build(pipeline)
         except RuntimeError as error:
-            missing = what_is_missing(error)
-            if missing is None:
-                raise
-            raise missing from error
+            if missing := what_is_missing(error):
+                raise missing from error
+            raise
         fed, readers = executor.fed_by_hand(pipeline), pipeline.reader_meta()
         if fed:
             raise ValueError(
@@ -74,11 +69,7 @@ class PipelineFactory:
         return pipeline
 
     def why_not_anew(self, meta: Mapping[str, Any]) -> str:
-        """Return why the pipeline cannot go to the next epoch in the middle of one, or "" if it can.
-
-        Args:
-            meta: DALI's metadata of the reader.
-        """
+        """Return why the pipeline, with DALI's metadata of its reader, cannot leave an epoch in the middle, or ""."""
         return ""
 
     def find_bad_file(self, error: Exception, batch: range) -> str:
@@ -89,36 +80,19 @@ class PipelineFactory:
         """Return the keys and values that a state must agree with."""
         return {}
 
-    def check_set_epoch(self) -> None:
-        """Check that a pipeline for any epoch can be made.
-
-        Raises:
-            ValueError: it cannot.
-        """
-
-    def check_load_state_dict(self) -> None:
-        """Check that a pipeline can continue from a state.
-
-        Raises:
-            ValueError: it cannot.
-        """
-
     def close(self) -> None:
         """Release the pipeline."""
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineFunction(PipelineFactory):
-    """Factory that calls a pipeline function for each pipeline, with the reader on the shard of the epoch.
+    """Factory that calls a pipeline function for each pipeline, with ``source`` on the shard of the epoch.
+
+    The attributes are checked. Those that are not named here are arguments of ``FileReaderLoader``.
 
     Attributes:
         source: the reader, on the shard of epoch 0.
         function: the pipeline function.
-
-    The other attributes are those of ``FileReaderLoader``.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     source: Reader
@@ -178,11 +152,7 @@ class PipelineFunction(PipelineFactory):
 
 
 class GivenPipeline(PipelineFactory):
-    """Factory that always returns the same pipeline, which the user has made.
-
-    Raises:
-        TypeError: ``pipeline`` is not a DALI pipeline.
-    """
+    """Factory that always returns the same pipeline, which the user has made."""
 
     def __init__(self, pipeline: api.Pipeline, reader_name: str) -> None:
         if not isinstance(pipeline, api.Pipeline):
@@ -204,15 +174,6 @@ class GivenPipeline(PipelineFactory):
         if meta["number_of_shards"] > 1 and not meta["stick_to_shard"]:
             return "comes to its next shard at an epoch's end alone (stick_to_shard=True avoids that)"
         return "" if executor.begins_anew(self._pipeline) else NOT_ANEW
-
-    def check_set_epoch(self) -> None:
-        raise ValueError("set_epoch is for pipelines that FileReaderLoader builds; this one was given")
-
-    def check_load_state_dict(self) -> None:
-        raise ValueError(
-            "this loader was given its pipeline, which cannot go to another place in the data by itself: build the "
-            "pipeline with checkpoint=state['checkpoint'], and make the loader from that"
-        )
 
     def close(self) -> None:
         self._pipeline = None

@@ -11,10 +11,10 @@ random numbers: the same seed gives the same crops and flips, but not those of t
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -57,23 +57,17 @@ AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 """Functions of ``nvidia.dali.auto_aug``, and their arguments that are not defaults."""
 
 
-def _with_plain_errors(pipeline_function: Any) -> Any:
-    """Let a pipeline function raise its original errors, which DALI wraps in graphs with conditionals."""
-
-    @functools.wraps(pipeline_function)
-    def made(*arguments: Any, **named: Any) -> Any:
-        try:
-            return pipeline_function(*arguments, **named)
-        except Exception as error:
-            plain = without_conversion(error)
-            if plain is error:
-                raise
-        raise plain
-
-    return made
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise the original errors of a pipeline function, which DALI wraps in graphs with conditionals."""
+    try:
+        yield
+    except Exception as error:
+        plain = without_conversion(error)
+        raise plain from plain.__cause__
 
 
-@_with_plain_errors
+@_plain_errors()
 @pipeline_def(exec_dynamic=True, enable_conditionals=True)  # type: ignore[untyped-decorator,unused-ignore]
 def training(
     source: Source = "files",
@@ -123,9 +117,13 @@ def training(
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, others = _read(source, file_root, random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard)
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is a probability, 0 to 1, got {flip!r}")
     images = _augmented(_cropped(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
-    return _beside(_flipped(images, flip, _format(mean, std, dtype, layout)), others, device)
+    mirror = fn.random.coin_flip(probability=flip)
+    images = fn.crop_mirror_normalize(images, mirror=mirror, **_format(mean, std, dtype, layout))
+    return _beside(images, others, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -161,7 +159,7 @@ def validation(
     check_int("resize", resize, 1)
     if resize < size:
         raise ValueError(f"resize={resize} is the shorter side of an image that size={size} is cropped of; give more")
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, others = _read(source, file_root, random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_format(mean, std, dtype, layout))
@@ -199,7 +197,7 @@ def rotation(
         raise ValueError(f"degrees={degrees} is the most that an image is turned to either side: a number above 0")
     if size is not None:
         check_int("size", size, 1, ", or None")
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, others = _read(source, file_root, random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     if size is not None:
         images = fn.resize(images, size=[size, size])
@@ -208,50 +206,37 @@ def rotation(
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
-def _check_range(name: str, limits: tuple[float, float], most: float) -> None:
+def _check_range(name: str, limits: Any, most: float) -> None:
     if len(_numbers(limits)) != 2 or not 0 < limits[0] <= limits[1] <= most:
         upper = "" if math.isinf(most) else f", and at most {most}"
         raise ValueError(f"{name} is (least, most), both more than 0{upper}; got {limits!r}")
 
 
-def _numbers(values: Any) -> tuple[float, ...]:
-    """Return a sequence of finite numbers as floats, or () if it is something else."""
-    plain = isinstance(values, (tuple, list, np.ndarray, torch.Tensor))
-    return tuple(float(value) for value in values) if plain and all(map(_is_finite, values)) else ()
-
-
-def _is_finite(value: Any) -> bool:
+def _numbers(values: Any) -> list[float]:
+    """Return a sequence of finite numbers as floats, or [] if it is something else."""
+    if not isinstance(values, (tuple, list, np.ndarray, torch.Tensor)):
+        return []
     try:
-        return math.isfinite(value)
+        return [float(value) for value in values] if all(map(math.isfinite, values)) else []
     except (TypeError, ValueError):
-        return False
+        return []
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
-def _read(
-    source: Source,
-    file_root: str | None,
-    random_shuffle: bool,
-    shard_id: int,
-    num_shards: int,
-    pad_last_batch: bool,
-    stick_to_shard: bool,
-) -> tuple[Any, tuple[Any, ...]]:
-    """Return the encoded images, and the other outputs of the reader."""
+def _read(source: Source, file_root: str | None, *how: Any) -> tuple[Any, list[Any]]:
+    """Return the encoded images, and the other outputs of the reader. ``how`` are the next arguments of ``Reader``."""
     if file_root is not None and source != "files":
         raise ValueError(f"file_root={file_root!r} is read by source='files', and source is {source!r}")
-    if callable(source):
-        encoded, *others = source()
+    if file_root is not None:
+        source = Reader(file_root, "file", *how)
     elif source == "proxy":
-        encoded, *others = from_workers()
-    elif source == "files" and file_root is not None:
-        reader = Reader(file_root, "file", random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard)
-        encoded, *others = reader()
+        source = from_workers
     elif source == "files":
         raise ValueError("source='files' needs file_root=..., a folder: file_root/class/image.jpg")
-    else:
+    elif not callable(source):
         raise ValueError(f"source is 'files', 'proxy', or a function that adds a reader to the graph; got {source!r}")
-    return encoded, tuple(others)
+    encoded, *others = source()
+    return encoded, others
 
 
 def _on_gpu(device: Device | None) -> bool:
@@ -272,14 +257,7 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
     return chosen | {"device": "mixed", "hw_decoder_load": hw_decoder_load}
 
 
-def _cropped(
-    encoded: Any,
-    size: int,
-    area: tuple[float, float],
-    aspect_ratio: tuple[float, float],
-    device: Device | None,
-    hw_decoder_load: float,
-) -> Any:
+def _cropped(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
     """Decode, crop at random, resize. On a CPU only the crop is decoded, and on a GPU the whole image.
 
     This is faster on each of them (``benchmarks/results/parts.jsonl``)."""
@@ -289,18 +267,10 @@ def _cropped(
     crop: dict[str, Any] = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
     resize: dict[str, Any] = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
     if _on_gpu(device):
-        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, load))
         return fn.random_resized_crop(images, **crop, **resize)
-    images = fn.decoders.image_random_crop(
-        encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, hw_decoder_load)
-    )
+    images = fn.decoders.image_random_crop(encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, load))
     return fn.resize(images, **resize)
-
-
-def _flipped(images: Any, flip: float, normalize: dict[str, Any]) -> Any:
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip is a probability, 0 to 1, got {flip!r}")
-    return fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(probability=flip), **normalize)
 
 
 def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
@@ -334,9 +304,9 @@ def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str
     means, stds = _numbers(mean), _numbers(std)
     if len(means) not in (1, 3) or len(stds) != len(means) or min(stds) <= 0:
         raise ValueError(f"mean and std are a number for each of 3 channels, std more than 0; got {mean!r} and {std!r}")
-    return chosen | {"mean": list(means), "std": list(stds)}
+    return chosen | {"mean": means, "std": stds}
 
 
-def _beside(images: Any, others: tuple[Any, ...], device: Device | None) -> Any:
+def _beside(images: Any, others: list[Any], device: Device | None) -> Any:
     """Return the outputs of a pipeline: the images and the other outputs of the reader, on the same device."""
     return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images

@@ -20,10 +20,7 @@ from ..transforms.plan import Plan, iter_steps
 
 
 def plan_without_chance(transform: Any) -> Plan:
-    """Return the plan of a transform, and check that it draws no random numbers.
-
-    Args:
-        transform: a transform of torchvision or timm, or one that was compiled.
+    """Return the plan of a transform of torchvision or timm, or of one that was compiled.
 
     Raises:
         UnsupportedTransformError: it draws random numbers, returns several images, or is not translated.
@@ -48,16 +45,7 @@ def plan_without_chance(transform: Any) -> Plan:
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
 def transformed(source: Callable[[], tuple[Any, ...]], *, plan: Plan, hw_decoder_load: float = 1.0) -> Any:
-    """Read images and apply a plan.
-
-    Args:
-        source: adds a reader to the graph and returns its outputs, the encoded images first.
-        plan: a plan of ``plan_without_chance``.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any.
-
-    Returns:
-        Images (C, H, W), as described by ``plan.output``, and the other outputs of the reader.
-    """
+    """Read images with ``source``, apply a plan of ``plan_without_chance``, and return other outputs unchanged."""
     encoded, *others = source()
     pipeline = Pipeline.current()
     options = PipelineOptions(pipeline.max_batch_size, pipeline.device_id, hw_decoder_load=hw_decoder_load)

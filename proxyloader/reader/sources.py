@@ -28,12 +28,6 @@ DIGITS = 18
 FEATURES = ("image/encoded", "image/class/label")
 """Default features of a record: image and label."""
 
-MUCH = 2**20
-"""A number of bytes that exceeds any label."""
-
-OF_FILES = ("tfrecord", "webdataset")
-"""Readers that read files. The others read a folder."""
-
 LISTS = {"file_list", "files"}
 """Arguments of readers that name the data in place of ``root``."""
 
@@ -53,12 +47,6 @@ class Reader:
         kind: name of the reader in ``nvidia.dali.fn.readers``, a key of READERS.
         random_shuffle, num_shards, shard_id, pad_last_batch, stick_to_shard: as in DALI's readers.
         options: further arguments of the reader, such as ``initial_fill`` or ``read_ahead``.
-
-    Raises:
-        FileNotFoundError, IsADirectoryError: a path does not exist, is a folder where a file is expected, or has
-            nothing that can be read.
-        TypeError: ``root`` is not a path or a sequence of paths.
-        ValueError: there is no such reader or shard, or no data is named.
     """
 
     root: Root | None
@@ -71,6 +59,7 @@ class Reader:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Check what can be read. DALI's own errors do not explain this."""
         if self.kind not in READERS:
             raise ValueError(f"reader is one of {', '.join(READERS)}, got {self.kind!r}")
         World(self.num_shards, self.shard_id)
@@ -79,14 +68,16 @@ class Reader:
                 f"root is None, and reader_options say nothing to read either: {' or '.join(sorted(LISTS))}"
             )
         for path in self.paths:
-            _check_path(self.kind, path)
-        listed = self.options.get("file_list")
-        if listed and not os.path.isfile(listed):
-            raise FileNotFoundError(f"reader_options has file_list={listed!r}, and there is no such file")
-        if listed and not _has_a_line(listed):
-            raise ValueError(f"reader_options has file_list={listed!r}, which lists nothing: a path and a label a line")
+            if not os.path.exists(path):
+                raise FileNotFoundError(f"there is nothing at {path!r}, which the {self.kind} reader is to read")
+            if self.kind in ("tfrecord", "webdataset") and os.path.isdir(path):
+                raise IsADirectoryError(
+                    f"{path!r} is a folder; the {self.kind} reader reads files: give one, or a list of them"
+                )
         if self.kind == "file" and self.root is not None:
             _check_class_folders(self.path)
+        if listed := self.options.get("file_list"):
+            _check_list(listed)
 
     @property
     def paths(self) -> list[str]:
@@ -109,20 +100,9 @@ class Reader:
         Returns:
             The encoded images, (bytes,) uint8 each, and their labels, (1,) each, int64 for tfrecord and webdataset, and
             int32 for file and caffe2. For numpy only the arrays.
-
-        Raises:
-            TypeError: the reader does not take one of ``options``.
-            ValueError: one of ``labels`` is not an integer, or does not fit in the 32 bits of the file reader.
         """
-        how = {
-            "name": READER_NAME,
-            "random_shuffle": self.random_shuffle,
-            "num_shards": self.num_shards,
-            "shard_id": self.shard_id,
-            "pad_last_batch": self.pad_last_batch,
-            "stick_to_shard": self.stick_to_shard,
-            **self.options,
-        }
+        own = ("random_shuffle", "num_shards", "shard_id", "pad_last_batch", "stick_to_shard")
+        how = {"name": READER_NAME, **{name: getattr(self, name) for name in own}, **self.options}
         try:
             read = READERS[self.kind](self, how)
         except KeyError as error:  # DALI's error names the argument
@@ -130,39 +110,27 @@ class Reader:
         return tuple(read) if isinstance(read, (tuple, list)) else (read,)
 
 
-def sharded_reader(
-    root: Root | None,
-    kind: str,
-    shuffle: bool,
-    num_shards: int | Auto | None,
-    shard_id: int | Auto | None,
-    options: Mapping[str, Any],
-) -> Reader:
-    """Return the padded reader of this process's shard. The arguments are those of ``FileReaderLoader``."""
-    world = World(1, 0) if num_shards is None else World.of(num_shards, "auto" if shard_id is None else shard_id)
-    if num_shards is not None:
-        world.check_processes()
-    elif shard_id is not None:
-        raise ValueError(f"shard_id={shard_id!r} needs num_shards, the number of processes, or 'auto'")
-    more = {name: value for name, value in options.items() if name != "stick_to_shard"}
-    sticks = bool(options.get("stick_to_shard", False))
-    return Reader(root, kind, shuffle, world.num_shards, world.shard_id, True, sticks, more)
+def world_of(num_shards: int | Auto | None, shard_id: int | Auto | None) -> World:
+    """Return the processes that share the data. The arguments are those of ``FileReaderLoader``."""
+    if num_shards is None:
+        if shard_id is not None:
+            raise ValueError(f"shard_id={shard_id!r} needs num_shards, the number of processes, or 'auto'")
+        return World(1, 0)
+    world = World.of(num_shards, "auto" if shard_id is None else shard_id)
+    world.check_processes()
+    return world
 
 
-def _check_path(kind: str, path: str) -> None:
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"there is nothing at {path!r}, which the {kind} reader is to read")
-    if kind in OF_FILES and os.path.isdir(path):
-        raise IsADirectoryError(f"{path!r} is a folder; the {kind} reader reads files: give one, or a list of them")
-
-
-def _has_a_line(path: str) -> bool:
+def _check_list(path: str) -> None:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"reader_options has file_list={path!r}, and there is no such file")
     with open(path, "rb") as lines:
-        return any(map(bytes.strip, lines))
+        if not any(map(bytes.strip, lines)):
+            raise ValueError(f"reader_options has file_list={path!r}, which lists nothing: a path and a label a line")
 
 
 def _check_class_folders(root: str) -> None:
-    """Check that a root has a file in a class folder. DALI's own error does not explain this."""
+    """Check that a root has a file in a class folder."""
     if not os.path.isdir(root):
         raise FileNotFoundError(f"root {root!r} is a file; the file reader wants a folder: root/class/image.jpg")
     if any(folder.is_dir() and any(file.is_file() for file in folder.iterdir()) for folder in Path(root).iterdir()):
@@ -235,12 +203,11 @@ def class_number(written: Any) -> Any:
     DALI has no operator that raises an error. So for any other text, a slice beyond its end is taken, which fails.
     ``arguments.what_failed`` recognizes that error by the name of this function.
     """
-    is_digit = fn.cast((written >= 48) & (written <= 57), dtype=types.INT32)
-    count, spaces = _sum(is_digit), _sum(fn.cast(written <= 32, dtype=types.INT32))
-    length = fn.cast(written.shape(), dtype=types.INT32)
-    is_number = (count > 0) & (count + spaces == length) & (_sum(_first(count, is_digit)) == count)
-    count = count + MUCH * fn.cast(is_number == 0, dtype=types.INT32)
-    digits = fn.cast(_first(count, written), dtype=types.INT64) - 48
+    count = _sum(written > 32)  # white space comes behind it
+    first = fn.slice(written, start=[0], shape=count, axes=[0])
+    is_number = (count > 0) & (_sum((first >= 48) & (first <= 57)) == count)
+    count = count + 2**20 * fn.cast(is_number == 0, dtype=types.INT32)  # more bytes than any label has
+    digits = fn.cast(fn.slice(written, start=[0], shape=count, axes=[0]), dtype=types.INT64) - 48
     lower = fn.cast(types.Constant(10 ** np.arange(DIGITS // 2 - 1, -1, -1, dtype=np.int32)), dtype=types.INT64)
     powers = fn.cat(lower * 10 ** (DIGITS // 2), lower)  # constants of DALI have 32 bits
     worth = fn.slice(powers, start=DIGITS - count, shape=count, axes=[0])
@@ -248,22 +215,15 @@ def class_number(written: Any) -> Any:
 
 
 def _sum(flags: Any) -> Any:
-    """Return the sum of (bytes,) int32 as (1,) int32."""
-    return fn.reshape(fn.reductions.sum(flags, dtype=types.INT32), shape=[1])
-
-
-def _first(count: Any, values: Any) -> Any:
-    return fn.slice(values, start=[0], shape=count, axes=[0])
-
-
-def _caffe2(reader: Reader, how: dict[str, Any]) -> Any:
-    return fn.readers.caffe2(path=reader.paths, **how)
+    """Return the number of true elements, (1,) int32."""
+    return fn.reshape(fn.reductions.sum(fn.cast(flags, dtype=types.INT32), dtype=types.INT32), shape=[1])
 
 
 def _numpy(reader: Reader, how: dict[str, Any]) -> Any:
     """Read all ``*.npy`` files of a folder, in the order of their names."""
-    if not any(Path(reader.path).glob(how.get("file_filter", "*.npy"))):
-        raise FileNotFoundError(f"root {reader.path!r} has no file {how.get('file_filter', '*.npy')}")
+    pattern = how.get("file_filter", "*.npy")
+    if not any(Path(reader.path).glob(pattern)):
+        raise FileNotFoundError(f"root {reader.path!r} has no file {pattern}")
     return fn.readers.numpy(file_root=reader.path, **how)
 
 
@@ -271,7 +231,7 @@ READERS: dict[str, Callable[[Reader, dict[str, Any]], Any]] = {
     "file": _files,
     "tfrecord": _tfrecord,
     "webdataset": _webdataset,
-    "caffe2": _caffe2,
+    "caffe2": lambda reader, how: fn.readers.caffe2(path=reader.paths, **how),
     "numpy": _numpy,
 }
 """Functions that add a reader to the graph, by the name of the reader in ``nvidia.dali.fn.readers``."""

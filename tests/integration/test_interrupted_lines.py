@@ -24,7 +24,7 @@ from proxyloader.dali import outputs as _outputs
 from proxyloader.loader.plan_servers import PlanServers
 from proxyloader.loader.submitter import RunSubmitter
 from proxyloader.reader.epochs import ReaderEpochs
-from proxyloader.reader.loops import ReaderLoops
+from proxyloader.reader.loader import STYLES, as_torch
 
 from ..faults import Spelled
 from ..limits import STOP_S, WAIT_S
@@ -302,11 +302,11 @@ def test_an_interrupt_when_a_readers_lock_is_given_back_ends_the_loop(root: Path
     loader = reader_of(root, "cpu")
     batches: Any = loader if of_its_own else iter(loader)
     next(batches)
-    loops = loader._loops
-    before, loops.lock = loops.lock, InterruptedWhenGivenBack(last=2 if of_its_own else 1)  # type: ignore[assignment]
+    epochs = loader._epochs
+    before, epochs.lock = epochs.lock, InterruptedWhenGivenBack(last=2 if of_its_own else 1)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    loops.lock = before
+    epochs.lock = before
     if of_its_own:
         assert len([next(batches) for _ in range(len(loader))]) == IMAGES // 6  # a new epoch, whole
     else:
@@ -344,10 +344,18 @@ def test_a_state_holds_until_its_first_batch_however_often_a_loop_begins(root: P
 def test_an_interrupt_when_a_reader_has_taken_a_batch_ends_the_loop(
     root: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls = itertools.count()
+
+    def interrupted(outputs: dict[str, torch.Tensor]) -> Any:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return as_torch(outputs)
+
+    monkeypatch.setitem(STYLES, "torch", interrupted)
     loader = reader_of(root, device)
     batches = iter(loader)
     next(batches)
-    with interrupted_in(ReaderLoops, "_as_torch", monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
         next(batches)
     with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
         next(batches)
