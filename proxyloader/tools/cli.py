@@ -15,6 +15,8 @@ from typing import Any
 from .. import __version__
 from ..errors import ProxyLoaderError
 
+Parser = argparse.ArgumentParser
+
 INTERRUPTED = 130  # what a shell reports for Ctrl-C: 128 + SIGINT
 
 
@@ -54,14 +56,10 @@ def _make_dataset(verbs: Any) -> None:
     )
     _option(parser, "folder", "DIR", Path, "where to; made if it is missing")
     _option(parser, "--images", "N", int, "how many", 1024)
-    _option(
-        parser,
-        "--size",
-        "WxH",
-        _size,
-        "of most of them, in pixels; some are upright, square, larger or smaller (default: 500x375: about 105 KB)",
-        (500, 375),
+    size_help = (
+        "of most of them, in pixels; some are upright, square, larger or smaller (default: 500x375: about 105 KB)"
     )
+    _option(parser, "--size", "WxH", _size, size_help, (500, 375))
     _option(parser, "--classes", "N", int, "how many", 10)
     _option(parser, "--seed", "N", int, "of all that is random", 0)
     _option(parser, "--processes", "N", int, "that write them (default: one for each core, or fewer)")
@@ -176,12 +174,6 @@ def _bench(verbs: Any) -> None:
         "  proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl\n"
         "  proxyloader bench --check results/bench.jsonl",
     )
-    _add_workload(parser)
-    _add_tuning(parser)
-    _add_measurement(parser)
-
-
-def _add_workload(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--data", "DIR", Path, DATA_HELP)
     _option(parser, "--images", "N", int, "how many to make (default: 8192 with a GPU, 1024 without)")
     _option(parser, "--passes", "N", int, "over the images in each loop (default: 6 with a GPU, 1 without)")
@@ -195,9 +187,6 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+")
     model_help = "of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference"
     _option(parser, "--model", "NAME", str, model_help, "none")
-
-
-def _add_tuning(parser: argparse.ArgumentParser) -> None:
     workers_help = (
         "numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, as far as there are so many)"
     )
@@ -206,9 +195,6 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--threads", "N", int, threads_help, nargs="+")
     load_help = "of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)"
     _option(parser, "--hw-decoder-load", "SHARE", float, load_help, [0.65, 1.0], nargs="+")
-
-
-def _add_measurement(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--rounds", "N", int, "", 5)
     _option(parser, "--seconds", "S", float, "at least, for a case in a round", 3.0)
     only_help = "these alone, each name in quotes where it has spaces; proxyloader bench --list names all"
@@ -233,8 +219,8 @@ def _run_bench(**options: Any) -> int:
 VERBS = (_demo, _bench, _make_dataset, _explain)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="proxyloader",
         description="Decode and augment images on the GPU by changing one import:\n\n"
         "  from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader",
@@ -248,12 +234,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _verb(
-    verbs: Any, name: str, run: Callable[..., int], summary: str, text: str, example: str
-) -> argparse.ArgumentParser:
+def _verb(verbs: Any, name: str, run: Callable[..., int], summary: str, text: str, example: str) -> Parser:
     """Declare a verb, whose help has the ``summary``, the ``text`` and the command lines of ``example``. ``run`` takes
     the parsed options and returns the exit status."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
+    parser: Parser = verbs.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}",
@@ -266,13 +250,7 @@ def _verb(
 
 
 def _option(
-    parser: argparse.ArgumentParser,
-    name: str,
-    metavar: str,
-    type: Callable[[str], Any],
-    text: str,
-    default: Any = None,
-    **more: Any,
+    parser: Parser, name: str, metavar: str, type: Callable[[str], Any], text: str, default: Any = None, **more: Any
 ) -> None:
     """Declare an option. Its help ends with the default, unless there is none or the text has its own words for it."""
     shown = "" if default in (None, []) or "(default: " in text else "(default: %(default)s)"

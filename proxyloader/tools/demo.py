@@ -103,10 +103,6 @@ def demo(
 
     Returns:
         Whether the differences between the batches are within the promised bounds.
-
-    Raises:
-        ValueError: an argument is out of its range.
-        OSError: ``data`` is no ImageFolder, or ``out`` cannot be written.
     """
     _check_counts(images=(images, 1), batch_size=(batch_size, 1), workers=(workers, 0), steps=(steps, 0))
     chosen = _device(device)
@@ -125,8 +121,8 @@ def demo(
     _print("Decoded on", _decoder(setup))
     _print("Images", f"{setup.images:,} of {setup.root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
-    same = f"batch_size={setup.batch_size}, num_workers={setup.workers}, shuffle=True, the same seed"
-    _print("Both loaders", same)
+    counts = f"batch_size={setup.batch_size}, num_workers={setup.workers}"
+    _print("Both loaders", f"{counts}, shuffle=True, the same seed")
     as_promised, theirs, ours = _measure(setup)
     contact_sheet(theirs, ours).save(sheet, "PNG")
     _print("Contact sheet", str(sheet))

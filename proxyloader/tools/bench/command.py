@@ -49,10 +49,6 @@ def bench(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if our case or all cases failed, or ours is worse than in the record to compare with; 130
         after Ctrl-C; else 0.
-
-    Raises:
-        ValueError: an option is invalid, there is no such case or GPU, or no record to compare with.
-        OSError: the results cannot be written.
     """
     earlier = report.last_of(args.check) if args.check else None
     check(args)

@@ -72,10 +72,6 @@ class BenchConfig:
     model: str = "none"
 
     @property
-    def workers(self) -> int:
-        return self.tuning.workers or 0
-
-    @property
     def batches(self) -> int:
         """Number of batches in a loop."""
         return -(-self.images * self.passes // self.batch_size)

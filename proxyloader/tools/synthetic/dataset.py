@@ -188,8 +188,7 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
     # disable=None: quiet where stderr is no terminal
     with ProgressBar(total=recipe.images, desc=root.name, unit="image", disable=None if progress else True) as bar:
         if processes == 1:
-            for number in numbers:
-                write(number)
+            for _ in map(write, numbers):
                 bar.update()
             return
         # Not fork: the calling process may run threads (CUDA, DALI, a DataLoader's), which a fork breaks.
