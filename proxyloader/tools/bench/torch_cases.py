@@ -33,7 +33,7 @@ def images_of(setting: BenchConfig, transform: Any = None, loader: Any = default
 def loader_arguments(setting: BenchConfig) -> dict[str, Any]:
     """Return the arguments that all loaders with workers have."""
     workers = setting.tuning.workers or 0
-    persistent = {"persistent_workers": True} if setting.persistent_workers and workers else {}
+    persistent = {"persistent_workers": True} if setting.persistent_workers and workers > 0 else {}
     return {"batch_size": setting.batch_size, "shuffle": True, "num_workers": workers, **persistent}
 
 
