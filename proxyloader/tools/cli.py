@@ -15,6 +15,8 @@ from typing import Any
 from .. import __version__
 from ..errors import ProxyLoaderError
 
+Parser = argparse.ArgumentParser
+
 INTERRUPTED = 130  # what a shell reports for Ctrl-C: 128 + SIGINT
 
 
@@ -27,13 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: raised by argparse, with 2 for a usage error, and 0 for ``--help`` and ``--version``.
     """
-    args = _parser().parse_args(argv)
+    options = vars(_parser().parse_args(argv))
+    run, debug = options.pop("run"), options.pop("debug")
     try:
-        return int(args.run(args))
+        return int(run(**options))
     except KeyboardInterrupt:
         return INTERRUPTED
     except (ProxyLoaderError, ValueError, OSError, RuntimeError) as error:
-        if args.debug:
+        if debug:
             raise
         print(f"proxyloader: error: {_in_one_line(error)}", file=sys.stderr)
         return 1
@@ -51,35 +54,23 @@ def _make_dataset(verbs: Any) -> None:
         "files. What is there already is kept, and an interrupted set is completed.",
         "proxyloader make-dataset /tmp/photos --images 4096 --size 500x375",
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="where to; made if it is missing")
-    parser.add_argument("--images", metavar="N", type=int, default=1024, help="how many (default: %(default)s)")
-    parser.add_argument(
-        "--size",
-        metavar="WxH",
-        type=_size,
-        default=(500, 375),
-        help="of most of them, in pixels; some are upright, square, larger or smaller (default: 500x375: about 105 KB)",
+    _option(parser, "folder", "DIR", Path, "where to; made if it is missing")
+    _option(parser, "--images", "N", int, "how many", 1024)
+    size_help = (
+        "of most of them, in pixels; some are upright, square, larger or smaller (default: 500x375: about 105 KB)"
     )
-    parser.add_argument("--classes", metavar="N", type=int, default=10, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of all that is random (default: %(default)s)")
-    parser.add_argument(
-        "--processes", metavar="N", type=int, help="that write them (default: one for each core, or fewer)"
-    )
+    _option(parser, "--size", "WxH", _size, size_help, (500, 375))
+    _option(parser, "--classes", "N", int, "how many", 10)
+    _option(parser, "--seed", "N", int, "of all that is random", 0)
+    _option(parser, "--processes", "N", int, "that write them (default: one for each core, or fewer)")
 
 
-def _run_make_dataset(args: argparse.Namespace) -> int:
+def _run_make_dataset(folder: Path, **options: Any) -> int:
     from rich.console import Console
 
     from .synthetic.dataset import make_dataset
 
-    root = make_dataset(
-        args.folder,
-        images=args.images,
-        size=args.size,
-        classes=args.classes,
-        seed=args.seed,
-        processes=args.processes,
-    )
+    root = make_dataset(folder, **options)
     sizes = [path.stat().st_size for path in root.glob("class_*/*")]
     Console(soft_wrap=True).print(f"{root}: {len(sizes):,} images, {sum(sizes) / 1e6:,.1f} MB", markup=False)
     return 0
@@ -97,46 +88,19 @@ def _demo(verbs: Any) -> None:
         "cores. Exit status 1: the batches differ by more than is promised.",
         "proxyloader demo\n  proxyloader demo --data /data/imagenet/train --images 8192 --workers 8",
     )
-    parser.add_argument(
-        "--data", metavar="DIR", type=Path, help="an ImageFolder of your own (default: photographs made once, and kept)"
-    )
-    parser.add_argument(
-        "--images",
-        metavar="N",
-        type=int,
-        default=768,
-        help="how many to make, or to use of DIR (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size", metavar="N", type=int, help="images in a batch (default: 256 with a GPU, 64 without)"
-    )
-    parser.add_argument(
-        "--workers", metavar="N", type=int, help="of each loader (default: one for each core, at most 16)"
-    )
-    parser.add_argument(
-        "--device", metavar="DEVICE", type=_device, help="cuda, cuda:1 or cpu (default: the GPU if there is one)"
-    )
-    parser.add_argument(
-        "--steps", metavar="N", type=int, default=30, help="of the training, 0 for none (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--out", metavar="PNG", type=Path, help="the contact sheet (default: demo.png in ~/.cache/proxyloader)"
-    )
+    _option(parser, "--data", "DIR", Path, DATA_HELP)
+    _option(parser, "--images", "N", int, "how many to make, or to use of DIR", 768)
+    _option(parser, "--batch-size", "N", int, "images in a batch (default: 256 with a GPU, 64 without)")
+    _option(parser, "--workers", "N", int, "of each loader (default: one for each core, at most 16)")
+    _option(parser, "--device", "DEVICE", _device, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
+    _option(parser, "--steps", "N", int, "of the training, 0 for none", 30)
+    _option(parser, "--out", "PNG", Path, "the contact sheet (default: demo.png in ~/.cache/proxyloader)")
 
 
-def _run_demo(args: argparse.Namespace) -> int:
+def _run_demo(**options: Any) -> int:
     from .demo import demo
 
-    kept_its_promise = demo(
-        data=args.data,
-        images=args.images,
-        batch_size=args.batch_size,
-        workers=args.workers,
-        device=args.device,
-        steps=args.steps,
-        out=args.out,
-    )
-    return 0 if kept_its_promise else 1
+    return 0 if demo(**options) else 1
 
 
 def _explain(verbs: Any) -> None:
@@ -153,25 +117,28 @@ def _explain(verbs: Any) -> None:
         "  proxyloader explain ResNet50_Weights.IMAGENET1K_V2\n"
         "  proxyloader explain train:transform",
     )
-    parser.add_argument(
+    _option(
+        parser,
         "name",
-        metavar="NAME",
-        help="module:attribute of a transform, or of a function or class that makes one without arguments, looked for "
-        "as python -m would from here. It must be at module level, not below if __name__ == '__main__'. Or weights of "
-        "torchvision, or a model for its default weights "
-        "(nothing is downloaded)",
+        "NAME",
+        str,
+        "module:attribute of a transform, or of a function or class that makes one without arguments, looked for as "
+        "python -m would from here. It must be at module level, not below if __name__ == '__main__'. Or weights of "
+        "torchvision, or a model for its default weights (nothing is downloaded)",
     )
 
 
-def _run_explain(args: argparse.Namespace) -> int:
+def _run_explain(name: str) -> int:
     from rich.console import Console
 
     from .explain import explain, find
 
-    explanation = explain(find(args.name))
+    explanation = explain(find(name))
     Console().print(explanation)
     return 1 if explanation.refused else 0
 
+
+DATA_HELP = "an ImageFolder of your own (default: photographs made once, and kept)"
 
 BENCH_HELP = (
     "Each case loads the same JPEG files, crops at random, resizes to 224, flips and\n"
@@ -207,87 +174,38 @@ def _bench(verbs: Any) -> None:
         "  proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl\n"
         "  proxyloader bench --check results/bench.jsonl",
     )
-    _add_workload(parser)
-    _add_tuning(parser)
-    _add_measurement(parser)
-
-
-def _add_workload(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data", metavar="DIR", type=Path, help="an ImageFolder of your own (default: photographs made once, and kept)"
-    )
-    parser.add_argument(
-        "--images", metavar="N", type=int, help="how many to make (default: 8192 with a GPU, 1024 without)"
-    )
-    parser.add_argument(
-        "--passes", metavar="N", type=int, help="over the images in each loop (default: 6 with a GPU, 1 without)"
-    )
-    parser.add_argument("--batch-size", metavar="N", type=int, default=256, help="(default: %(default)s)")
+    _option(parser, "--data", "DIR", Path, DATA_HELP)
+    _option(parser, "--images", "N", int, "how many to make (default: 8192 with a GPU, 1024 without)")
+    _option(parser, "--passes", "N", int, "over the images in each loop (default: 6 with a GPU, 1 without)")
+    _option(parser, "--batch-size", "N", int, "", 256)
     parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
     parser.add_argument(
         "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="(default: %(default)s)"
     )
     parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
-    parser.add_argument(
-        "--augment",
-        nargs="+",
-        metavar="NAME",
-        default=[],
-        help="such as RandAugment: adds torch's loader and ours with each of these behind the flip",
+    augment_help = "such as RandAugment: adds torch's loader and ours with each of these behind the flip"
+    _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+")
+    model_help = "of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference"
+    _option(parser, "--model", "NAME", str, model_help, "none")
+    workers_help = (
+        "numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, as far as there are so many)"
     )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        default="none",
-        help="of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference",
-    )
-
-
-def _add_tuning(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=int,
-        nargs="+",
-        help="numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, as far as there are so many)",
-    )
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        type=int,
-        nargs="+",
-        help="of DALI on the CPU, to try (default: as --workers; without a GPU also one more than cores)",
-    )
-    parser.add_argument(
-        "--hw-decoder-load",
-        metavar="SHARE",
-        type=float,
-        nargs="+",
-        default=[0.65, 1.0],
-        help="of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)",
-    )
-
-
-def _add_measurement(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", metavar="N", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument(
-        "--seconds", metavar="S", type=float, default=3.0, help="at least, for a case in a round (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="CASE",
-        help="these alone, each name in quotes where it has spaces; proxyloader bench --list names all",
-    )
+    _option(parser, "--workers", "N", int, workers_help, nargs="+")
+    threads_help = "of DALI on the CPU, to try (default: as --workers; without a GPU also one more than cores)"
+    _option(parser, "--threads", "N", int, threads_help, nargs="+")
+    load_help = "of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)"
+    _option(parser, "--hw-decoder-load", "SHARE", float, load_help, [0.65, 1.0], nargs="+")
+    _option(parser, "--rounds", "N", int, "", 5)
+    _option(parser, "--seconds", "S", float, "at least, for a case in a round", 3.0)
+    only_help = "these alone, each name in quotes where it has spaces; proxyloader bench --list names all"
+    _option(parser, "--only", "CASE", str, only_help, nargs="+")
     parser.add_argument("--first-epochs", action="store_true", help="measure these, and nothing else")
     parser.add_argument("--list", action="store_true", help="name the cases, and end")
-    parser.add_argument(
-        "--out", metavar="JSONL", type=Path, default=Path("bench.jsonl"), help="the results (default: %(default)s)"
-    )
-    parser.add_argument("--check", metavar="JSONL", type=Path, help="compare with the last record of this file")
+    _option(parser, "--out", "JSONL", Path, "the results", Path("bench.jsonl"))
+    _option(parser, "--check", "JSONL", Path, "compare with the last record of this file")
 
 
-def _run_bench(args: argparse.Namespace) -> int:
+def _run_bench(**options: Any) -> int:
     try:
         from .bench.command import bench, list_cases
     except ModuleNotFoundError as error:
@@ -295,14 +213,14 @@ def _run_bench(args: argparse.Namespace) -> int:
             f"{error.name} is not installed. pip install 'proxyloader[bench]' brings it, or, in a clone, "
             "pip install -e '.[bench]'"
         ) from error
-    return list_cases() if args.list else bench(args)
+    return list_cases() if options["list"] else bench(argparse.Namespace(**options))
 
 
 VERBS = (_demo, _bench, _make_dataset, _explain)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="proxyloader",
         description="Decode and augment images on the GPU by changing one import:\n\n"
         "  from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader",
@@ -316,18 +234,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _verb(
-    verbs: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    """Declare a verb.
-
-    Args:
-        run: takes the parsed options and returns the exit status.
-        summary: short description, for the list of verbs.
-        text: long description, for the help of the verb.
-        example: one or more command lines.
-    """
-    parser: argparse.ArgumentParser = verbs.add_parser(
+def _verb(verbs: Any, name: str, run: Callable[..., int], summary: str, text: str, example: str) -> Parser:
+    """Declare a verb, whose help has the ``summary``, the ``text`` and the command lines of ``example``. ``run`` takes
+    the parsed options and returns the exit status."""
+    parser: Parser = verbs.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}",
@@ -337,6 +247,14 @@ def _verb(
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
     parser.set_defaults(run=run)
     return parser
+
+
+def _option(
+    parser: Parser, name: str, metavar: str, type: Callable[[str], Any], text: str, default: Any = None, **more: Any
+) -> None:
+    """Declare an option. Its help ends with the default, unless there is none or the text has its own words for it."""
+    shown = "" if default in (None, []) or "(default: " in text else "(default: %(default)s)"
+    parser.add_argument(name, metavar=metavar, type=type, default=default, help=f"{text} {shown}".strip(), **more)
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -10,21 +10,14 @@ GAIN = 32
 
 
 def contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
-    """Return a picture of three rows with captions: the images of the stock loader, ours, and their differences.
-
-    Args:
-        theirs: images of the stock loader, (N, 3, H, W), values 0 to 255.
-        ours: the same images from our loader, float32 in the same range.
-    """
+    """Return a picture of three rows with captions: the images of the stock loader, (N, 3, H, W) with values 0 to 255,
+    the same of ours, and their differences."""
     theirs, ours = theirs.float().cpu(), ours.cpu()
     difference = (ours - theirs).abs()
     rows = (
         ("torch.utils.data.DataLoader", theirs),
         ("proxyloader.DataLoader: the same batch", ours),
-        (
-            f"Difference, {GAIN} times as bright (at most {difference.max():.0f} of 255 levels)",
-            difference * GAIN,
-        ),
+        (f"Difference, {GAIN} times as bright (at most {difference.max():.0f} of 255 levels)", difference * GAIN),
     )
     margin, gap, caption = 24, 6, 44
     count, _, height, width = theirs.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
@@ -23,18 +23,16 @@ from rich.text import Text
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
-from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
 
 from ..loader.dataloader import DataLoader
+from .bench.config import CROP_PX, MEAN, STD, transform_with
 from .contact_sheet import contact_sheet
 from .files import cache_folder, check_can_be_written, photographs_of
 from .synthetic.dataset import ProgressBar, make_dataset, usable_cores
 
 SEED = 0
-CROP_PX = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TIMED_EPOCHS = 3
 COMPARED_IMAGES = 512
 PROMISED_MEAN, PROMISED_PERCENTILE = 0.5, 2.0
@@ -47,15 +45,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a demo.
-
-    Attributes:
-        root: root of an ImageFolder.
-        images: number of images to use.
-        batch_size: batch size of both loaders.
-        workers: number of workers of each loader.
-        device: device of the batches.
-    """
+    """The settings of both loaders, and the number of images of the ImageFolder ``root`` that they load."""
 
     root: Path
     images: int
@@ -66,6 +56,9 @@ class Setup:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    def loader_arguments(self) -> dict[str, Any]:
+        return {"shuffle": True, "num_workers": self.workers, "persistent_workers": self.workers > 0}
 
 
 @dataclass(frozen=True)
@@ -81,32 +74,6 @@ class Comparison:
     @property
     def is_as_promised(self) -> bool:
         return self.labels_equal and self.mean <= PROMISED_MEAN and self.percentile <= PROMISED_PERCENTILE
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Results of the comparison of both loaders.
-
-    Attributes:
-        comparison: comparison of the batches of the first epoch.
-        theirs: the first images of the stock loader, (N, 3, H, W) uint8.
-        ours: the same images of this loader, (N, 3, H, W) float32 in 0..255.
-        stock_images_per_s: speed of the stock loader in each timed epoch.
-        our_images_per_s: speed of this loader in each timed epoch.
-    """
-
-    comparison: Comparison
-    theirs: torch.Tensor
-    ours: torch.Tensor
-    stock_images_per_s: list[float]
-    our_images_per_s: list[float]
-
-
-@dataclass(frozen=True)
-class Training:
-    crop_px: int
-    batch_size: int
-    losses: list[float]
 
 
 @contextmanager
@@ -131,23 +98,11 @@ def demo(
     steps: int = 30,
     out: Path | None = None,
 ) -> bool:
-    """Compare both loaders, measure their speeds, train a network, and print the results.
-
-    Args:
-        data: root of an ImageFolder. Default: one that is made once in the user's cache folder.
-        images: number of images to make, or to use from ``data``.
-        batch_size: batch size. Default: 256 on a GPU, 64 on the CPU.
-        workers: number of workers of each loader. Default: one for each usable core, at most 16.
-        device: device of the batches. Default: the GPU if there is one, else the CPU.
-        steps: number of training steps. With 0 there is no training.
-        out: path of the contact sheet, a PNG. Default: demo.png in the cache folder.
+    """Compare both loaders, measure their speeds, train a network, and print the results. ``proxyloader demo --help``
+    explains the arguments and their defaults.
 
     Returns:
         Whether the differences between the batches are within the promised bounds.
-
-    Raises:
-        ValueError: an argument is out of its range.
-        OSError: ``data`` is no ImageFolder, or ``out`` cannot be written.
     """
     _check_counts(images=(images, 1), batch_size=(batch_size, 1), workers=(workers, 0), steps=(steps, 0))
     chosen = _device(device)
@@ -163,24 +118,22 @@ def demo(
         workers=min(usable_cores(), 16) if workers is None else workers,
         device=chosen,
     )
-    console = Console(highlight=False, soft_wrap=True)
-    _print_setup(console, setup)
-    measured = _measure(setup)
-    _print_measured(console, measured)
-    contact_sheet(measured.theirs, measured.ours).save(sheet, "PNG")
-    _print(console, "Contact sheet", str(sheet))
+    _print("Decoded on", _decoder(setup))
+    _print("Images", f"{setup.images:,} of {setup.root}")
+    _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
+    counts = f"batch_size={setup.batch_size}, num_workers={setup.workers}"
+    _print("Both loaders", f"{counts}, shuffle=True, the same seed")
+    as_promised, theirs, ours = _measure(setup)
+    contact_sheet(theirs, ours).save(sheet, "PNG")
+    _print("Contact sheet", str(sheet))
     if steps:
-        _print_training(console, _train(setup, steps))
-    _print(console, "Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
-    return measured.comparison.is_as_promised
+        _train(setup, steps)
+    _print("Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
+    return as_promised
 
 
 def _check_counts(**counts: tuple[int | None, int]) -> None:
-    """Check numbers, each given as (value, minimum). None is allowed.
-
-    Raises:
-        ValueError: a number is below its minimum.
-    """
+    """Raise ValueError if a number, given as (value, minimum), is below its minimum. None is allowed."""
     for name, (value, least) in counts.items():
         if value is not None and value < least:
             raise ValueError(f"{name}={value}: must be {least} or more")
@@ -193,36 +146,30 @@ def _device(asked: str | None) -> torch.device:
     return device
 
 
-def _dataset(setup: Setup, crop_px: int) -> Any:
-    """Return the dataset with a common training transform, or a random subset of it if fewer images are to be used."""
-    steps = [
-        transforms.RandomResizedCrop(crop_px),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-    folder = ImageFolder(str(setup.root), transforms.Compose(steps))
+def _dataset(setup: Setup, crop_px: int = CROP_PX) -> Any:
+    """Return the dataset, or a random subset of it if fewer images are to be used."""
+    folder = ImageFolder(str(setup.root), transform_with(crop_px=crop_px))
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
     return Subset(folder, order[: setup.images].tolist())
 
 
-def _measure(setup: Setup) -> Measured:
+def _measure(setup: Setup) -> tuple[bool, torch.Tensor, torch.Tensor]:
+    """Compare both loaders, measure their speeds, and print that.
+
+    Returns:
+        Whether the batches are as promised, and the first images of torch's loader and ours for ``contact_sheet``.
+    """
     # With many workers, one pass over few images would end before all workers are busy.
-    dataset: Any = ConcatDataset([_dataset(setup, CROP_PX)] * min(max(setup.workers // 2, 1), 8))
-    arguments: dict[str, Any] = {
-        "batch_size": setup.batch_size,
-        "shuffle": True,
-        "num_workers": setup.workers,
-        "persistent_workers": setup.workers > 0,
-        "pin_memory": setup.on_gpu,
-    }
+    dataset: Any = ConcatDataset([_dataset(setup)] * min(max(setup.workers // 2, 1), 8))
+    arguments = {"batch_size": setup.batch_size, "pin_memory": setup.on_gpu, **setup.loader_arguments()}
     with _bar("both loaders", 2 * (1 + TIMED_EPOCHS) * len(dataset), "image") as bar:
         stock = _Runner(StockLoader(dataset, **arguments), setup.device, bar)
         ours = _Runner(DataLoader(dataset, device=setup.device, **arguments), setup.device, bar)
         comparison, their_images, our_images = _compare(stock, ours)
         speeds = [(stock.images_per_s(seed), ours.images_per_s(seed)) for seed in range(TIMED_EPOCHS)]
-    stock_speeds, our_speeds = map(list, zip(*speeds))
-    return Measured(comparison, their_images, our_images, stock_speeds, our_speeds)
+    _print_speeds(*zip(*speeds))
+    _print_comparison(comparison)
+    return comparison.is_as_promised, their_images, our_images
 
 
 @dataclass(frozen=True)
@@ -248,11 +195,8 @@ class _Runner:
 
 
 def _compare(stock: _Runner, ours: _Runner) -> tuple[Comparison, torch.Tensor, torch.Tensor]:
-    """Run both loaders' first epoch, which also warms them up.
-
-    Returns:
-        The differences between the batches, and the first images of both loaders in levels of 255.
-    """
+    """Run both loaders' first epoch, which also warms them up. Return the differences between the batches, and the
+    first images of both loaders in levels of 255."""
     kept: list[Batch] = []
     try:
         for images, labels in stock.epoch(SEED):
@@ -269,14 +213,10 @@ def _compare(stock: _Runner, ours: _Runner) -> tuple[Comparison, torch.Tensor, t
             our_images = _levels(images[:SHEET_COLUMNS])
         if number < len(kept):
             compared.append(_difference((_levels(images), labels), kept[number]))
-    worst = Comparison(
-        images=sum(each.images for each in compared),
-        labels_equal=all(each.labels_equal for each in compared),
-        mean=max(each.mean for each in compared),
-        percentile=max(each.percentile for each in compared),
-        largest=max(each.largest for each in compared),
-    )
-    return worst, kept[0][0][:SHEET_COLUMNS], our_images
+    worst = (max(getattr(each, name) for each in compared) for name in ("mean", "percentile", "largest"))
+    images_compared = sum(each.images for each in compared)
+    comparison = Comparison(images_compared, all(each.labels_equal for each in compared), *worst)
+    return comparison, kept[0][0][:SHEET_COLUMNS], our_images
 
 
 def _levels(images: torch.Tensor) -> torch.Tensor:
@@ -296,21 +236,17 @@ def _difference(ours: Batch, theirs: Batch) -> Comparison:
     )
 
 
-def _train(setup: Setup, steps: int) -> Training:
-    """Train a ResNet-18. Without a GPU the crops are small, so that it takes only seconds."""
+def _train(setup: Setup, steps: int) -> list[float]:
+    """Train a ResNet-18, and print and return its losses. Without a GPU the crops are small, so that it takes only
+    seconds."""
     crop_px, batch_size = (CROP_PX, setup.batch_size) if setup.on_gpu else (64, min(setup.batch_size, 32))
     torch.manual_seed(SEED)
     loader: DataLoader[Any] = DataLoader(
-        _dataset(setup, crop_px),
-        batch_size,
-        shuffle=True,
-        num_workers=setup.workers,
-        persistent_workers=setup.workers > 0,
-        device=setup.device,
+        _dataset(setup, crop_px), batch_size, device=setup.device, **setup.loader_arguments()
     )
     model = resnet18(num_classes=len(ImageFolder(str(setup.root)).classes)).to(setup.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
+    losses: list[float] = []
     with _bar("training", steps, "step") as bar:
         for images, labels in islice(chain.from_iterable(repeat(loader)), steps):
             images, labels = images.to(setup.device), labels.to(setup.device)
@@ -322,26 +258,19 @@ def _train(setup: Setup, steps: int) -> Training:
             losses.append(loss.item())
             bar.set_postfix_str(f"loss {losses[-1]:.2f}", refresh=False)
             bar.update()
-    return Training(crop_px, batch_size, losses)
+    few = min(5, (steps + 1) // 2)
+    first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
+    loss_fell = f"loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
+    _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {loss_fell}")
+    return losses
 
 
 def _bar(title: str, total: int, unit: str) -> ProgressBar:
     return ProgressBar(total=total, desc=title, unit=unit, leave=False, disable=None)
 
 
-def _print(console: Console, title: str, text: str, style: str = "") -> None:
-    console.print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
-
-
-def _print_setup(console: Console, setup: Setup) -> None:
-    _print(console, "Decoded on", _decoder(setup))
-    _print(console, "Images", f"{setup.images:,} of {setup.root}")
-    _print(console, "Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
-    _print(
-        console,
-        "Both loaders",
-        f"batch_size={setup.batch_size}, num_workers={setup.workers}, shuffle=True, the same seed",
-    )
+def _print(title: str, text: str, style: str = "") -> None:
+    Console(highlight=False, soft_wrap=True).print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
 
 
 def _decoder(setup: Setup) -> str:
@@ -355,30 +284,23 @@ def _decoder(setup: Setup) -> str:
     return f"{cpu}; on a GPU it would be decoded there"
 
 
-def _print_measured(console: Console, measured: Measured) -> None:
-    stock, ours, comparison = measured.stock_images_per_s, measured.our_images_per_s, measured.comparison
+def _print_speeds(stock: Sequence[float], ours: Sequence[float]) -> None:
     ratio = statistics.median(ours) / statistics.median(stock)
-    _print(console, "Speed", f"{_speed(stock)} torch.utils.data.DataLoader")
-    _print(console, "", f"{_speed(ours)} proxyloader.DataLoader, {ratio:.1f} times as fast")
-    _print(console, "", f"medians of {TIMED_EPOCHS} epochs (slowest to fastest), in turns, after one to warm up", "dim")
-    equal = "all equal" if comparison.labels_equal else "NOT EQUAL"
-    _print(console, "Labels", f"{equal}; {comparison.images:,} images compared")
-    levels = f"{comparison.mean:.2f} in the mean, {comparison.percentile:.1f} at the 99.9th percentile"
-    _print(console, "Pixels", f"differ by {levels}, {comparison.largest:.0f} at most, of 255 levels (worst batch)")
-    if not comparison.is_as_promised:
-        promise = f"equal labels, and at most {PROMISED_MEAN} in the mean and {PROMISED_PERCENTILE} at the percentile"
-        _print(console, "FAILED", f"promised are {promise}. Please report this, with all of the above", "bold red")
+    _print("Speed", f"{_speed(stock)} torch.utils.data.DataLoader")
+    _print("", f"{_speed(ours)} proxyloader.DataLoader, {ratio:.1f} times as fast")
+    _print("", f"medians of {TIMED_EPOCHS} epochs (slowest to fastest), in turns, after one to warm up", "dim")
 
 
-def _speed(images_per_s: list[float]) -> str:
+def _speed(images_per_s: Sequence[float]) -> str:
     spread = f"({min(images_per_s):,.0f} to {max(images_per_s):,.0f})"
     return f"{statistics.median(images_per_s):>6,.0f} images/s {spread:<18}"
 
 
-def _print_training(console: Console, training: Training) -> None:
-    few = min(5, (len(training.losses) + 1) // 2)
-    first, last = statistics.mean(training.losses[:few]), statistics.mean(training.losses[-few:])
-    steps = f"{len(training.losses)} steps of {training.batch_size} images of {training.crop_px} px"
-    _print(
-        console, "Training", f"ResNet-18, {steps}: loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
-    )
+def _print_comparison(comparison: Comparison) -> None:
+    equal = "all equal" if comparison.labels_equal else "NOT EQUAL"
+    _print("Labels", f"{equal}; {comparison.images:,} images compared")
+    levels = f"{comparison.mean:.2f} in the mean, {comparison.percentile:.1f} at the 99.9th percentile"
+    _print("Pixels", f"differ by {levels}, {comparison.largest:.0f} at most, of 255 levels (worst batch)")
+    if not comparison.is_as_promised:
+        promise = f"equal labels, and at most {PROMISED_MEAN} in the mean and {PROMISED_PERCENTILE} at the percentile"
+        _print("FAILED", f"promised are {promise}. Please report this, with all of the above", "bold red")

@@ -21,19 +21,13 @@ def cache_folder() -> Path:
 
 
 def photographs_of(verb: str, images: int) -> Path:
-    """Return the folder in the cache for photographs that a verb makes once and keeps.
-
-    The name has the format of ``make_dataset``, so photographs of an earlier format are left alone and new ones made.
-    """
+    """Return the folder in the cache for photographs that a verb makes once and keeps. Its name has the format of
+    ``make_dataset``, so those of an earlier format are left alone."""
     return cache_folder() / f"{verb}-v{FORMAT}-{images}"
 
 
 def check_can_be_written(file: Path) -> None:
-    """Check before long work that its result can be written. A file that is there keeps its content.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Raise OSError before long work if its result cannot be written. A file that is there keeps its content."""
     was_there = file.exists()
     file.open("a").close()
     if not was_there:

@@ -20,14 +20,13 @@ import torch
 
 from proxyloader.tools import cli, files
 from proxyloader.tools.bench import process
-from proxyloader.tools.bench.case_process import _Measured
+from proxyloader.tools.bench.case_process import Failure, RoundResult, Trial, _Measured
 from proxyloader.tools.bench.cases import BY_DEFAULT, CASES, Ranges, case_of, cases_for, loops_of, peers_for
 from proxyloader.tools.bench.command import setting_of
 from proxyloader.tools.bench.config import BenchConfig, Tuning
-from proxyloader.tools.bench.figures import Failure, RoundResult, Start, Trial
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
 from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
-from proxyloader.tools.bench.sweep import Sweep, sweep
+from proxyloader.tools.bench.sweep import Sweep, first_tunings, second_tunings, sweep, values_of
 from proxyloader.tools.bench.tables import as_markdown, rows_of
 from proxyloader.tools.cli import main
 from proxyloader.tools.synthetic import dataset
@@ -181,12 +180,10 @@ def test_the_fastest_tuning_is_kept_and_each_is_recorded(photos: Path) -> None:
 
 
 def test_shares_of_the_engines_are_tried_with_each_number_of_threads_on_a_gpu(photos: Path) -> None:
-    from proxyloader.tools.bench.sweep import _Stages
-
-    stages = _Stages("upstream-proxy", setting(photos, device="cuda"), Ranges((4, 8, 16), (4, 8), (0.65, 1.0)))
-    first = stages.first()
+    values = values_of("upstream-proxy", setting(photos, device="cuda"), Ranges((4, 8, 16), (4, 8), (0.65, 1.0)))
+    first = first_tunings(values)
     assert first == [Tuning(8, 4, 0.65), Tuning(8, 4, 1.0), Tuning(8, 8, 0.65), Tuning(8, 8, 1.0)]
-    assert stages.second(first[1]) == [Tuning(4, 4, 1.0), Tuning(16, 4, 1.0)]
+    assert second_tunings(values, first[1]) == [Tuning(4, 4, 1.0), Tuning(16, 4, 1.0)]
 
 
 def test_where_there_is_nothing_to_choose_nothing_is_tried(photos: Path) -> None:
@@ -343,7 +340,7 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def outcome(*speeds: float, failure: str = "", is_missing: bool = False) -> Outcome:
     found = [RoundResult(speed, 1.0, (1.0, 2.0, 3.0 + speed), 5.0, 100.0, 50.0, 90.0, None) for speed in speeds]
-    start = Start(0.5) if speeds else None
+    start = 0.5 if speeds else None
     return Outcome(setting(""), start, found, failure=failure, is_missing=is_missing)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -30,7 +29,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Put a verb `fail` in place of the real ones, that ends with this error."""
 
-    def run(args: argparse.Namespace) -> int:
+    def run() -> int:
         raise error
 
     def fail(verbs: Any) -> None:

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,14 +24,65 @@ from ...errors import ProxyLoaderError
 from .cases import case_of, loops_of
 from .config import BenchConfig
 from .dali_cases import RUNS_UNDER_WAY
-from .figures import Epoch, Failure, Ready, RoundResult, Start, Trial
 from .gauges import GpuMemory, cpu_s, gauges, host_mb
 
 CLASSES = 1000
 
 
+@dataclass(frozen=True)
+class RoundResult:
+    """Figures of whole loops over some seconds. CPU time and memory are those of the process and its children.
+
+    Attributes:
+        wait_ms: waits of the loop for batches: median, 99th percentile, maximum.
+        pause_ms: median of the waits for the first batch of each loop, which are among those waits.
+        host_mb: private memory.
+        gpu_mb: GPU memory without the CUDA context. None without a GPU.
+        gpu_percent: share of the time in which the GPU was busy. None if NVML does not report it.
+        jpeg_percent: the same of the JPEG engines.
+    """
+
+    images_per_s: float
+    cpu_ms_per_image: float
+    wait_ms: tuple[float, float, float]
+    pause_ms: float
+    host_mb: float
+    gpu_mb: float | None = None
+    gpu_percent: float | None = None
+    jpeg_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Figures of the second loop with a tuning. If the first one took too long and was cut, they are those of its part
+    after the first batch."""
+
+    images_per_s: float
+    cpu_ms_per_image: float
+    was_cut: bool = False
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Figures of one of the first epochs. The first one begins with the construction of the loader."""
+
+    first_batch_s: float
+    images_per_s: float
+    images_per_s_after_first_batch: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason in one line why a case failed, whether a package is missing, and whether no batch came for long."""
+
+    reason: str
+    is_missing: bool = False
+    has_hung: bool = False
+
+
 def serve(name: str, connection: Connection, batches_seen: Any, start_method: str) -> None:
-    """Send ``Ready``, and then answer requests until the process is killed. After an error send a ``Failure`` and end.
+    """Send None when all modules are imported, and then answer requests, until the process is killed or an error is
+    sent as a ``Failure``.
 
     Args:
         name: name of the case.
@@ -42,7 +94,7 @@ def serve(name: str, connection: Connection, batches_seen: Any, start_method: st
     try:
         from ...dali import api as api  # imported here, so that its time counts for no case
 
-        connection.send(Ready())
+        connection.send(None)
         measured = _Measured(name, batches_seen)
         while True:
             method, arguments = connection.recv()
@@ -56,11 +108,15 @@ def serve(name: str, connection: Connection, batches_seen: Any, start_method: st
         with suppress(OSError):  # the main process has ended
             connection.send(Failure(reason, isinstance(error, ImportError)))
     finally:
-        # The thread of DALI's own proxy server would keep the process alive.
-        for child in psutil.Process().children(recursive=True):
+        kill(psutil.Process())  # the thread of DALI's own proxy server would keep it alive
+
+
+def kill(process: psutil.Process) -> None:
+    """Kill a process and its children."""
+    with suppress(psutil.NoSuchProcess):
+        for each in [*process.children(recursive=True), process]:
             with suppress(psutil.NoSuchProcess):
-                child.kill()
-        os._exit(0)
+                each.kill()
 
 
 class _Measured:
@@ -69,37 +125,64 @@ class _Measured:
     def __init__(self, name: str, batches_seen: Any) -> None:
         self._name = name
         self._seen = batches_seen
+        self._use: Callable[[Any], None] = lambda batch: None
         self._loops: Any = None
         self._memory: GpuMemory | None = None
 
-    def begin(self, setting: BenchConfig) -> Start:
-        """Build the loader, and run its first loop."""
+    def begin(self, setting: BenchConfig) -> float:
+        """Run the first loop. Return the time to its first batch, with the construction of the loader but without the
+        start of CUDA."""
         memory = self._prepared(setting)
         begin = time.perf_counter()
-        self._loops = loops_of(self._name, setting)
-        first = self._next_loop()
-        self._use(next(first))
-        _wait_for_gpu()
-        start = Start(time.perf_counter() - begin)
+        first = self._begun(setting)
+        first_batch_s = time.perf_counter() - begin
         for batch in first:
             self._use(batch)
         memory.note()
-        return start
+        return first_batch_s
 
     def measure(self, seconds: float) -> RoundResult:
-        """Measure whole loops for at least ``seconds``."""
+        """Measure whole loops for at least ``seconds``, and the rest of a loop that was begun to catch up."""
         assert self._memory is not None
         gc.collect()
-        return _round(self._caught_up(), self._next_loop, seconds, self._use, self._memory)
+        batches = self._caught_up()
+        waits: list[float] = []
+        pauses: list[float] = []
+        images = 0
+        self._memory.begin()
+        with gauges() as shares:
+            cpu, begin = cpu_s(), time.perf_counter()
+            while True:
+                asked, at = time.perf_counter(), len(waits)
+                batches = self._next_loop() if batches is None else batches
+                while (batch := next(batches, None)) is not None:
+                    waits.append(time.perf_counter() - asked)
+                    images += len(batch[0])
+                    self._use(batch)
+                    asked = time.perf_counter()
+                pauses += waits[at : at + 1]
+                if images and time.perf_counter() - begin >= seconds:
+                    break
+                batches = None
+            _wait_for_gpu()
+            wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
+        self._memory.note()
+        p50, p99, longest = (1e3 * float(np.quantile(waits, share)) for share in (0.5, 0.99, 1))
+        return RoundResult(
+            images_per_s=images / wall,
+            cpu_ms_per_image=1e3 * cpu / images,
+            wait_ms=(p50, p99, longest),
+            pause_ms=1e3 * statistics.median(pauses),
+            host_mb=host_mb(),
+            gpu_mb=self._memory.mb,
+            **shares,
+        )
 
     def attempt(self, setting: BenchConfig, at_most_s: float) -> Trial:
         """Run two loops with a tuning, and measure the second one."""
-        memory = self._prepared(setting)
-        loops = loops_of(self._name, setting)
-        before, self._loops = self._loops, loops
-        first = self._next_loop()
-        self._use(next(first))
-        _wait_for_gpu()
+        self._prepared(setting)
+        before = self._loops
+        first = self._begun(setting)
         if before is not None:
             before.close()  # only now, as rebuilding decoders takes long after DALI's last pipeline was freed
             del before
@@ -112,15 +195,13 @@ class _Measured:
                 _wait_for_gpu()
                 wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
                 return Trial(images / wall, 1e3 * cpu / images, was_cut=True)
-        found = _round(self._caught_up(), self._next_loop, 0.0, self._use, memory)
+        found = self.measure(0.0)
         return Trial(found.images_per_s, found.cpu_ms_per_image)
 
     def first_epochs(self, setting: BenchConfig, epochs: int, cache: str) -> list[Epoch]:
         """Measure the first epochs, as in a script that runs for the first time.
 
         Args:
-            setting: setting of the case.
-            epochs: number of epochs.
             cache: an empty folder in place of the user's cache folder, so that nothing of earlier runs is used.
         """
         os.environ["XDG_CACHE_HOME"] = cache
@@ -149,8 +230,17 @@ class _Measured:
                 # Importing this package sets it, and users of other loaders do not import it.
                 os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
             self._memory = GpuMemory(setting)
-            self._use = _training(setting) if setting.model != "none" else _nothing
+            if setting.model != "none":
+                self._use = _training(setting)
         return self._memory
+
+    def _begun(self, setting: BenchConfig) -> Iterator[Any]:
+        """Build the loader, and return its first loop without the first batch."""
+        self._loops = loops_of(self._name, setting)
+        batches = self._next_loop()
+        self._use(next(batches))
+        _wait_for_gpu()
+        return batches
 
     def _next_loop(self) -> Iterator[Any]:
         # iter() starts the workers now, and not when the first batch is requested.
@@ -170,51 +260,6 @@ class _Measured:
             self._use(batch)
         _wait_for_gpu()
         return batches
-
-
-def _round(
-    batches: Iterator[Any] | None,
-    next_loop: Callable[[], Iterator[Any]],
-    seconds: float,
-    use: Callable[[Any], None],
-    memory: GpuMemory,
-) -> RoundResult:
-    """Measure the rest of a loop, if one was begun, and whole loops for at least ``seconds``."""
-    waits: list[float] = []
-    pauses: list[float] = []
-    images = 0
-    memory.begin()
-    with gauges() as shares:
-        cpu, begin = cpu_s(), time.perf_counter()
-        while True:
-            asked, at = time.perf_counter(), len(waits)
-            batches = next_loop() if batches is None else batches
-            while (batch := next(batches, None)) is not None:
-                waits.append(time.perf_counter() - asked)
-                images += len(batch[0])
-                use(batch)
-                asked = time.perf_counter()
-            pauses += waits[at : at + 1]
-            if images and time.perf_counter() - begin >= seconds:
-                break
-            batches = None
-        _wait_for_gpu()
-        wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
-    memory.note()
-    p50, p99, longest = (1e3 * float(np.quantile(waits, share)) for share in (0.5, 0.99, 1))
-    return RoundResult(
-        images_per_s=images / wall,
-        cpu_ms_per_image=1e3 * cpu / images,
-        wait_ms=(p50, p99, longest),
-        pause_ms=1e3 * statistics.median(pauses),
-        host_mb=host_mb(),
-        gpu_mb=memory.mb,
-        **shares(),
-    )
-
-
-def _nothing(batch: Any) -> None:
-    """Take a batch without using it."""
 
 
 def _training(setting: BenchConfig) -> Callable[[Any], None]:

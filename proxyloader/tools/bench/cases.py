@@ -23,11 +23,8 @@ class Case:
         loops: takes a setting, and the name of an augmentation if the case augments, and returns loops.
         needs: fields of ``Tuning`` that users must set.
         takes: fields of ``Tuning`` that have a default.
-        is_own: whether it is a loader of this library.
         is_ceiling: whether it leaves work out, as an upper bound for all loaders.
-        needs_gpu: whether it is left out on a CPU.
         for_models: whether it applies only with a model (True), or only without (False). None: in both cases.
-        augments: whether it can augment images.
         runs_ahead: whether it prepares batches of the next loop, so that they are ready when a round begins.
     """
 
@@ -72,12 +69,9 @@ BY_DEFAULT = ", by default"
 
 def cases_for(setting: BenchConfig) -> list[str]:
     """Return the names of the cases for a setting: the tuned cases, and then those with default values."""
-    trains = setting.model != "none"
-    names = [
-        name
-        for name, each in CASES.items()
-        if (setting.on_gpu or not each.needs_gpu) and each.for_models in (None, trains)
-    ]
+    here = (None, setting.model != "none")
+    at_hand = {name: case for name, case in CASES.items() if setting.on_gpu or not case.needs_gpu}
+    names = [name for name, case in at_hand.items() if case.for_models in here]
     augmenting = [name for name in names if CASES[name].augments]
     names += [name + WITH + added for added in setting.augmentations for name in augmenting]
     return names + [name + BY_DEFAULT for name in names if case_of(name).takes and not case_of(name).is_ceiling]
@@ -89,18 +83,17 @@ def peers_for(setting: BenchConfig) -> list[str]:
     return [name for name in names if not case_of(name).is_ceiling]
 
 
-def base_of(name: str) -> str:
-    """Return the key of a case in CASES."""
-    return name.removesuffix(BY_DEFAULT).split(WITH)[0]
+def parts_of(name: str) -> list[str]:
+    """Return the key in CASES of a case, whose name may have the suffix BY_DEFAULT, and its augmentation, if any."""
+    return name.removesuffix(BY_DEFAULT).split(WITH)
 
 
 def case_of(name: str) -> Case:
-    """Return the case of a name, which may have an augmentation and the suffix BY_DEFAULT."""
-    return CASES[base_of(name)]
+    return CASES[parts_of(name)[0]]
 
 
 def loops_of(name: str, setting: BenchConfig) -> Loops:
-    return case_of(name).loops(setting, *name.removesuffix(BY_DEFAULT).split(WITH)[1:])
+    return case_of(name).loops(setting, *parts_of(name)[1:])
 
 
 @dataclass(frozen=True)
@@ -112,5 +105,5 @@ class Ranges:
     hw_decoder_load: tuple[float, ...]
 
     def most(self, case: Case) -> Tuning:
-        """Return the tuning with the largest value of each field that users must set. Other fields are not set."""
+        """Return the tuning with the largest value of each field that users must set."""
         return Tuning(**{name: getattr(self, name)[-1] for name in case.needs})

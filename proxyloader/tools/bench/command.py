@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shlex
 import sys
@@ -21,7 +22,7 @@ from ..._validation import check_int, check_num_threads
 from ..files import check_can_be_written, photographs_of
 from ..synthetic.dataset import make_dataset, usable_cores
 from . import report, tables
-from .cases import BY_DEFAULT, CASES, OURS, Ranges, base_of, case_of, cases_for, peers_for
+from .cases import BY_DEFAULT, CASES, OURS, Ranges, case_of, cases_for, parts_of, peers_for
 from .config import AUGMENTATIONS, BenchConfig
 from .runner import INTERRUPTED, Outcome, Tell, run, run_first_epochs
 from .sweep import Sweep, sweep
@@ -48,22 +49,18 @@ def bench(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if our case or all cases failed, or ours is worse than in the record to compare with; 130
         after Ctrl-C; else 0.
-
-    Raises:
-        ValueError: an option is invalid, there is no such case or GPU, or no record to compare with.
     """
     earlier = report.last_of(args.check) if args.check else None
     check(args)
-    for name in args.augment:
-        if name not in AUGMENTATIONS:
-            raise ValueError(f"there is no augmentation {name} here; there is {', '.join(AUGMENTATIONS)}")
-    setting, ranges = setting_of(args), ranges_of(args)
+    setting = setting_of(args)
+    ranges = ranges_of(args, setting)
     names = _chosen(peers_for(setting) if args.first_epochs else cases_for(setting), args.only)
     more = {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"} if args.first_epochs else {}
     if earlier is not None:
         report.check_settings(earlier, report.record_of(setting, ranges, {}, {}, "", **more))
         report.check_cases(earlier, names)
-    make_room_for(args.out)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    check_can_be_written(args.out)
     console = Console()
     console.print(in_words(machine()), highlight=False)
     for warning in warnings_for(setting):
@@ -81,8 +78,7 @@ def bench(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print("Nothing had been measured yet, so nothing is written.")
         raise
-    command = shlex.join(["proxyloader", *sys.argv[1:]])
-    record = report.record_of(setting, ranges, outcomes, sweeps, command, **more)
+    record = report.record_of(setting, ranges, outcomes, sweeps, shlex.join(["proxyloader", *sys.argv[1:]]), **more)
     _write(record, args, console)
     worse = report.worse_than(earlier, record) if earlier else []
     for sentence in worse:
@@ -92,16 +88,11 @@ def bench(args: argparse.Namespace) -> int:
     if any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
         return 130  # as in shells
     failed = [name for name, case in record["cases"].items() if "failure" in case]
-    all_failed = len(failed) == len(record["cases"])
-    return 1 if worse or all_failed or OURS in failed else 0
+    return 1 if worse or OURS in failed or len(failed) == len(record["cases"]) else 0
 
 
 def _chosen(names: list[str], only: list[str] | None) -> list[str]:
-    """Return the names that ``only`` selects.
-
-    Raises:
-        ValueError: one of ``only`` is not a case for this machine and these options.
-    """
+    """Return the names that ``only`` selects. A name that is none for this machine and these options is an error."""
     unknown = [name for name in only or () if name not in names]
     if unknown:
         others = [name for name in unknown if name in CASES]
@@ -109,12 +100,13 @@ def _chosen(names: list[str], only: list[str] | None) -> list[str]:
         raise ValueError(
             f"there is no case {', '.join(map(repr, unknown))} here{why}; there is {', '.join(map(repr, names))}"
         )
-    return [name for name in names if not only or name in only or base_of(name) in only]
+    return [name for name in names if not only or name in only or parts_of(name)[0] in only]
 
 
 def _write(record: dict[str, Any], args: argparse.Namespace, console: Console) -> None:
     """Write the record to its file, as tables to a page and the terminal, and as a picture."""
-    report.append(record, args.out)
+    with args.out.open("a") as file:
+        file.write(json.dumps(record) + "\n")
     args.out.with_suffix(".md").write_text(tables.as_markdown(record))
     console.print(*tables.as_tables(record), sep="\n")
     for name, reason in record["left_out"].items():
@@ -138,10 +130,7 @@ def measure_rounds(
     settings = {name: replace(setting, tuning=sweeps[name].best) for name in tuned}
     outcomes = run(settings, args.rounds, args.seconds, tell)
     if not any(outcome.failure == INTERRUPTED for outcome in outcomes.values()):
-        by_default = replace(setting, by_default=True)
-        settings = {
-            name: replace(by_default, tuning=ranges.most(case_of(name))) for name in names if name.endswith(BY_DEFAULT)
-        }
+        settings = _by_default(setting, ranges, [name for name in names if name.endswith(BY_DEFAULT)])
         try:
             outcomes |= run(settings, args.rounds, args.seconds, tell)
         except KeyboardInterrupt:  # before their first round
@@ -153,8 +142,7 @@ def measure_first_epochs(
     args: argparse.Namespace, setting: BenchConfig, ranges: Ranges, names: list[str], tell: Tell
 ) -> Measured:
     """Measure the first epochs of each case, with the default of each argument that has one."""
-    setting = replace(setting, passes=1, by_default=True, persistent_workers=False)
-    settings = {name: replace(setting, tuning=ranges.most(case_of(name))) for name in names}
+    settings = _by_default(replace(setting, passes=1, persistent_workers=False), ranges, names)
     for path, _ in ImageFolder(setting.root).samples:
         Path(path).read_bytes()  # so that the files are in the page cache for all cases
     with tempfile.TemporaryDirectory(prefix="proxyloader-bench-") as folder:
@@ -162,16 +150,15 @@ def measure_first_epochs(
     return outcomes, {}
 
 
-def check(args: argparse.Namespace) -> None:
-    """Check the options before the measurement.
+def _by_default(setting: BenchConfig, ranges: Ranges, names: list[str]) -> dict[str, BenchConfig]:
+    return {name: replace(setting, by_default=True, tuning=ranges.most(case_of(name))) for name in names}
 
-    Raises:
-        ValueError: an option is invalid.
-        OSError: earlier results cannot be read.
-    """
-    for name, value in {"images": 1, "passes": 1, "batch_size": 1, "rounds": 1}.items():
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError or OSError if an option is invalid, or ``--out`` has other content."""
+    for name, least in {"images": 1, "passes": 1, "batch_size": 1, "rounds": 1}.items():
         if getattr(args, name) is not None:
-            check_int("--" + name.replace("_", "-"), getattr(args, name), value)
+            check_int("--" + name.replace("_", "-"), getattr(args, name), least)
     for workers in args.workers or ():
         check_int("--workers", workers, 0)
     for threads in args.threads or ():
@@ -185,6 +172,9 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--check compares whole measurements, not first epochs: leave out one")
     if args.model not in ("none", *models.list_models(module=models)):
         raise ValueError(f"--model is none, or a classifier of torchvision such as resnet50; got {args.model!r}")
+    for name in args.augment:
+        if name not in AUGMENTATIONS:
+            raise ValueError(f"there is no augmentation {name} here; there is {', '.join(AUGMENTATIONS)}")
     if args.data and args.images:
         raise ValueError("--images says how many to make, and --data gives a folder that has them: leave out one")
     if args.out.suffix in (".md", ".png"):
@@ -195,30 +185,12 @@ def check(args: argparse.Namespace) -> None:
         report.last_of(args.out)
 
 
-def make_room_for(out: Path) -> None:
-    """Create the folder of the results, and check that they can be written.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    check_can_be_written(out)
-
-
-def device_of(args: argparse.Namespace) -> str:
-    return args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def setting_of(args: argparse.Namespace) -> BenchConfig:
-    """Return the settings of the comparison, with the defaults of this machine.
-
-    Raises:
-        ValueError: there is no GPU, or there are fewer images than in a batch.
-    """
-    device = device_of(args)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda, and torch sees no GPU; leave --device out")
+    """Return the settings of the comparison, with the defaults of this machine."""
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        raise ValueError("device cuda, and torch sees no GPU; leave --device out")
     images = len(ImageFolder(str(args.data))) if args.data else args.images or (8192 if on_gpu else 1024)
     root = args.data or photographs_of("bench", images)  # which are made later
     if images < args.batch_size:
@@ -237,12 +209,10 @@ def setting_of(args: argparse.Namespace) -> BenchConfig:
     )
 
 
-def ranges_of(args: argparse.Namespace) -> Ranges:
+def ranges_of(args: argparse.Namespace, setting: BenchConfig) -> Ranges:
     """Return the values to try, with the defaults of this machine."""
-    cores, on_gpu = usable_cores(), device_of(args) == "cuda"
+    cores = usable_cores()
     counts = {max(1, cores // 4), max(1, cores // 2), cores, *(n for n in COUNTS if n <= cores)}
-    return Ranges(
-        workers=tuple(sorted(set(args.workers or counts))),
-        threads=tuple(sorted(set(args.threads or (counts if on_gpu else counts | {cores + 1})))),
-        hw_decoder_load=tuple(sorted(set(args.hw_decoder_load))),
-    )
+    threads = args.threads or (counts if setting.on_gpu else counts | {cores + 1})
+    given = args.workers or counts, threads, args.hw_decoder_load
+    return Ranges(*(tuple(sorted(set(values))) for values in given))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -20,28 +20,17 @@ AUGMENTATIONS: dict[str, Any] = {
 }
 
 
-def transform_with(augmentation: str = "") -> transforms.Compose:
+def transform_with(augmentation: str = "", crop_px: int = CROP_PX) -> transforms.Compose:
     """Return the torchvision transform, with an augmentation after the flip."""
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(CROP_PX),
-            transforms.RandomHorizontalFlip(),
-            *([AUGMENTATIONS[augmentation]] if augmentation else []),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+    random = [transforms.RandomResizedCrop(crop_px), transforms.RandomHorizontalFlip()]
+    random += [AUGMENTATIONS[augmentation]] if augmentation else []
+    return transforms.Compose([*random, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings that are tuned for each loader. None: the loader has no such setting, or uses its default.
-
-    Attributes:
-        workers: number of worker processes.
-        threads: number of DALI's CPU threads.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode.
-    """
+    """The settings that are tuned for each loader: DALI's threads are those of the CPU, and ``hw_decoder_load`` is the
+    share of the JPEGs, 0 to 1, for the GPU's engines. None: the loader has no such setting, or uses its default."""
 
     workers: int | None = None
     threads: int | None = None
@@ -60,17 +49,11 @@ class BenchConfig:
     """The settings of a comparison, which are the same for all cases except for the tuning.
 
     Attributes:
-        root: root of an ImageFolder.
-        images: number of images in it.
+        root: root of an ImageFolder with ``images`` images.
         passes: number of passes over the images in a loop, so that the start of a loop weighs as little as in an epoch
             of a large data set.
-        batch_size: number of images in a batch.
         device: "cuda" or "cpu".
-        tuning: tuning of the case.
         by_default: whether arguments with a default are left out, except for those of the data and its format.
-        persistent_workers: whether loaders with workers keep them between loops.
-        dtype: torch's name of the dtype of the images.
-        channels_last: whether batches are channels last.
         augmentations: augmentations of torch's loader and ours, each of which is a case.
         model: torchvision's name of the model that is trained on the batches; "none" to only load them.
     """
@@ -87,14 +70,6 @@ class BenchConfig:
     channels_last: bool = False
     augmentations: tuple[str, ...] = ()
     model: str = "none"
-
-    def tuned(self, **changed: Any) -> BenchConfig:
-        """Return a copy with other values of the tuning."""
-        return replace(self, tuning=replace(self.tuning, **changed))
-
-    @property
-    def workers(self) -> int:
-        return self.tuning.workers or 0
 
     @property
     def batches(self) -> int:
@@ -115,6 +90,5 @@ class BenchConfig:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def in_record(self) -> dict[str, Any]:
-        """Return the settings of all cases, for a record."""
-        left_out = ("root", "tuning", "by_default", "persistent_workers")
+        left_out = ("root", "tuning", "by_default", "persistent_workers")  # which differ between cases or machines
         return {name: value for name, value in asdict(self).items() if name not in left_out}

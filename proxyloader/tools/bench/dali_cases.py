@@ -16,7 +16,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..synthetic.dataset import usable_cores
 from .config import CROP_PX, MEAN, STD, BenchConfig
-from .torch_cases import Loops, images_of, worker_arguments
+from .torch_cases import Loops, images_of, loader_arguments
 
 RUNS_UNDER_WAY = 3
 """Number of batches that a DALI pipeline prepares ahead, where it is not DALI's default."""
@@ -46,14 +46,13 @@ def decoder(setting: BenchConfig) -> dict[str, Any]:
     """Return the arguments of a decoder."""
     from ...dali.api import types
 
-    how: dict[str, Any] = {"device": "mixed" if setting.on_gpu else "cpu", "output_type": types.RGB}
-    if setting.on_gpu and setting.tuning.hw_decoder_load is not None:
-        how["hw_decoder_load"] = setting.tuning.hw_decoder_load
-    return how
+    load = setting.tuning.hw_decoder_load if setting.on_gpu else None
+    engines = {} if load is None else {"hw_decoder_load": load}
+    return {"device": "mixed" if setting.on_gpu else "cpu", "output_type": types.RGB, **engines}
 
 
 def augmented(setting: BenchConfig, encoded: Any) -> Any:
-    """Return the images after the transform, as it is usually written in DALI."""
+    """Apply the transform, as it is usually written in DALI."""
     from ...dali.api import fn, types
 
     images = fn.decoders.image(encoded, **decoder(setting))
@@ -95,13 +94,7 @@ def upstream(setting: BenchConfig, loader: Callable[[str], Any], reads_files: bo
     server.start_thread()
     batches: Any = None
     try:
-        batches = proxy.DataLoader(
-            server,
-            images_of(setting, server.proxy, loader),
-            setting.batch_size,
-            shuffle=True,
-            **worker_arguments(setting),
-        )
+        batches = proxy.DataLoader(server, images_of(setting, server.proxy, loader), **loader_arguments(setting))
         while True:
             yield ((in_format(setting, images), labels.to(setting.device)) for images, labels in batches)
     finally:
@@ -139,13 +132,7 @@ def upstream_with_paths(setting: BenchConfig) -> Loops:
 
 
 def reader(setting: BenchConfig, images_of: Callable[[BenchConfig, Any], Any], **options: Any) -> Loops:
-    """DALI's file reader and DALIClassificationIterator.
-
-    Args:
-        setting: setting of the case.
-        images_of: returns the images for a setting and the encoded images.
-        options: arguments of the reader.
-    """
+    """DALI's file reader, with ``options``, and DALIClassificationIterator."""
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 
     from ...dali.api import fn

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from .config import BenchConfig
+from .system_info import nvml
 
 SAMPLED_EVERY_S = 0.05
 
@@ -26,75 +27,60 @@ def host_mb() -> float:
     return sum(_of_each(lambda process: process.memory_full_info().uss)) / 2**20
 
 
-def _of_each(ask: Callable[[psutil.Process], float]) -> list[float]:
-    process, found = psutil.Process(), []
+def _of_each(ask: Callable[[psutil.Process], float]) -> Iterator[float]:
+    process = psutil.Process()
     for each in [process, *process.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):  # a worker of a dropped loader may end meanwhile
-            found.append(ask(each))
-    return found
+            yield ask(each)
 
 
 class GpuMemory:
-    """Memory that a case takes on a GPU. Other processes may hold memory, but must not take any meanwhile.
-
-    Attributes:
-        mb: the memory in MB. None without a GPU.
-    """
+    """GPU memory that a case takes, ``mb``. None without a GPU. Other processes must not take any meanwhile."""
 
     def __init__(self, setting: BenchConfig) -> None:
-        self.mb: float | None = None
+        self.mb = 0.0 if setting.on_gpu else None
         if setting.on_gpu:
             torch.ones(1, device="cuda")  # creates the context, which is not counted
-            self.mb = 0.0
         self.begin()
 
     def begin(self) -> None:
-        self._before = self._used()
+        self._free = 0 if self.mb is None else torch.cuda.mem_get_info()[0]
 
     def note(self) -> None:
         """Add the memory that was taken since ``begin``."""
         if self.mb is not None:
-            self.mb += self._used() - self._before
-            self._before = self._used()
-
-    def _used(self) -> float:
-        if self.mb is None:
-            return 0.0
-        free, total = torch.cuda.mem_get_info()
-        return (total - free) / 2**20
+            before = self._free
+            self.begin()
+            self.mb += (before - self._free) / 2**20
 
 
 @contextmanager
-def gauges() -> Iterator[Callable[[], dict[str, float | None]]]:
-    """Sample the load of the GPU and its JPEG engines, as far as NVML reports it."""
-    samples: tuple[list[float], list[float]] = [], []
+def gauges() -> Iterator[dict[str, float]]:
+    """Sample the load of the GPU and its JPEG engines. The dictionary gets the means at the end, as far as NVML reports
+    them."""
+    means: dict[str, float] = {}
     done = threading.Event()
-    thread = threading.Thread(target=_sample, args=(samples, done), daemon=True)
+    thread = threading.Thread(target=_sample, args=(means, done), daemon=True)
     thread.start()
     try:
-        yield lambda: {"gpu_percent": _mean(samples[0]), "jpeg_percent": _mean(samples[1])}
+        yield means
     finally:
         done.set()
         thread.join(10)
 
 
-def _mean(values: list[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _sample(samples: tuple[list[float], list[float]], done: threading.Event) -> None:
+def _sample(means: dict[str, float], done: threading.Event) -> None:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-    except Exception:  # not installed, no driver, no GPU: nothing is reported
+        pynvml, gpu = nvml()
+    except Exception:  # nothing is reported
         return
-    asks: tuple[Callable[[], Any], ...] = (
-        lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-        lambda: pynvml.nvmlDeviceGetJpgUtilization(gpu)[0],
-    )
+    asks: dict[str, Callable[[], Any]] = {
+        "gpu_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+        "jpeg_percent": lambda: pynvml.nvmlDeviceGetJpgUtilization(gpu)[0],
+    }
+    samples: dict[str, list[float]] = {name: [] for name in asks}
     while not done.wait(SAMPLED_EVERY_S):
-        for values, ask in zip(samples, asks):
+        for name, ask in asks.items():
             with suppress(pynvml.NVMLError):
-                values.append(float(ask()))
+                samples[name].append(float(ask()))
+    means.update({name: statistics.fmean(values) for name, values in samples.items() if values})

@@ -8,7 +8,7 @@ from typing import Any
 from ...loader.dataloader import DataLoader
 from .config import CROP_PX, BenchConfig, transform_with
 from .dali_cases import RUNS_UNDER_WAY, in_format
-from .torch_cases import Loops, images_of, worker_arguments
+from .torch_cases import Loops, images_of, loader_arguments
 
 CACHED_BATCHES = 8
 
@@ -23,12 +23,10 @@ def swap(setting: BenchConfig, augmentation: str = "") -> Loops:
     """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
     loader: DataLoader[Any] = DataLoader(
         images_of(setting, transform_with(augmentation)),
-        setting.batch_size,
-        shuffle=True,
         device=setting.device,
         dtype=setting.torch_dtype,
         memory_format=setting.memory_format,
-        **worker_arguments(setting),
+        **loader_arguments(setting),
         **tuned_arguments(setting),
     )
     while True:

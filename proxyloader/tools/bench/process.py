@@ -12,8 +12,7 @@ from typing import Any
 import psutil
 
 from ..synthetic.dataset import ctrl_c_held_back
-from .case_process import serve
-from .figures import Failure
+from .case_process import Failure, kill, serve
 
 START_LIMIT_S = 180
 """Limit of the time for imports, which all cases do at the same time."""
@@ -25,11 +24,7 @@ LOOK_S = 1.0
 
 
 class CaseProcess:
-    """The process of a case.
-
-    Attributes:
-        failure: the failure that ended it, or None.
-    """
+    """The process of a case, with the ``failure`` that ended it, or None."""
 
     def __init__(self, name: str) -> None:
         self.failure: Failure | None = None
@@ -49,11 +44,7 @@ class CaseProcess:
         self._answer(START_LIMIT_S)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method in the process.
-
-        Args:
-            method: name of a method of ``case_process._Measured``.
-            arguments: arguments of the method.
+        """Call a method of ``case_process._Measured`` in the process.
 
         Returns:
             The result of the method, or a ``Failure``, after which the process answers no more.
@@ -66,8 +57,10 @@ class CaseProcess:
 
     def end(self) -> None:
         """Kill the process and its children."""
-        if self._process.pid is not None and self._process.is_alive():
-            _kill(self._process.pid)
+        if self._process.is_alive():
+            process = psutil.Process(self._process.pid)
+            process.suspend()  # otherwise it might start another process meanwhile, which would not be killed
+            kill(process)
             self._process.join(10)
         self._connection.close()
 
@@ -102,12 +95,3 @@ def processes_of(names: Sequence[str]) -> Iterator[dict[str, CaseProcess]]:
     finally:
         for each in processes.values():
             each.end()
-
-
-def _kill(pid: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        process.suspend()  # otherwise it might start another process meanwhile, which would not be killed
-        for each in [*process.children(recursive=True), process]:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()

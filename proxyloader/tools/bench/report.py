@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .case_process import Epoch, RoundResult
 from .cases import BY_DEFAULT, OURS, Ranges
 from .config import BenchConfig
-from .figures import Epoch
 from .runner import Outcome
 from .sweep import Sweep
 from .system_info import machine
@@ -22,6 +22,17 @@ SLOWER = 0.9
 
 BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out", "augmentations")
 """Keys in which two records that are compared may differ. Each augmentation is a case of its own."""
+
+SUMMARIES: dict[str, tuple[Callable[[Sequence[float]], float], int]] = {
+    "images_per_s": (statistics.median, 1),
+    "cpu_ms_per_image": (statistics.median, 3),
+    "pause_ms": (statistics.median, 3),
+    "host_mb": (max, 1),
+    "gpu_mb": (max, 1),
+    "gpu_percent": (statistics.median, 1),
+    "jpeg_percent": (statistics.median, 1),
+}
+"""How the rounds of a case are summarized in a record, and the digits."""
 
 Record = dict[str, Any]
 
@@ -34,32 +45,20 @@ def record_of(
     command: str,
     **more: Any,
 ) -> Record:
-    """Return a record, which is one line of a file of results.
-
-    Args:
-        setting: the setting of all cases.
-        ranges: the values that were tried.
-        outcomes: the outcomes of the cases by name.
-        sweeps: the sweeps of the cases that were tuned, by name.
-        command: the command line.
-        more: further entries about all cases.
-    """
+    """Return a record, which is one line of a file of results, with ``more`` entries about all cases."""
     there = {name: outcome for name, outcome in outcomes.items() if not outcome.is_missing}
+    trials = {name: {"trials": sweep.in_record()} for name, sweep in sweeps.items() if sweep.trials}
     return {
         "date": datetime.date.today().isoformat(),
         "benchmark": "bench",
         "command": command,
         "machine": machine(),
         **setting.in_record(),
-        **asdict(ranges),
+        **{name: list(values) for name, values in vars(ranges).items()},
         **more,
-        "cases": {name: _summary(outcome) | _trials(sweeps.get(name)) for name, outcome in there.items()},
+        "cases": {name: _summary(outcome) | trials.get(name, {}) for name, outcome in there.items()},
         "left_out": {name: outcome.failure for name, outcome in outcomes.items() if outcome.is_missing},
     }
-
-
-def _trials(sweep: Sweep | None) -> dict[str, Any]:
-    return {"trials": sweep.in_record()} if sweep and sweep.trials else {}
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
@@ -67,55 +66,38 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
     rounds = outcome.rounds
     found: dict[str, Any] = {"failure": outcome.failure} if outcome.failure else {}
     found["tuning"] = asdict(outcome.setting.tuning)
-    if outcome.start is not None:
-        found["first_batch_s"] = round(outcome.start.first_batch_s, 3)
+    if outcome.first_batch_s is not None:
+        found["first_batch_s"] = round(outcome.first_batch_s, 3)
     if outcome.epochs:
         found["epochs"] = [_epoch(same) for same in zip(*outcome.epochs)]
     if not rounds:
         return found
-    waits = list(zip(*(each.wait_ms for each in rounds)))
-    found |= {
-        "images_per_s": _median([each.images_per_s for each in rounds], 1),
-        "images_per_s_rounds": [round(each.images_per_s, 1) for each in rounds],
-        "cpu_ms_per_image": _median([each.cpu_ms_per_image for each in rounds], 3),
-        "wait_ms": {
-            "p50": _median(waits[0], 3),
-            "p99": _median(waits[1], 3),
-            "max": round(max(waits[2]), 3),
-        },
-        "pause_ms": _median([each.pause_ms for each in rounds], 3),
-        "host_mb": round(max(each.host_mb for each in rounds), 1),
-    }
-    for name in ("gpu_mb", "gpu_percent", "jpeg_percent"):
+    p50, p99, longest = zip(*(each.wait_ms for each in rounds))
+    found["images_per_s_rounds"] = _speeds(rounds)
+    found["wait_ms"] = {"p50": _median(p50), "p99": _median(p99), "max": round(max(longest), 3)}
+    for name, (summarize, digits) in SUMMARIES.items():
         values = [getattr(each, name) for each in rounds if getattr(each, name) is not None]
         if values:
-            found[name] = round(max(values), 1) if name == "gpu_mb" else _median(values, 1)
+            found[name] = round(float(summarize(values)), digits)
     return found
 
 
 def _epoch(rounds: Sequence[Epoch]) -> dict[str, Any]:
     """Return the medians of the rounds, and the speeds of all rounds."""
-    found = {field: _median([getattr(each, field) for each in rounds], 3) for field in asdict(rounds[0])}
-    return found | {"images_per_s_rounds": [round(each.images_per_s, 1) for each in rounds]}
+    found = {field: _median([getattr(each, field) for each in rounds]) for field in asdict(rounds[0])}
+    return {**found, "images_per_s_rounds": _speeds(rounds)}
 
 
-def _median(values: Any, digits: int) -> float:
-    return round(float(statistics.median(values)), digits)
+def _speeds(rounds: Sequence[RoundResult | Epoch]) -> list[float]:
+    return [round(each.images_per_s, 1) for each in rounds]
 
 
-def append(record: Record, path: Path) -> None:
-    """Add a line to a file of results."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+def _median(values: Sequence[float]) -> float:
+    return round(float(statistics.median(values)), 3)
 
 
 def last_of(path: Path) -> Record:
-    """Return the last record of a file.
-
-    Raises:
-        ValueError: the file has no record.
-    """
+    """Return the last record of a file, or raise ValueError if it has none."""
     lines = path.read_text().splitlines()
     try:
         record: Record = json.loads(lines[-1])
@@ -126,29 +108,16 @@ def last_of(path: Path) -> Record:
 
 
 def check_settings(earlier: Record, record: Record) -> None:
-    """Check that an earlier record has the same settings.
-
-    Raises:
-        ValueError: a setting differs.
-    """
-    names = [name for name in record if name not in BESIDE_SETTINGS]
-    pairs = {name: (earlier.get(name), record.get(name)) for name in names}
+    """Raise ValueError if a setting differs from that of an earlier record."""
+    pairs = {name: (earlier.get(name), record[name]) for name in record if name not in BESIDE_SETTINGS}
     pairs["gpu"] = earlier["machine"]["gpu"], record["machine"]["gpu"]
-    others = [f"{name} {then}, now {now}" for name, (then, now) in pairs.items() if _plain(then) != _plain(now)]
+    others = [f"{name} {then}, now {now}" for name, (then, now) in pairs.items() if then != now]
     if others:
         raise ValueError(f"the record to compare with is of other settings: {'; '.join(others)}. Give the same options")
 
 
 def check_cases(earlier: Record, names: Sequence[str]) -> None:
-    """Check that an earlier record has cases to compare.
-
-    Args:
-        earlier: the earlier record.
-        names: names of the cases that will be measured.
-
-    Raises:
-        ValueError: there is nothing to compare.
-    """
+    """Raise ValueError if none of the cases that will be measured can be compared with an earlier record."""
     measured = [name for name, case in earlier["cases"].items() if "images_per_s" in case]
     if OURS not in measured:
         raise ValueError(f"the record to compare with has no speed of {OURS} (perhaps it was interrupted)")
@@ -160,10 +129,6 @@ def check_cases(earlier: Record, names: Sequence[str]) -> None:
         raise ValueError(
             f"speeds are compared as shares of those of other cases, and the two runs have none in common ({others})"
         )
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def worse_than(earlier: Record, record: Record) -> list[str]:

@@ -6,14 +6,14 @@ workers. Then the other numbers of workers are tried, with the best combination.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from .case_process import Failure, Trial
 from .cases import Ranges, case_of
 from .config import BenchConfig, Tuning
-from .figures import Failure, Trial
 from .process import CaseProcess, processes_of
 from .runner import Tell
 
@@ -39,57 +39,54 @@ class Sweep:
         self.best = max(speeds, key=speeds.__getitem__, default=self.best)
 
     def in_record(self) -> list[dict[str, Any]]:
-        """Return the entries of a record, one for each tuning."""
-        return [{**asdict(tuning), **_rounded(asdict(found))} for tuning, found in self.trials]
+        """Return the entries of a record, one for each tuning, without figures that are false."""
+        return [
+            {**asdict(tuning), **{name: _rounded(value) for name, value in vars(found).items() if value}}
+            for tuning, found in self.trials
+        ]
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def sweep(setting: BenchConfig, names: Sequence[str], ranges: Ranges, tell: Tell) -> dict[str, Sweep]:
-    """Return the sweep of each case, by name.
-
-    Args:
-        setting: the setting, whose tuning is replaced.
-        names: names of the cases.
-        ranges: the values to try.
-        tell: takes lines about the progress.
-    """
-    stages = {name: _Stages(name, setting, ranges) for name in names}
-    found = {name: Sweep(stages[name].first()[0]) for name in names}
-    with processes_of([name for name in names if stages[name].has_choice()]) as processes:
+    """Return the sweep of each case, by name. The tuning of ``setting`` is replaced."""
+    values = {name: values_of(name, setting, ranges) for name in names}
+    found = {name: Sweep(first_tunings(values[name])[0]) for name in names}
+    there_is_choice = [name for name in names if any(len(each) > 1 for each in vars(values[name]).values())]
+    with processes_of(there_is_choice) as processes:
         for name in processes:
-            _sweep_one(replace(setting, passes=1), name, stages[name], found[name], processes, tell)
+            _sweep_one(replace(setting, passes=1), name, values[name], found[name], processes, tell)
             processes[name].end()
     return found
 
 
-class _Stages:
-    def __init__(self, name: str, setting: BenchConfig, ranges: Ranges) -> None:
-        case = case_of(name)
-        there = {*case.needs, *case.takes} - (set() if setting.on_gpu else {"hw_decoder_load"})
-        self._values: Mapping[str, Sequence[Any]] = {
-            field: values if field in there else (None,) for field, values in vars(ranges).items()
-        }
+def values_of(name: str, setting: BenchConfig, ranges: Ranges) -> Ranges:
+    """Return the values to try for a case: None alone for a field that it does not have."""
+    case = case_of(name)
+    there = {*case.needs, *case.takes} - (set() if setting.on_gpu else {"hw_decoder_load"})
+    none: Any = (None,)
+    return replace(ranges, **{field: none for field in vars(ranges) if field not in there})
 
-    def has_choice(self) -> bool:
-        return any(len(values) > 1 for values in self._values.values())
 
-    def first(self) -> list[Tuning]:
-        workers = self._values["workers"]
-        others = product(self._values["threads"], self._values["hw_decoder_load"])
-        return [Tuning(workers[len(workers) // 2], threads, load) for threads, load in others]
+def first_tunings(values: Ranges) -> list[Tuning]:
+    workers = values.workers[len(values.workers) // 2]
+    return [Tuning(workers, threads, load) for threads, load in product(values.threads, values.hw_decoder_load)]
 
-    def second(self, best: Tuning) -> list[Tuning]:
-        return [replace(best, workers=workers) for workers in self._values["workers"] if workers != best.workers]
+
+def second_tunings(values: Ranges, best: Tuning) -> list[Tuning]:
+    return [replace(best, workers=workers) for workers in values.workers if workers != best.workers]
 
 
 def _sweep_one(
-    setting: BenchConfig,
-    name: str,
-    stages: _Stages,
-    found: Sweep,
-    processes: dict[str, CaseProcess],
-    tell: Tell,
+    setting: BenchConfig, name: str, values: Ranges, found: Sweep, processes: dict[str, CaseProcess], tell: Tell
 ) -> None:
-    for tuning in _tunings(stages, found):
+    def tunings() -> Iterator[Tuning]:
+        yield from first_tunings(values)
+        yield from second_tunings(values, found.best)
+
+    for tuning in tunings():
         answer = processes[name].ask("attempt", replace(setting, tuning=tuning), AT_MOST_S)
         found.note(tuning, answer)
         if isinstance(answer, Trial):
@@ -102,13 +99,3 @@ def _sweep_one(
         processes[name] = CaseProcess(name)
         processes[name].start()
         processes[name].wait_until_ready()
-
-
-def _tunings(stages: _Stages, found: Sweep) -> Iterator[Tuning]:
-    yield from stages.first()
-    yield from stages.second(found.best)
-
-
-def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
-    """Round figures, and leave out those that are false."""
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items() if value}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -47,35 +48,32 @@ def _version(package: str) -> str | None:
 
 def warnings_for(setting: BenchConfig) -> list[str]:
     """Return a sentence for each reason why this machine is slower than it could be."""
-    found = []
-    if setting.on_gpu:
-        engines = _nvml_says("jpeg")
-        if engines == 0:
-            found.append("The GPU has no JPEG engine: CUDA decodes, at about a quarter of the speed.")
-        if _nvml_says("throttled"):
-            found.append("The GPU is throttled (heat or power), so all figures are low.")
-        if usable_cores() < CORES_BESIDE_A_GPU:
-            found.append(f"There are {usable_cores()} cores beside the GPU: reading and drawing may be the limit.")
+    found = _warnings_of_nvml() if setting.on_gpu else []
+    if setting.on_gpu and usable_cores() < CORES_BESIDE_A_GPU:
+        found.append(f"There are {usable_cores()} cores beside the GPU: reading and drawing may be the limit.")
     load = os.getloadavg()[0]
     if load > 0.5 * usable_cores():
         found.append(f"Other work is going on here (a load of {load:.1f} on {usable_cores()} cores).")
     return found
 
 
-def _nvml_says(what: str) -> int | None:
-    """Return whether the GPU has JPEG engines ("jpeg"), or whether its clocks are throttled; None if not known."""
-    try:
-        import pynvml
+def _warnings_of_nvml() -> list[str]:
+    found = []
+    with suppress(Exception):  # not installed, no driver, too old
+        pynvml, gpu = nvml()
+        slow = pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap
+        if pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & slow:
+            found.append("The GPU is throttled (heat or power), so all figures are low.")
+        try:
+            pynvml.nvmlDeviceGetJpgUtilization(gpu)
+        except pynvml.NVMLError_NotSupported:
+            found.append("The GPU has no JPEG engine: CUDA decodes, at about a quarter of the speed.")
+    return found
 
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-        if what == "jpeg":
-            try:
-                pynvml.nvmlDeviceGetJpgUtilization(gpu)
-            except pynvml.NVMLError_NotSupported:
-                return 0
-            return 1
-        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-        return int(reasons & (pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap))
-    except Exception:  # not installed, no driver, too old
-        return None
+
+def nvml() -> tuple[Any, Any]:
+    """Return the module pynvml and its handle of the GPU. It raises if there is no such module, driver or GPU."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from .cases import OURS, case_of
@@ -35,10 +36,15 @@ OF_EPOCHS = {
 
 def headings(record: Record) -> list[str]:
     """Return the headings of the columns of ``rows_of``."""
-    if not _is_of_first_epochs(record):
+    numbers = _epoch_numbers(record)
+    if not numbers:
         return [*HEADINGS]
-    numbers = range(1, record["epochs"] + 1)
     return ["case", "setting", *(f"{title}: epoch {number}" for title in OF_EPOCHS for number in numbers)]
+
+
+def _epoch_numbers(record: Record) -> range:
+    """Return the numbers of the first epochs, of which there are none in a record of rounds."""
+    return range(1, record["epochs"] + 1) if record["benchmark"] == "first_epochs" else range(0)
 
 
 def rows_of(record: Record) -> list[list[str]]:
@@ -46,28 +52,28 @@ def rows_of(record: Record) -> list[list[str]]:
     rows = []
     for name, case in record["cases"].items():
         shown = f"{name} (ceiling)" if case_of(name).is_ceiling else name
-        setting = Tuning(**case["tuning"]).in_words()
-        cells = _epochs(case) if _is_of_first_epochs(record) else _figures(record, name)
-        if not cells:
-            rows.append([shown, f"failed: {case['failure']}", *[""] * (len(headings(record)) - 2)])
+        failure = case.get("failure", "")
+        if "epochs" in case:
+            cells = [format(epoch[field], how) for field, how in OF_EPOCHS.values() for epoch in case["epochs"]]
+        elif "images_per_s" in case:
+            cells = _figures(record, name)
+        else:
+            rows.append([shown, f"failed: {failure}", *[""] * (len(headings(record)) - 2)])
             continue
-        rows.append([shown + _in_brackets(case.get("failure", "")), setting, *cells])
+        if failure:
+            shown += f" ({failure})" if failure == INTERRUPTED else f" (failed later: {failure})"
+        rows.append([shown, Tuning(**case["tuning"]).in_words(), *cells])
     return rows
-
-
-def _is_of_first_epochs(record: Record) -> bool:
-    return bool(record["benchmark"] == "first_epochs")
 
 
 def _figures(record: Record, name: str) -> list[str]:
     case = record["cases"][name]
-    if "images_per_s" not in case:
-        return []
     speeds, waits = case["images_per_s_rounds"], case["wait_ms"]
+    ours = record["cases"].get(ours_beside(name), {}).get("images_per_s")
     return [
         f"{case['images_per_s']:,.0f}",
         f"{min(speeds):,.0f} - {max(speeds):,.0f}",
-        _times(record, name),
+        f"{ours / case['images_per_s']:.2f} times" if ours and name != ours_beside(name) else "",
         f"{case['cpu_ms_per_image']:.2f}",
         f"{case['first_batch_s']:.1f}",
         *(f"{waits[key]:,.1f}" for key in ("p50", "p99", "max")),
@@ -77,22 +83,6 @@ def _figures(record: Record, name: str) -> list[str]:
     ]
 
 
-def _times(record: Record, name: str) -> str:
-    """Return how many times as fast our case is."""
-    ours = record["cases"].get(ours_beside(name), {}).get("images_per_s")
-    theirs = record["cases"][name].get("images_per_s")
-    return f"{ours / theirs:.2f} times" if ours and theirs and name != ours_beside(name) else ""
-
-
-def _epochs(case: dict[str, Any]) -> list[str]:
-    epochs = case.get("epochs", [])
-    return [format(epoch[field], how) for field, how in OF_EPOCHS.values() for epoch in epochs]
-
-
-def _in_brackets(failure: str) -> str:
-    return f" ({failure})" if failure == INTERRUPTED else f" (failed later: {failure})" if failure else ""
-
-
 def as_tables(record: Record) -> list[Table]:
     """Return the tables of a record for a terminal."""
     told = record["machine"]
@@ -100,19 +90,19 @@ def as_tables(record: Record) -> list[Table]:
         f"{told['gpu'] or 'CPU'}, {told['cores']} cores: {record['images']:,} images, batch "
         f"{record['batch_size']}, model {record['model']}"
     )
-    names, tables = headings(record), []
+    names, rows, epochs = headings(record), rows_of(record), len(_epoch_numbers(record))
     columns: dict[str, Any] = dict(COLUMNS)
-    if _is_of_first_epochs(record):
-        epochs = record["epochs"]
+    if epochs:
         columns = {title: range(2 + k * epochs, 2 + (k + 1) * epochs) for k, title in enumerate(OF_EPOCHS)}
         columns["how it is tuned"] = (1,)
+    tables = []
     for title, numbers in columns.items():
         table = Table(title=f"{title} ({setting})")
         table.add_column(names[0], min_width=max(len(word) for name in record["cases"] for word in name.split()))
         for k in numbers:
             name = names[k].removeprefix(f"{title}: ")
             table.add_column(name, justify="right", min_width=max(map(len, name.split())))
-        for row in rows_of(record):
+        for row in rows:
             table.add_row(row[0], *(row[k] for k in numbers))
         tables.append(table)
     return tables
@@ -120,24 +110,18 @@ def as_tables(record: Record) -> list[Table]:
 
 def as_markdown(record: Record) -> str:
     """Return the table of a record for a page."""
-    lines = [headings(record), ["---"] * len(headings(record)), *rows_of(record)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    names = headings(record)
+    return "".join(f"| {' | '.join(line)} |\n" for line in [names, ["---"] * len(names), *rows_of(record)])
 
 
 def plot(record: Record, path: Path) -> None:
-    """Draw a bar for each case, with its slowest and fastest round.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw a bar for each case, with its slowest and fastest round. Without matplotlib it raises ImportError."""
     from matplotlib.figure import Figure
 
     cases = {name: case for name, case in record["cases"].items() if "images_per_s" in case}
-    speeds = [case["images_per_s"] for case in cases.values()]
-    spread = [
-        [speed - min(case["images_per_s_rounds"]) for speed, case in zip(speeds, cases.values())],
-        [max(case["images_per_s_rounds"]) - speed for speed, case in zip(speeds, cases.values())],
-    ]
+    speeds = np.array([case["images_per_s"] for case in cases.values()])
+    rounds = [case["images_per_s_rounds"] for case in cases.values()]
+    spread = [speeds - [min(each) for each in rounds], [max(each) for each in rounds] - speeds]
     colors = [
         "tab:green" if name.startswith(OURS) else "lightgrey" if case_of(name).is_ceiling else "tab:blue"
         for name in cases

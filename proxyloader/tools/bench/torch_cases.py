@@ -30,20 +30,19 @@ def images_of(setting: BenchConfig, transform: Any = None, loader: Any = default
     return once if setting.passes == 1 else ConcatDataset(setting.passes * [once])
 
 
-def worker_arguments(setting: BenchConfig) -> dict[str, Any]:
-    """Return the arguments of a loader with workers."""
-    persistent = setting.persistent_workers and setting.workers > 0
-    return {"num_workers": setting.workers, **({"persistent_workers": True} if persistent else {})}
+def loader_arguments(setting: BenchConfig) -> dict[str, Any]:
+    """Return the arguments that all loaders with workers have."""
+    workers = setting.tuning.workers or 0
+    persistent = {"persistent_workers": True} if setting.persistent_workers and workers > 0 else {}
+    return {"batch_size": setting.batch_size, "shuffle": True, "num_workers": workers, **persistent}
 
 
 def stock(setting: BenchConfig, augmentation: str = "") -> Loops:
     """torch's DataLoader, with torchvision's transforms in its workers."""
     loader: Any = StockLoader(
         images_of(setting, transform_with(augmentation)),
-        setting.batch_size,
-        shuffle=True,
         pin_memory=setting.on_gpu and not setting.by_default,
-        **worker_arguments(setting),
+        **loader_arguments(setting),
     )
     while True:
         yield (on_device(setting, batch) for batch in loader)
@@ -62,10 +61,8 @@ def torchvision_on_a_gpu(setting: BenchConfig) -> Loops:
     finish = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
     loader: Any = StockLoader(
         images_of(setting, loader=file_as_tensor),
-        setting.batch_size,
-        shuffle=True,
         collate_fn=as_lists,
-        **worker_arguments(setting),
+        **loader_arguments(setting),
     )
 
     def decoded(batch: Any) -> Batch:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The parameters that determine the content of a data set. Its writers and its manifest get them."""
+    """The parameters that determine the content of a data set."""
 
     images: int
     size: tuple[int, int]
@@ -48,10 +48,9 @@ class _Recipe:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.images < 1:
-            raise ValueError(f"images={self.images}: there must be at least 1")
-        if self.classes < 1:
-            raise ValueError(f"classes={self.classes}: there must be at least 1")
+        for name in ("images", "classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: there must be at least 1")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be 0 or more")
         if len(self.size) != 2 or min(self.size) < SMALLEST_SIDE_PX:
@@ -149,11 +148,7 @@ def make_dataset(
 
 
 def _is_made(root: Path, recipe: _Recipe) -> bool:
-    """Return whether the data set is complete.
-
-    Raises:
-        FileExistsError: ``root`` holds something else, or a data set made with other arguments.
-    """
+    """Return whether the data set is complete. Raise FileExistsError if ``root`` holds something else."""
     asked = recipe.manifest()
     advice = "Give another folder, or delete this one"
     if root.exists() and not root.is_dir():
@@ -193,8 +188,7 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
     # disable=None: quiet where stderr is no terminal
     with ProgressBar(total=recipe.images, desc=root.name, unit="image", disable=None if progress else True) as bar:
         if processes == 1:
-            for number in numbers:
-                write(number)
+            for _ in map(write, numbers):
                 bar.update()
             return
         # Not fork: the calling process may run threads (CUDA, DALI, a DataLoader's), which a fork breaks.
@@ -215,9 +209,8 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
 
 @contextmanager
 def ctrl_c_held_back() -> Iterator[None]:
-    """Delay Ctrl-C in this process, and block it for good in processes that are started meanwhile.
-
-    A terminal sends Ctrl-C to all of its processes."""
+    """Delay Ctrl-C in this process, and block it for good in processes that are started meanwhile, as a terminal sends
+    it to all of its processes."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -20,18 +20,15 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def photograph(
     index: int, *, size: tuple[int, int] = (500, 375), label: int | None = None, classes: int = 10, seed: int = 0
 ) -> Image.Image:
-    """Paint one picture: textured soft shapes, one striped surface, uneven light, sensor noise.
+    """Return one RGB picture: textured soft shapes, one striped surface, uneven light, sensor noise.
 
     The striped surface shows the class: its hue is ``label / classes`` of the colour circle, and the direction of its
-    stripes depends on the label as well. Position, scale, light and all else are drawn from ``seed`` and ``index``.
+    stripes depends on the label as well. All else is drawn from ``seed`` and ``index``, so equal arguments give equal
+    pixels.
 
     Args:
-        index: number of the picture. Equal arguments give equal pixels.
         size: (width, height) in pixels.
         label: in ``range(classes)``. None: ``index % classes``, as in ``make_dataset``.
-
-    Returns:
-        An RGB image of exactly ``size``.
     """
     label = index % classes if label is None else label
     width, height = size
