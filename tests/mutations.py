@@ -134,9 +134,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the damaged ones are remembered as sound",
-        "data/jpeg_integrity.py",
-        "ScanStatus.DAMAGED, ScanStatus.SOUND)",
-        "ScanStatus.SOUND, ScanStatus.SOUND)",
+        "workers/fetch.py",
+        "ScanStatus.DAMAGED if is_damaged else ScanStatus.SOUND",
+        "ScanStatus.SOUND",
         "data/test_jpeg_integrity.py integration/test_hostile_jpegs.py",
     ),
     Mutation(

@@ -16,9 +16,9 @@ from torch.utils.data import Sampler
 
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.distributed import Auto
-from ..data.jpeg_integrity import IntegrityTable
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, build_sampler
+from ..workers.fetch import IntegrityTable
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
 from .assembly import BatchAssembler
@@ -298,6 +298,6 @@ class DataLoader(CheckpointedLoader[T]):
         options = self._options
         if self._scans is None and plans and options.checks_scans:
             self._scans = IntegrityTable(len(dataset) if hasattr(dataset, "__len__") else 0)
-        scans = self._scans if options.checks_scans else None
+        scans = (self._scans or IntegrityTable(0)) if options.checks_scans else None
         self._pool = WorkerPool.build(self, dataset, plans, arena, scans, loader_state, live)
         return self._pool

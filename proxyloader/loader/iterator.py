@@ -231,9 +231,6 @@ class LoaderIterator:
                 in_flight.batch = (
                     message.open(request, self._pool.arena) if isinstance(message, BatchMessage) else message
                 )
-                if self._pool.requests is not None and request is not None and in_flight.batch.failure is None:
-                    unreadable = [each.index for each in in_flight.batch.unreadable]
-                    self._pool.requests.note_scans(request, unreadable, in_flight.batch.damaged)
                 for plan in in_flight.batch.plans:  # plans of transforms that no attribute of the dataset holds
                     self._servers[plan.key] = self._serve(plan)
                     self._pool.plans[plan.key] = plan

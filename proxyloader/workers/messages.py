@@ -138,7 +138,6 @@ class PackedBatch:
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
         indices: indices of the samples, if they differ from those of the request.
         unreadable: samples that are missing because they could not be read.
-        damaged: indices of samples whose JPEG is damaged.
         plans: plans of the runs that the loader did not know before.
         failure: the exception that the worker raised instead.
         worker, worker_state: number of the worker, and the state of its dataset after this batch, if it has one.
@@ -155,7 +154,6 @@ class PackedBatch:
     samples: tuple[bytes, ...] = ()
     indices: Sequence[Any] | None = None
     unreadable: tuple[UnreadableSample, ...] = ()
-    damaged: tuple[Any, ...] = ()
     plans: tuple[Plan, ...] = ()
     failure: WorkerError | None = None
     worker: int = 0

@@ -22,12 +22,11 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from .. import _fork_safety
 from .._exit_safety import END_S, at_exit
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
-from ..data.jpeg_integrity import IntegrityTable, ScanStatus
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
-from .fetch import Fetcher
+from .fetch import Fetcher, IntegrityTable
 from .loader_state import LoaderState
 from .messages import BatchMessage, PackedBatch
 from .packing import Packer
@@ -96,7 +95,7 @@ class WorkerPool:
             dataset: the wrapped dataset.
             plans: plans that the dataset refers to.
             arena: arena of an earlier epoch to use again; None: create one.
-            scans: what is known of the JPEGs of the dataset; None if this is not recorded.
+            scans: what is known of the JPEGs of the dataset; None if they are not checked.
             loader_state: state of the first epoch, with the states that the dataset begins with.
             live: returns the dataset for each batch if there are no workers.
         """
@@ -106,8 +105,7 @@ class WorkerPool:
         batched, streams = _is_batched(loader), isinstance(dataset, IterableDataset)
         if loader.num_workers and has_images and arena is None and not streams:
             arena = _arena_for(loader)
-        otherwise = _status_unless_told(loader, scans)
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise, live)
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -130,7 +128,7 @@ class WorkerPool:
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
             ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
-            requests = RequestSampler(sampler, batched, arena, loader.seed, scans, ahead)
+            requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
             source = PackedDataset(fetcher, packer, arena, states, board)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = _Workers(**arguments, **_torch_arguments(loader, has_images))
@@ -221,13 +219,6 @@ class WorkerPool:
             return None
         self.requests.forget_unanswered()  # the workers have ended
         return self.arena
-
-
-def _status_unless_told(loader: Any, scans: IntegrityTable | None) -> ScanStatus:
-    """Return the scan status of samples whose request gives none: those of a stream, and sound ones."""
-    if not loader._options.checks_scans:
-        return ScanStatus.UNCHECKED
-    return ScanStatus.UNKNOWN if isinstance(loader.dataset, IterableDataset) or scans is None else ScanStatus.SOUND
 
 
 def _is_batched(loader: TorchDataLoader[Any]) -> bool:

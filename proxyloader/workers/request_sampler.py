@@ -6,11 +6,10 @@ Runs in the thread of the main process in which torch advances it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .._random_state import generator_of, preserve_rng, seed_generators
-from ..data.jpeg_integrity import IntegrityTable, ScanStatus
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
 from .draws_ahead import DrawsAhead
@@ -52,7 +50,6 @@ class BatchRequest:
         indices: indices of the samples of the batch, or one index if batching is off.
         batched: whether ``indices`` is a batch.
         slot: slot that the worker may write to; None: no slot was free.
-        scans: one ``ScanStatus`` for each sample; None if no scan needs to be checked.
     """
 
     number: int
@@ -60,7 +57,6 @@ class BatchRequest:
     indices: Any
     batched: bool
     slot: int | None
-    scans: bytes | None = None
 
     def each(self) -> list[Any]:
         """Return the index of each sample."""
@@ -75,7 +71,6 @@ class RequestSampler:
         batched: whether ``sampler`` is a batch sampler.
         arena: the arena that provides the slots, if any.
         seed: seed of the order, unless the sampler has a generator of its own.
-        scans: what is known of the samples' JPEGs; None if they are not checked.
         ahead: number of batches that torch's loader requests before it takes the first.
     """
 
@@ -85,10 +80,9 @@ class RequestSampler:
         batched: bool,
         arena: Arena | None = None,
         seed: int | None = None,
-        scans: IntegrityTable | None = None,
         ahead: int = 1,
     ) -> None:
-        self._sampler, self._batched, self._arena, self._seed, self._scans = sampler, batched, arena, seed, scans
+        self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
         self._iterator: Any = None
         self._draws_elsewhere = False
         self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
@@ -127,8 +121,6 @@ class RequestSampler:
                 indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
             request = BatchRequest(next(self._numbers), loader_state.epoch, indices, self._batched, slot)
-            if self._scans is not None:
-                request = dataclasses.replace(request, scans=self._scans.of(request.each()))
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
                 self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
@@ -152,13 +144,6 @@ class RequestSampler:
     def answered(self, number: int) -> BatchRequest:
         """Record that a batch has come back and return its request. The slot then belongs to the batch."""
         return self._unanswered.pop(number)
-
-    def note_scans(self, request: BatchRequest, unreadable: Sequence[Any], damaged: Sequence[Any]) -> None:
-        """Record the scan status that a worker found for the samples of a request, except for unreadable ones."""
-        if self._scans is not None and request.scans is not None:
-            known = [index for index, scan in zip(request.each(), request.scans) if scan == ScanStatus.DAMAGED]
-            seen = [index for index in request.each() if index not in unreadable] if unreadable else request.each()
-            self._scans.note(seen, [*damaged, *known])
 
     def handed_out(self, request: BatchRequest) -> None:
         """Record that the training loop received the batch."""

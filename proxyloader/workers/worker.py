@@ -75,11 +75,9 @@ class PackedDataset(Dataset[Any]):
             return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
         self.fetcher.seed_batch(request)
         packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request)
-        if not fetched.unreadable and not fetched.damaged:
+        if not fetched.unreadable:
             return packed
-        indices = tuple(fetched.indices) if fetched.unreadable else None
-        unreadable, damaged = tuple(fetched.unreadable), tuple(fetched.damaged)
-        return dataclasses.replace(packed, indices=indices, unreadable=unreadable, damaged=damaged)
+        return dataclasses.replace(packed, indices=tuple(fetched.indices), unreadable=tuple(fetched.unreadable))
 
 
 class PackStream:
