@@ -164,8 +164,8 @@ MUTATIONS = [
     Mutation(
         "two shards overlap by a sample",
         "data/sharded_sampler.py",
-        "first, end = shard * samples // shards, (shard + 1) * samples // shards\n        length",
-        "first, end = shard * samples // shards, -(-(shard + 1) * samples // shards)\n        length",
+        "return self.shard_id * samples // shards, (self.shard_id + 1) * samples // shards",
+        "return self.shard_id * samples // shards, -(-(self.shard_id + 1) * samples // shards)",
         "data/test_sharded_sampler.py integration/test_sharded_loader.py",
     ),
     Mutation(

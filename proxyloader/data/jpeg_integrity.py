@@ -36,12 +36,8 @@ class ScanStatus(enum.IntEnum):
     UNCHECKED = 3  # not to be checked or recorded
 
 
-def leave_to_pillow(sample: Any, known: int) -> bool:
+def leave_to_pillow(sample: Any, known: ScanStatus) -> bool:
     """Decode with Pillow those images of a sample that must not be sent to DALI. Worker.
-
-    Args:
-        sample: as the dataset returned it.
-        known: the ``ScanStatus`` of its images.
 
     Returns:
         Whether a damaged scan was found, which must be recorded.
@@ -59,7 +55,7 @@ def leave_to_pillow(sample: Any, known: int) -> bool:
     return found_damage
 
 
-def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: int) -> bool:
+def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: ScanStatus) -> bool:
     if header.is_progressive:  # its scans were checked when it was opened
         return known != ScanStatus.UNCHECKED
     if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):

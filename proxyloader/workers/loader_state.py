@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..data.sharded_sampler import ShardedSampler, check_dealt, shard_spec_in
+from ..data.sharded_sampler import ShardedSampler, check_dealt
 
 STATE_VERSION = 3
 
@@ -107,7 +107,7 @@ class LoaderState:
         Raises:
             ValueError: the epoch was begun with other shards.
         """
-        was, now = shard_spec_in(self.sampler_state), None if sampler is None else sampler.shard_spec
+        was, now = self.sampler_state.get("dealt"), None if sampler is None else sampler.shard_spec
         if self.batches:
             check_dealt(was, now)
         return self if was == now else LoaderState(self.epoch)
