@@ -88,7 +88,7 @@ def road(root: str) -> dict[str, float]:
         PackedDataset(Fetcher(dataset, scans=scans), packer, arena) for scans in (None, IntegrityTable(len(dataset)))
     )
     request = BatchRequest(0, 0, list(range(len(dataset))), batched=True, slot=0)
-    batch = packed.__getitems__(request)
+    batch = packed.__getitems__(request).open(request, arena)
     known.__getitems__(request)  # which looks at the scans
     plan = dataset.transform.plan
     server = RunQueue(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))

@@ -25,7 +25,6 @@ from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
 from ..workers.pool import WorkerPool
-from ..workers.request_sampler import BatchRequest
 from .assembly import NOTHING, BatchAssembler
 from .submitter import InFlightBatch, RunSubmitter
 
@@ -69,7 +68,7 @@ class LoaderIterator:
 
     def __init__(
         self,
-        batches: Iterator[BatchMessage | PackedBatch],
+        batches: Iterator[BatchMessage],
         pool: WorkerPool,
         servers: dict[str, RunQueue],
         loader_state: LoaderState,
@@ -78,7 +77,7 @@ class LoaderIterator:
         serve: Callable[[Plan], RunQueue],
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
-        self._batches: Iterator[BatchMessage | PackedBatch] | None = batches
+        self._batches: Iterator[BatchMessage] | None = batches
         self._pool, self._servers, self._loader_state = pool, servers, loader_state
         self._submitter, self._assembler, self._serve = RunSubmitter(pool, servers), assembler, serve
         # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
@@ -209,7 +208,7 @@ class LoaderIterator:
     def _prefetch_one(self, is_urgent: bool) -> None:
         """Take the next batch from the workers. Start its runs now if it is urgent."""
         assert self._batches is not None
-        in_flight = InFlightBatch()
+        in_flight, requests = InFlightBatch(), self._pool.requests
         try:
             while self._to_throw_away:
                 self._to_throw_away -= 1
@@ -225,12 +224,10 @@ class LoaderIterator:
             if getattr(self._batches, "lost", False):
                 self._cut_short, self._batches = True, None
         else:
-            request = self._request_of(message)
+            request = requests.answered(message.number) if requests is not None else None
             in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
             try:
-                in_flight.batch = (
-                    message.open(request, self._pool.arena) if isinstance(message, BatchMessage) else message
-                )
+                in_flight.batch = message.open(request, self._pool.arena)
                 for plan in in_flight.batch.plans:  # plans of transforms that no attribute of the dataset holds
                     self._servers[plan.key] = self._serve(plan)
                     self._pool.plans[plan.key] = plan
@@ -241,13 +238,6 @@ class LoaderIterator:
                 for each in (*self._in_flight, in_flight):
                     self._submitter.start(each)
         self._in_flight.append(in_flight)
-
-    def _request_of(self, message: BatchMessage | PackedBatch) -> BatchRequest | None:
-        requests = self._pool.requests
-        number = (
-            message.number if isinstance(message, BatchMessage) else message.request.number if message.request else None
-        )
-        return requests.answered(number) if requests is not None and number is not None else None
 
     def _give_back_slot(self, in_flight: InFlightBatch) -> None:
         if self._pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:

@@ -114,8 +114,7 @@ class Fetcher:
         fetched = Fetched()
         for place, index in enumerate(indices):
             try:
-                sample = at_once[place] if is_at_once else self._sample(index, request.epoch)
-                self._check_scans(sample, index)
+                sample = self._sample(index, request.epoch, at_once[place] if is_at_once else _NOTHING)
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
                     raise
@@ -170,9 +169,7 @@ class Fetcher:
         for step in range(1, min(MOST_TRIES, size - 1) + 1):
             candidate = (first + step) % size
             try:
-                sample = self._sample(candidate, epoch)
-                self._check_scans(sample, candidate)
-                return candidate, sample
+                return candidate, self._sample(candidate, epoch)
             except Exception as error:
                 if not is_about_the_file(error):
                     raise
@@ -207,12 +204,6 @@ class Fetcher:
                 raise
             return _NOTHING  # read each sample by itself to find the unreadable one
 
-    def _check_scans(self, sample: Any, index: Any) -> None:
-        try:
-            self._leave_to_pillow(sample, [index])
-        except ImageError as error:
-            raise self._named(error, index) from error.__cause__
-
     def _leave_to_pillow(self, sample: Any, indices: Sequence[Any]) -> None:
         """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
         if self._scans is None:
@@ -225,11 +216,15 @@ class Fetcher:
             for index in indices:
                 self._scans.note(index, is_damaged)
 
-    def _sample(self, index: Any, epoch: int) -> Any:
+    def _sample(self, index: Any, epoch: int, sample: Any = _NOTHING) -> Any:
+        """Return the sample of an index, or the one that the dataset has returned already, with its scans checked."""
         if self._seed is not None:
             seed_generators(self._seed, epoch, _plain(index))
         try:
-            return self.dataset[index]
+            if sample is _NOTHING:
+                sample = self.dataset[index]
+            self._leave_to_pillow(sample, [index])
+            return sample
         except StopIteration as error:
             # StopIteration would silently end the epoch.
             raise RuntimeError(
@@ -246,12 +241,9 @@ class Fetcher:
                 index=index,
             ) from error
         except ImageError as error:
-            raise self._named(error, index) from error.__cause__
-
-    def _named(self, error: ImageError, index: Any) -> ImageError:
-        path = error.path or path_of(self.dataset, index)
-        where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
-        return error.at(where, index=index, path=path)
+            path = error.path or path_of(self.dataset, index)
+            where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
+            raise error.at(where, index=index, path=path) from error.__cause__
 
 
 def own_worker_info(dataset: Any) -> Any:

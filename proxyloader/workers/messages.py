@@ -6,8 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -86,9 +85,10 @@ class WorkerError:
     error: Exception | None
 
     @classmethod
-    def caught(cls, where: str) -> WorkerError:
-        """Return the exception that is being handled."""
-        error = sys.exc_info()[1]
+    def caught(cls, error: Exception, where: str | None) -> WorkerError:
+        """Return the exception that is being handled; with ``where`` None, for the process that it was raised in."""
+        if where is None:
+            return cls(None, error)
         wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         if isinstance(error, MemoryError):
             wrapper.exc_type = MemoryError  # numpy's subclass of it cannot be created from a message
@@ -186,8 +186,8 @@ class BatchMessage:
     Attributes:
         number: number of the request that this batch answers; None for an iterable-style dataset.
         data: the pickle; None: it is in the slot, from ``start`` to ``end``.
-        opened: the unpickled batch, set on arrival. Unpickling may have to fetch memory from the worker, and the worker
-            of an iterable-style dataset may have ended when the batch is used.
+        opened: the batch, set on arrival; with no workers, from the start. Unpickling may have to fetch memory from the
+            worker, and the worker of an iterable-style dataset may have ended when the batch is used.
     """
 
     number: int | None
@@ -197,16 +197,27 @@ class BatchMessage:
     opened: PackedBatch | None = None
 
     @classmethod
-    def of(cls, batch: PackedBatch, arena: Arena | None = None) -> BatchMessage:
-        """Create the message for a batch. Worker."""
+    def of(
+        cls, batch: PackedBatch, worker_info: Any, state: Callable[[], dict[str, Any]], arena: Arena | None = None
+    ) -> BatchMessage:
+        """Create the message for a batch.
+
+        Args:
+            worker_info: torch's, in a worker; None in the main process.
+            state: returns the state of the dataset.
+            arena: the arena of the slot.
+        """
         request = batch.request
         number = request.number if request is not None else None
-        batch = dataclasses.replace(batch, request=None)  # the main process keeps the request
+        if worker_info is None:
+            return cls(number, opened=batch)
+        # The main process keeps the request.
+        batch = dataclasses.replace(batch, request=None, worker=worker_info.id, worker_state=state() or None)
         try:
             data = ForkingPickler.dumps(batch)
-        except Exception:
-            batch = PackedBatch(None, failure=WorkerError.caught("when a batch was to be sent to the main process"))
-            data = ForkingPickler.dumps(batch)
+        except Exception as error:
+            failure = WorkerError.caught(error, "when a batch was to be sent to the main process")
+            data = ForkingPickler.dumps(PackedBatch(None, failure=failure))
         if arena is None or request is None or request.slot is None:
             return cls(number, bytes(data))
         start = aligned(batch.size_bytes)

@@ -28,7 +28,7 @@ from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher, IntegrityTable
 from .loader_state import LoaderState
-from .messages import BatchMessage, PackedBatch
+from .messages import BatchMessage
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed
 from .worker import PackedDataset, PackStream, set_up_worker
@@ -67,7 +67,7 @@ class WorkerPool:
         broken: whether a worker was lost, so that the next epoch needs new workers.
     """
 
-    workers: TorchDataLoader[BatchMessage | PackedBatch]
+    workers: TorchDataLoader[BatchMessage]
     fetcher: Fetcher
     requests: RequestSampler | None
     arena: Arena | None

@@ -141,8 +141,9 @@ class RequestSampler:
         """After a loop that was left: put the sampler's own generator where torch's loader would have left it."""
         self._draws_ahead.undo(own_generator(self._of_samples))
 
-    def answered(self, number: int) -> BatchRequest:
+    def answered(self, number: int | None) -> BatchRequest:
         """Record that a batch has come back and return its request. The slot then belongs to the batch."""
+        assert number is not None
         return self._unanswered.pop(number)
 
     def handed_out(self, request: BatchRequest) -> None:

@@ -346,7 +346,8 @@ def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -
     packer = Packer(default_collate, None, 8)
     batch = PackStream(
         Fetcher(dataset, scans=IntegrityTable(0)), packer, StatefulStream(dataset, {}, None), batched=True
-    )(samples)
+    )(samples).opened
+    assert batch is not None
     images = batch.runs[0].inputs[0].views(batch.memory(None))
     assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, True, False]
 
@@ -363,6 +364,7 @@ def test_a_streams_images_that_pillow_cannot_decode_either_are_left_out_alone(da
             with pytest.raises(ImageError, match=dataset.paths[6]):
                 pack([dataset[k] for k in range(4, 8)])
             continue
-        batch = pack([dataset[k] for k in range(4, 8)])
-        assert len(batch.runs[0]) == 3 and [each.path for each in batch.unreadable] == [dataset.paths[6]]
-        assert pack([dataset[6]]).is_empty
+        batch = pack([dataset[k] for k in range(4, 8)]).opened
+        assert batch is not None and len(batch.runs[0]) == 3
+        assert [each.path for each in batch.unreadable] == [dataset.paths[6]]
+        assert pack([dataset[6]]).open(None, None).is_empty
