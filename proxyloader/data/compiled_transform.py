@@ -21,9 +21,7 @@ from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
 class CompiledTransform(TransformStandIn):
     """Compiled form of a torchvision transform. Draws the random parameters, and leaves the rest to DALI.
 
-    Attributes:
-        plan: what the DALI pipeline will do.
-        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
+    ``max_pixels`` is the maximum number of pixels of an image; None: Pillow's limit.
     """
 
     plan: Plan
@@ -73,22 +71,13 @@ class CompiledTransform(TransformStandIn):
 
 @dataclass(frozen=True)
 class WorkerTransform(TransformStandIn):
-    """A transform that torchvision runs in the worker, on the image that Pillow decodes.
-
-    Attributes:
-        transform: torchvision's, or any other callable.
-        max_pixels: see CompiledTransform.
-    """
+    """A transform that torchvision runs in the worker, on the image that Pillow decodes."""
 
     transform: Any
     max_pixels: int | None = None
 
     def __call__(self, image: Any) -> Any:
-        """Apply the transform to the image. Pillow decodes an EncodedImage first.
-
-        Raises:
-            ImageError: the image cannot be decoded, or is too large.
-        """
+        """Apply the transform. ImageError: the image cannot be decoded, or is too large."""
         if isinstance(image, EncodedImage):
             refuse_too_large(image.height, image.width, image.path, self.max_pixels)
             image = image.decoded()

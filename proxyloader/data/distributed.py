@@ -92,13 +92,7 @@ class World:
         return current
 
     def check_processes(self, otherwise: str = "") -> None:
-        """
-        Args:
-            otherwise: what to do if this is intended, for the message.
-
-        Raises:
-            ValueError: the number of processes found by ``detect`` is a different one.
-        """
+        """Raise ValueError if ``detect`` finds another number of processes. ``otherwise`` is advice for the message."""
         told = World.detect()
         if told is not None and told.num_shards != self.num_shards:
             raise ValueError(

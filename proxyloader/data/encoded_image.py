@@ -184,10 +184,9 @@ class EncodedImage:
 
 
 def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None, scans: int = 1) -> None:
-    """
-    Raises:
-        ImageError: the image has more than ``max_pixels`` pixels; None: more than Pillow opens. Or it has so many scans
-            that decoding it would take minutes.
+    """Raise ImageError for more than ``max_pixels`` pixels; None: more than Pillow opens.
+
+    Or for so many scans that decoding them would take minutes.
     """
     if max_pixels is not None:
         limit, raised = max_pixels, "Give the loader a larger max_pixels"
@@ -204,10 +203,8 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
 def _content(path: str) -> bytes:
     """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more.
 
-    This takes four system calls; Python's ``open`` and ``read`` take three more.
-
-    Raises:
-        OSError: the file cannot be read, or it is a directory, or a device, which might be endless.
+    This takes four system calls; Python's ``open`` and ``read`` take three more. OSError: the file cannot be read, or
+    it is a directory, or a device, which might be endless.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:

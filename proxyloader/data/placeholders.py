@@ -79,9 +79,7 @@ def _as_bytes(image: EncodedImage) -> NDArray[np.uint8]:
 class ProxyInputBatch:
     """Calls of one batch. The outputs of the batch share it, so an image and its mask come from the same run.
 
-    Attributes:
-        calls: calls of the samples, which may belong to several servers.
-        done: outputs by row, while only some of the servers have produced theirs.
+    ``done`` has outputs by row, while only some of the servers have produced theirs.
     """
 
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:

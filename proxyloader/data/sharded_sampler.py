@@ -200,8 +200,7 @@ def build_sampler(
 ) -> ShardedSampler | None:
     """Return the sampler for the arguments of a loader; None if they ask for no shards.
 
-    Raises:
-        ValueError: the arguments contradict each other, or the number of running processes.
+    ValueError: the arguments contradict each other, or the number of running processes.
     """
     if num_shards is None:
         for name, value in (("shard_id", shard_id), ("last_batch_policy", last_batch_policy)):

@@ -42,16 +42,7 @@ NOTHING = object()
 
 
 class BatchAssembler:
-    """Turns batches in flight into the batches of the training loop.
-
-    Args:
-        pool: the pool of the workers.
-        servers: the run queues by their keys.
-        errors: the list of the loader to which unreadable samples are added.
-        collate_fn: the user's collate_fn, for batches that arrive as lists of samples.
-        pin: whether to copy CPU tensors to page-locked memory.
-        options: the options of the loader. Images of plans have their output format already.
-    """
+    """Turns batches in flight into the batches of the training loop."""
 
     def __init__(
         self,
@@ -111,11 +102,7 @@ class BatchAssembler:
             )
 
     def check_not_all_skipped(self) -> None:
-        """Check an epoch without a batch for samples that were skipped.
-
-        Raises:
-            ImageError: every sample of the epoch was skipped.
-        """
+        """Raise ImageError if every sample of an epoch was skipped."""
         if not self._errors or self._on_error != "skip":
             return
         first = self._errors[0]
@@ -164,11 +151,10 @@ class BatchAssembler:
 
 
 def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
-    """Return the tensor of a reference.
+    """Return the tensor of a reference to an output.
 
-    Args:
-        output: index of the output.
-        place: index of a run, for its whole output; (run, row), for one row; a list of these, for rows to be stacked.
+    ``place`` is the index of a run, for its whole output; (run, row), for one row; a list of these, for rows to be
+    stacked.
     """
     if isinstance(place, int):
         found = outputs[place][output]

@@ -52,10 +52,7 @@ class LoaderIterator:
 
     Args:
         batches: torch's iterator over the workers of the pool.
-        pool: the pool of the workers.
-        servers: the run queues by their keys.
         loader_state: the position in the epoch at which it starts. It is updated by the iterator.
-        assembler: turns batches in flight into the batches of the training loop.
         prefetch: maximum number of decoded batches that wait.
         serve: returns the run queue of a plan that arrived with a batch.
     """
@@ -195,8 +192,7 @@ class LoaderIterator:
     def _wait_while_dali_is_busy(self) -> None:
         """Wait for the next ready batch of the workers, as long as DALI is surely busy with the oldest one.
 
-        While ``next()`` waits for DALI, it takes no batches. So the batches after the first one of an epoch would be
-        submitted late.
+        While ``next()`` waits for DALI, it takes no batches, so later ones would be submitted late.
         """
         if self._batches is None or not self._has_room():
             return

@@ -17,11 +17,7 @@ from .strategy import UNSUPPORTED, Unsupported
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """The arguments that ``DataLoader`` adds to torch's. Their meaning is documented there.
-
-    Raises:
-        ValueError, TypeError: an argument is invalid.
-    """
+    """The arguments that ``DataLoader`` adds to torch's. Invalid ones raise ValueError or TypeError."""
 
     device: str | int | torch.device | None
     dtype: torch.dtype | None
@@ -59,11 +55,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, loader: Any) -> LoaderOptions:
-        """Return the options of a loader from its attributes, which the user may have changed.
-
-        Raises:
-            ValueError, TypeError: an option is invalid, or ``on_error="replace"`` is used with an IterableDataset.
-        """
+        """Return the options of a loader from its attributes, which the user may have changed."""
         options = cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
         if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
             raise ValueError(

@@ -45,14 +45,7 @@ class RecoveredBatch:
 
 
 class BatchRecovery:
-    """Finds the images that made a run fail, and repeats the run without them.
-
-    Args:
-        servers: the run queues by their keys.
-        pool: the pool of the workers.
-        on_error: what to do with a sample that cannot be read.
-        format: the output format of images.
-    """
+    """Finds the images that made a run fail, and repeats the run without them."""
 
     def __init__(
         self, servers: Mapping[str, RunQueue], pool: WorkerPool, on_error: OnError, format: OutputFormat
@@ -60,11 +53,7 @@ class BatchRecovery:
         self._servers, self._pool, self._on_error, self._format = servers, pool, on_error, format
 
     def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
-        """Repeat the runs that failed.
-
-        Args:
-            batch: the batch.
-            found: for each run of the batch, its outputs or its error.
+        """Repeat the runs that failed. ``found`` has the outputs or the error of each run of the batch.
 
         Raises:
             PipelineError: DALI fails although Pillow decodes all images, or the images of a hand-written pipeline
@@ -99,10 +88,8 @@ class BatchRecovery:
     def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
         """Return the samples of the batch, and the samples that were lost.
 
-        Samples with a lost image are left out, or replaced if ``on_error`` is "replace".
-
-        Raises:
-            ImageError: there is no readable sample to replace one.
+        Samples with a lost image are left out, or replaced if ``on_error`` is "replace". ImageError: no readable sample
+        can replace one.
         """
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
@@ -215,7 +202,7 @@ def _place_of(batch: PackedBatch) -> str:
 
 
 def _what_failed(error: BaseException) -> str:
-    """Return the failed operator and its error in one line, or DALI's whole message if it names no operator."""
+    """Return the failed operator and its error in one line, or DALI's message if it names none."""
     found = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
     return ": ".join(found.groups()) if found is not None else str(error)
 

@@ -30,12 +30,6 @@ def translated(
 ) -> Translated:
     """Return the dataset of the workers and its plans, for the chosen strategy.
 
-    Args:
-        dataset: the user's dataset.
-        max_pixels, unsupported, server: the arguments of ``DataLoader``.
-        on_gpu: whether images are decoded on a GPU.
-        format: the output format of images.
-
     Raises:
         UnsupportedTransformError: a transform is not translated, and ``unsupported`` is not "cpu".
         ValueError: the output of a transform cannot be returned in this format.

@@ -57,12 +57,7 @@ class InFlightBatch:
 
 
 class RunSubmitter:
-    """Starts the runs of batches, in the calling thread or in a thread of its own.
-
-    Args:
-        pool: the pool of the workers.
-        servers: the run queues by their keys.
-    """
+    """Starts the runs of batches, in the calling thread or in a thread of its own."""
 
     def __init__(self, pool: WorkerPool, servers: Mapping[str, RunQueue]) -> None:
         self._pool, self._servers = pool, servers

@@ -49,11 +49,7 @@ def between_epochs(state: dict[str, Any]) -> dict[str, Any]:
 class StateBoard:
     """Shared memory for dataset states that are not sent with a batch: those at the start and at the end of an epoch.
 
-    Args:
-        workers: number of workers.
-
-    Raises:
-        OSError: the system cannot provide shared memory.
+    It raises OSError if the system cannot provide shared memory.
     """
 
     def __init__(self, workers: int) -> None:
@@ -100,10 +96,7 @@ class StateBoard:
 class StatefulStream(IterableDataset[Any]):
     """An IterableDataset that can return the state of its current iterator.
 
-    Args:
-        dataset: the user's, or a copy of it.
-        states: states to begin the first iteration with.
-        board: where workers write states; None if there is none.
+    The first iteration begins with ``states``. Workers write states to the board, if there is one.
     """
 
     def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None) -> None:

@@ -15,8 +15,7 @@ import torch
 class DrawsAhead:
     """The states of a generator, from the last request that torch's loader would have made to the last one made.
 
-    Args:
-        requests: number of requests that torch's loader makes before its first batch.
+    ``requests`` is the number of requests that torch's loader makes before its first batch.
     """
 
     def __init__(self, requests: int) -> None:

@@ -34,12 +34,7 @@ _NOTHING = object()
 
 @dataclass
 class Fetched:
-    """
-    Attributes:
-        samples: list of samples from the dataset, or what its ``__getitems__`` returned for a list of indices.
-        indices: index of each sample.
-        unreadable: samples that are missing because they could not be read.
-    """
+    """The samples of a request, or what ``__getitems__`` returned for it, their indices, and what could not be read."""
 
     samples: Any = field(default_factory=list)
     indices: list[Any] = field(default_factory=list)
@@ -49,8 +44,7 @@ class Fetched:
 class IntegrityTable:
     """The ``ScanStatus`` of each sample of a dataset, in memory that workers share; see NOTE [ Damaged scans ].
 
-    Args:
-        size: length of the dataset. Indices that are not integers below it stay unknown.
+    Indices that are not integers below ``size`` stay unknown.
     """
 
     def __init__(self, size: int) -> None:
@@ -79,10 +73,9 @@ class IntegrityTable:
 
 
 class Fetcher:
-    """
+    """Reads samples from the wrapped dataset.
+
     Args:
-        dataset: the user's, wrapped.
-        on_error: what to do with a sample that cannot be read.
         seed: seed of the random numbers; None: use torch's generators as they are.
         scans: what is known of the JPEGs; None: they are not checked.
         live: returns the dataset as it is when a batch begins; None: the dataset does not change.
@@ -100,10 +93,7 @@ class Fetcher:
         self._scans, self._live = scans, live
 
     def __call__(self, request: BatchRequest) -> Fetched:
-        """
-        Raises:
-            ImageError: an image cannot be read; names the index.
-        """
+        """Return the samples of a request. ImageError: an image cannot be read; names the index."""
         indices = request.each()
         at_once = self._at_once(request)
         is_at_once = at_once is not _NOTHING
@@ -134,13 +124,7 @@ class Fetcher:
             self.dataset = self._live()
 
     def of_stream(self, samples: list[Any]) -> Fetched:
-        """
-        Args:
-            samples: samples from an IterableDataset.
-
-        Raises:
-            ImageError: an image cannot be decoded.
-        """
+        """Check samples from an IterableDataset. ImageError: an image cannot be decoded."""
         fetched = Fetched()
         for sample in samples:
             try:
@@ -249,14 +233,14 @@ class Fetcher:
 def own_worker_info(dataset: Any) -> Any:
     """Return torch's ``get_worker_info()`` in a worker of the loader that reads this dataset; otherwise None.
 
-    It is None in the main process, and if a loader without workers runs inside a worker of another loader.
+    A loader without workers may run inside a worker of another loader.
     """
     info = get_worker_info()
     return info if info is not None and info.dataset is dataset else None
 
 
 def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
-    """Return the error for a sample that is followed by ``tries`` unreadable samples, all listed in ``unreadable``."""
+    """Return the error for a sample that is followed by ``tries`` unreadable samples."""
     last = unreadable[-1]
     itself, *_ = (each for each in unreadable if each.index == index)
     return ImageError(

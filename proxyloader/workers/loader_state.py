@@ -66,11 +66,7 @@ class LoaderState:
     ) -> dict[str, Any]:
         """Return the position as a dict, with the properties that the loader which loads it must share.
 
-        Args:
-            seed: seed of the loader.
-            dataset_length: number of samples; None if unknown.
-            order: description of the order of the samples; "" if unknown.
-            num_workers: number of workers; None if any number will do.
+        ``dataset_length`` is None and ``order`` "" if unknown; ``num_workers`` is None if any number will do.
         """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED}
         for name in GENERATORS:  # as text, so that a state can be written as JSON
@@ -87,7 +83,8 @@ class LoaderState:
         order: str = "",
         num_workers: int | None = None,
     ) -> LoaderState:
-        """
+        """Return the position in a state of a loader.
+
         Raises:
             ValueError: it is not a state of a loader, or it has another seed or another number of samples. Or it was
                 saved in mid-epoch in another order. Or it depends on the number of workers, and that is different.
@@ -102,10 +99,9 @@ class LoaderState:
         return cls(**own, resumes=True)
 
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
-        """Return the remainder of the epoch for a loader with that sampler; None: without shards.
+        """Return the remainder of the epoch for a loader with that sampler, or without shards.
 
-        Raises:
-            ValueError: the epoch was begun with other shards.
+        ValueError: the epoch was begun with other shards.
         """
         was, now = self.sampler_state.get("dealt"), None if sampler is None else sampler.shard_spec
         if self.batches:
@@ -114,10 +110,6 @@ class LoaderState:
 
 
 def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order: str, num_workers: int | None) -> None:
-    """
-    Raises:
-        ValueError: see ``LoaderState.from_state_dict``.
-    """
     if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order"} <= state.keys():
         raise ValueError(
             f"load_state_dict takes what state_dict gave, got {type(state).__name__}"

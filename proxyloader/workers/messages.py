@@ -32,8 +32,7 @@ class PackedInput:
 
     Attributes:
         dtype: dtype string of numpy, such as "|u1".
-        offsets: (N,) int64, in bytes.
-        shapes: (N, ndim) int64.
+        offsets, shapes: (N,) and (N, ndim) int64; offsets are in bytes.
     """
 
     dtype: str
@@ -41,7 +40,7 @@ class PackedInput:
     shapes: NDArray[np.int64]
 
     def views(self, memory: Memory) -> NDArray[Any] | list[NDArray[Any]]:
-        """Return the input as one array (N, ...) if all samples have the same shape; otherwise as N arrays."""
+        """Return one array (N, ...) if all samples have the same shape; otherwise N arrays."""
         dtype = np.dtype(self.dtype)
         if (self.shapes == self.shapes[0]).all():
             shape = (len(self.shapes), *map(int, self.shapes[0]))
@@ -75,8 +74,7 @@ class WorkerError:
     """An exception that is sent to the main process.
 
     Attributes:
-        wrapper: torch's wrapper of the exception. It re-raises exceptions of the user's code with their type, as a
-            stock loader does. None if there are no workers.
+        wrapper: torch's wrapper, which re-raises exceptions of the user's code with their type. None without workers.
         error: a ``ProxyLoaderError``, which is raised with the traceback of the worker as its cause; None for
             exceptions of the user's code. If there are no workers, the exception itself.
     """
@@ -200,13 +198,7 @@ class BatchMessage:
     def of(
         cls, batch: PackedBatch, worker_info: Any, state: Callable[[], dict[str, Any]], arena: Arena | None = None
     ) -> BatchMessage:
-        """Create the message for a batch.
-
-        Args:
-            worker_info: torch's, in a worker; None in the main process.
-            state: returns the state of the dataset.
-            arena: the arena of the slot.
-        """
+        """Create the message for a batch. ``worker_info`` is torch's, in a worker; None in the main process."""
         request = batch.request
         number = request.number if request is not None else None
         if worker_info is None:

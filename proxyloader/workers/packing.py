@@ -34,7 +34,6 @@ class Packer:
 
     Args:
         collate_fn: of the loader. It runs here if it is torch's default or the samples hold no images.
-        arena: of the loader, or None.
         run_size: maximum number of samples in a pipeline run.
         batched: whether it is called with lists of samples, not with single samples.
         keep_samples: whether to pickle each sample by itself, too, so that some of them can be removed from the batch.
@@ -59,11 +58,7 @@ class Packer:
         self._collate_here = collate_fn is default_collate
 
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
-        """
-        Args:
-            samples: a list of samples from the dataset, or one sample if batching is off.
-            request: the request for these samples; the bytes are written to its slot.
-        """
+        """Pack samples from the dataset. The bytes are written to the slot of the request."""
         if not self._has_images and not image_calls_in(samples):
             return PackedBatch(request, content=self._collate_fn(samples))
         content = self._collate_fn(samples) if self._collate_here else samples
@@ -219,11 +214,8 @@ def _pack_run(calls: Sequence[ProxyInputs], writer: _Writer) -> PackedRun:
 class ContentUnpickler(pickle.Unpickler):
     """Unpickle the content of a packed batch, with decoded images in place of the references.
 
-    Args:
-        data: the pickled content.
-        resolve: returns the image or the batch for a reference (output, place or list of places).
-        pin: whether to copy tensors to pinned memory, as a stock loader with ``pin_memory`` does.
-        kept: the tensors in ``PackedBatch.kept``.
+    ``resolve`` returns the image or the batch for a reference (output, place or list of places). ``pin`` copies tensors
+    to pinned memory, as a stock loader with ``pin_memory`` does. ``kept`` is that of the PackedBatch.
     """
 
     def __init__(

@@ -53,15 +53,14 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
 
 @dataclass
 class WorkerPool:
-    """
+    """The workers of a loader.
+
     Attributes:
         workers: torch's loader over the wrapped dataset. It starts the processes, draws their seeds and advances the
             user's sampler, exactly as torch does.
-        fetcher: reads the samples in the workers.
         requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
         arena: shared memory; None if there are no workers to share it with, or no images.
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
-        source: dataset of the workers.
         board: where workers write the states at the start and at the end of an epoch.
         in_order: whether torch returns batches in the order of the sampler.
         broken: whether a worker was lost, so that the next epoch needs new workers.
@@ -89,11 +88,9 @@ class WorkerPool:
         loader_state: LoaderState,
         live: LiveDataset | None = None,
     ) -> WorkerPool:
-        """
+        """Create a pool with the arguments of a loader.
+
         Args:
-            loader: the loader whose arguments are used.
-            dataset: the wrapped dataset.
-            plans: plans that the dataset refers to.
             arena: arena of an earlier epoch to use again; None: create one.
             scans: what is known of the JPEGs of the dataset; None if they are not checked.
             loader_state: state of the first epoch, with the states that the dataset begins with.
@@ -142,15 +139,10 @@ class WorkerPool:
         generator: torch.Generator | None,
         generator_of_seeds: torch.Generator | None,
     ) -> Any:
-        """Let torch start an epoch. With a seed, the seeds that torch draws for its workers follow from it.
+        """Let torch start an epoch, and return its iterator.
 
-        Args:
-            loader_state: state of the epoch.
-            seed, generator: of the loader.
-            generator_of_seeds: the generator that torch draws the workers' seeds from, if it is the user's own.
-
-        Returns:
-            torch's iterator.
+        With a seed, the seeds that torch draws for its workers follow from it. Without one they may be drawn from the
+        user's own ``generator_of_seeds``.
         """
         self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
@@ -205,8 +197,7 @@ class WorkerPool:
     def let_go(self, batches: Any) -> None:
         """End the workers of an epoch that could not begin. They write to the arena until they have ended.
 
-        Args:
-            batches: torch's iterator over the workers; None: it was not created, or ``workers`` keeps it.
+        ``batches`` is torch's iterator; None: it was not created, or ``workers`` keeps it.
         """
         self.broken = True
         iterator = batches if batches is not None else self.workers._iterator

@@ -42,11 +42,10 @@ def of_samples(sampler: Any) -> Any:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request to a worker for one batch. It is also returned with the batch.
+    """A request to a worker for one batch.
 
     Attributes:
         number: number of the request in its loader, from 0.
-        epoch: epoch of the request.
         indices: indices of the samples of the batch, or one index if batching is off.
         batched: whether ``indices`` is a batch.
         slot: slot that the worker may write to; None: no slot was free.
@@ -68,8 +67,6 @@ class RequestSampler:
 
     Args:
         sampler: the user's batch sampler, or sampler if batching is off.
-        batched: whether ``sampler`` is a batch sampler.
-        arena: the arena that provides the slots, if any.
         seed: seed of the order, unless the sampler has a generator of its own.
         ahead: number of batches that torch's loader requests before it takes the first.
     """
@@ -282,13 +279,9 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
 
 
 def note_the_order_to_come(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
-    """Record in a state what the order will be drawn from, if nothing has been drawn yet.
+    """Record in a state of an epoch without batches what the order will be drawn from, if nothing has been drawn yet.
 
-    Args:
-        loader_state: state of an epoch that has given no batch.
-        sampler: sampler that yields the indices of the samples.
-        seed: seed of the loader.
-        moment: what is drawn next, "iter" or "next"; see ``LoaderState.random_states``.
+    ``moment`` is what is drawn next, "iter" or "next"; see ``LoaderState.random_states``.
     """
     generator = own_generator(sampler)
     if generator is not None:
