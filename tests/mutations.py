@@ -284,8 +284,8 @@ MUTATIONS = [
     Mutation(
         "what was left out of a batch is not told",
         "loader/assembly.py",
-        "self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else",
-        "self._errors.add((), self._on_error if in_flight.batch.failure is None else",
+        "self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.error is None else",
+        "self._errors.add((), self._on_error if in_flight.error is None else",
         "integration/test_unreadable.py",
     ),
     Mutation(

@@ -65,7 +65,7 @@ class BatchAssembler:
         """
         if in_flight.batch is not None:
             # In a batch that has failed, no sample is skipped or replaced.
-            self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else "raise")
+            self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.error is None else "raise")
         if in_flight.error is not None:
             error, in_flight.error = in_flight.error, None
             try:

@@ -223,11 +223,13 @@ class LoaderIterator:
             request = requests.answered(message.number) if requests is not None else None
             in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
             try:
-                in_flight.batch = message.open(request, self._pool.arena)
-                for plan in in_flight.batch.plans:  # plans of transforms that no attribute of the dataset holds
+                in_flight.batch = batch = message.open(request, self._pool.arena)
+                if batch.failure is not None:
+                    in_flight.error = batch.failure.exception()
+                for plan in batch.plans:  # plans of transforms that no attribute of the dataset holds
                     self._servers[plan.key] = self._serve(plan)
                     self._pool.plans[plan.key] = plan
-                in_flight.is_to_start = True
+                in_flight.is_to_start = in_flight.error is None
             except Exception as error:
                 in_flight.error = error
             if is_urgent:

@@ -43,6 +43,13 @@ class RecoveredBatch:
     outputs: list[Outputs] = field(default_factory=list)
     lost: dict[tuple[int, int], ImageError] = field(default_factory=dict)
 
+    def resolve(self, output: int, place: tuple[int, int]) -> torch.Tensor:
+        """Return the image of a reference in a sample, or raise the error of a lost image."""
+        if place in self.lost:
+            raise self.lost[place]
+        run, row = place
+        return self.outputs[run][output][row]
+
 
 class BatchRecovery:
     """Finds the images that made a run fail, and repeats the run without them."""
@@ -96,7 +103,7 @@ class BatchRecovery:
         indices = indices_of(batch) or [None] * len(batch.samples)
         for index, data in zip(indices, batch.samples):
             try:
-                samples.append(ContentUnpickler(data, _Resolver(saved), kept=batch.kept).load())
+                samples.append(ContentUnpickler(data, saved.resolve, kept=batch.kept).load())
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
@@ -105,8 +112,7 @@ class BatchRecovery:
         return samples, unreadable
 
     def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        memory = batch.memory(self._pool.arena)
-        images, *rest = (list(part.views(memory)) for part in run.inputs)
+        images, *rest = map(list, batch.inputs(run, self._pool.arena))
         decoded: list[NDArray[np.uint8]] = []
         lost: dict[int, ImageError] = {}
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
@@ -125,8 +131,7 @@ class BatchRecovery:
 
     def _one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         """Run each sample by itself. Of a hand-written pipeline nothing is known but which samples fail alone."""
-        server, memory = self._servers[run.server], batch.memory(self._pool.arena)
-        inputs = [part.views(memory) for part in run.inputs]
+        server, inputs = self._servers[run.server], batch.inputs(run, self._pool.arena)
         rows: list[Outputs] = []
         lost: dict[int, ImageError] = {}
         for row, source in enumerate(run.sources.split("\n")):
@@ -146,12 +151,12 @@ class BatchRecovery:
         for _ in range(tries):
             with preserve_rng():
                 index, sample = self._pool.fetcher.next_readable(index, epoch, unreadable)
-            alone = Packer(_as_it_is, None, run_size=1)([sample])
+            alone = Packer(list, None, run_size=1)([sample])
             if not alone.runs:
                 return sample
             saved = self.save(alone, [self._run(alone, run) for run in alone.runs])
             if not saved.lost:
-                return ContentUnpickler(alone.content, _Resolver(saved), kept=alone.kept).load()[0]
+                return ContentUnpickler(alone.content, saved.resolve, kept=alone.kept).load()[0]
             unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
         raise nothing_replaces(lost, unreadable, tries)
 
@@ -159,24 +164,11 @@ class BatchRecovery:
         server = self._servers[run.server]
         server.pause()  # with DALI's old executor, a bad batch also fails the batches in flight with it
         try:
-            return server.collect(server.submit([part.views(batch.memory(self._pool.arena)) for part in run.inputs]))
+            return server.collect(server.submit(batch.inputs(run, self._pool.arena)))
         except PipelineError as error:
             return error.with_traceback(None)
         finally:
             server.resume()
-
-
-class _Resolver:
-    """Returns the image of a reference in a sample, or raises the error of a lost image."""
-
-    def __init__(self, saved: RecoveredBatch) -> None:
-        self._saved = saved
-
-    def __call__(self, output: int, place: Any) -> Any:
-        run, row = place
-        if place in self._saved.lost:
-            raise self._saved.lost[place]
-        return self._saved.outputs[run][output][row]
 
 
 def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
@@ -216,7 +208,3 @@ def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | Image
 
 def _as_one(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
     return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
-
-
-def _as_it_is(samples: Any) -> Any:
-    return samples

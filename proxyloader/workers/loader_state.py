@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -152,15 +152,5 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
 
 GENERATORS = ("random_states", "generator_states")
 
-SAVED = (
-    "epoch",
-    "batches",
-    "samples",
-    "random_states",
-    "generator_states",
-    "new_workers",
-    "sampler_state",
-    "worker_states",
-    "next_worker",
-)
+SAVED = tuple(each.name for each in fields(LoaderState) if each.name not in ("finished", "resumes"))
 """Attributes that a state contains."""

@@ -98,24 +98,22 @@ class WorkerError:
             failure = cls(wrapper, None)
         return failure
 
-    def reraise(self) -> None:
+    def exception(self) -> Exception:
+        """Return the exception to be raised in the main process, without earlier frames, which would refer to it."""
         if self.wrapper is None:
             error = self.error
-            object.__setattr__(self, "error", None)
-            try:
-                assert error is not None
-                raise error
-            finally:
-                del error  # a local variable would form a reference cycle with this frame
-        # Drop earlier traceback frames: they refer to the exception itself and to the loader, and would keep both
-        # alive.
+            object.__setattr__(self, "error", None)  # its frames refer to this object
+            assert error is not None
+            return error
         if self.error is not None:
-            cause = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
-            raise copy.copy(self.error).with_traceback(None) from cause
+            error = copy.copy(self.error).with_traceback(None)
+            error.__cause__ = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
+            return error
         try:
             self.wrapper.reraise()  # type: ignore[no-untyped-call]
-        except BaseException as error:
-            raise error.with_traceback(None) from error.__cause__
+        except Exception as error:
+            return error.with_traceback(None)
+        raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
@@ -166,6 +164,11 @@ class PackedBatch:
             return self.blob.numpy()
         assert arena is not None and self.request is not None and self.request.slot is not None
         return arena.memory(self.request.slot, self.size_bytes)
+
+    def inputs(self, run: PackedRun, arena: Arena | None) -> list[NDArray[Any] | list[NDArray[Any]]]:
+        """Return the inputs of one of the runs, as ``RunQueue.submit`` takes them."""
+        memory = self.memory(arena)
+        return [part.views(memory) for part in run.inputs]
 
     @property
     def is_empty(self) -> bool:

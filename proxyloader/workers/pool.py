@@ -99,7 +99,7 @@ class WorkerPool:
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.of(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
-        batched, streams = _is_batched(loader), isinstance(dataset, IterableDataset)
+        batched, streams = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
         if loader.num_workers and has_images and arena is None and not streams:
             arena = _arena_for(loader)
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live)
@@ -119,9 +119,8 @@ class WorkerPool:
             # torch treats data pipes by their class, so it must see the data pipe itself.
             first = dataset if isinstance(dataset, IterDataPipe) else source
             collate = PackStream(fetcher, packer, source, batched)
-            arguments = dict(dataset=first, collate_fn=collate, batch_size=loader.batch_size)
-            if loader.batch_size is not None:
-                arguments["drop_last"] = loader.drop_last
+            size = dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
+            arguments = dict(dataset=first, collate_fn=collate, **size)
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
             ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
@@ -212,12 +211,6 @@ class WorkerPool:
         return self.arena
 
 
-def _is_batched(loader: TorchDataLoader[Any]) -> bool:
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.batch_size is not None
-    return loader.batch_sampler is not None
-
-
 def _torch_arguments(loader: Any, has_images: bool) -> dict[str, Any]:
     """Return the arguments of torch's loader that are passed on as the user gave them."""
     return dict(
@@ -239,7 +232,7 @@ def _arena_for(loader: Any) -> Arena | None:
     # has, and two that the GPU may still be reading.
     slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
     try:
-        return Arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
+        return Arena(slots, run_size(loader) * BYTES_PER_IMAGE)
     except OSError as error:  # a limit on the size or the number of files
         log.warning("no memory for batches can be had (%s); they travel by torch's, which is slower", str(error))
         return None
