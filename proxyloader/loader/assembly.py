@@ -107,13 +107,9 @@ class BatchAssembler:
             return
         first = self._errors[0]
         path = f" ({first.path})" if first.path else ""
-        raise ImageError(
+        raise first.error(
             f"not one sample of this epoch could be read; {len(self._errors)} were left out, the first of them "
-            f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?",
-            index=first.index,
-            path=first.path,
-            reason=first.reason,
-            code="none-readable",
+            f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?"
         )
 
     def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
@@ -126,11 +122,9 @@ class BatchAssembler:
         """Return the batch without samples whose images are lost, or with replacements, depending on ``on_error``."""
         if self._on_error == "raise":
             errors = self._recovery.errors(batch, saved)
-            self._errors.add([UnreadableSample.of(error.index, error) for error in errors], self._on_error)
-            first = errors[0]
-            raise ImageError(
-                "; ".join(map(str, errors)), code=first.code, index=first.index, path=first.path, reason=first.reason
-            )
+            lost = [UnreadableSample.of(error.index, error) for error in errors]
+            self._errors.add(lost, self._on_error)
+            raise lost[0].error("; ".join(map(str, errors)), errors[0].code)
         try:
             samples, unreadable = self._recovery.samples(batch, saved)
         except ImageError as error:  # there is no replacement for one of them

@@ -12,7 +12,9 @@ from .._validation import check_int, check_num_threads
 from ..dali.device import check_device
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
-from .strategy import UNSUPPORTED, Unsupported
+
+Unsupported = Literal["raise", "batch", "cpu"]
+UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,6 @@ class LoaderOptions:
 
     @property
     def format(self) -> OutputFormat:
-        """The output format of the images."""
         return OutputFormat(self.dtype, self.memory_format)
 
     @property

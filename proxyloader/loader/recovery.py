@@ -90,7 +90,11 @@ class BatchRecovery:
 
     def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
         """Return the error of each lost image, with the index of its sample if that is known."""
-        return [_named(batch, row, error) for (_, row), error in saved.lost.items()]
+        indices = indices_of(batch)
+        if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
+            return [error.at(_place_of(batch)) for error in saved.lost.values()]
+        lost = [(indices[row], error) for (_, row), error in saved.lost.items()]
+        return [error.at(f"dataset[{index}]", index=index) for index, error in lost]
 
     def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
         """Return the samples of the batch, and the samples that were lost.
@@ -176,14 +180,6 @@ def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
     if batch.indices is not None:
         return batch.indices
     return batch.request.each() if batch.request is not None else None
-
-
-def _named(batch: PackedBatch, row: int, error: ImageError) -> ImageError:
-    indices = indices_of(batch)
-    if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
-        return error.at(_place_of(batch))
-    index = indices[row]
-    return error.at(f"dataset[{index}]", index=index)
 
 
 def _place_of(batch: PackedBatch) -> str:

@@ -30,12 +30,10 @@ has no more samples in this epoch; the dataset may then already be at the start 
 
 
 def dataset_state(dataset: Any) -> dict[str, Any]:
-    """Return the state of a dataset that is not being iterated over."""
     return {"dataset": dataset.state_dict()} if is_stateful(dataset) else {}
 
 
 def load_dataset_state(dataset: Any, state: dict[str, Any]) -> None:
-    """Restore the state of a dataset before it is used."""
     if "dataset" in state and is_stateful(dataset):
         dataset.load_state_dict(state["dataset"])
 
@@ -138,7 +136,6 @@ class StatefulStream(IterableDataset[Any]):
             yield sample
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the dataset and of the latest iterator."""
         ended = {"ended": True} if self._has_ended else {}
         if self._iterator is self.dataset:
             return ended | ({"itself": self.dataset.state_dict()} if is_stateful(self.dataset) else {})

@@ -67,7 +67,6 @@ class IntegrityTable:
             return ScanStatus.UNKNOWN
 
     def note(self, index: Any, is_damaged: bool) -> None:
-        """Record that a sample was checked."""
         with contextlib.suppress(IndexError, TypeError):
             self._known[operator.index(index)] = ScanStatus.DAMAGED if is_damaged else ScanStatus.SOUND
 
@@ -243,13 +242,9 @@ def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: 
     """Return the error for a sample that is followed by ``tries`` unreadable samples."""
     last = unreadable[-1]
     itself, *_ = (each for each in unreadable if each.index == index)
-    return ImageError(
+    return itself.error(
         f"dataset[{index}] cannot be read, nor any of the {tries} samples after it; the last of them is "
-        f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",
-        index=index,
-        path=itself.path,
-        reason=itself.reason,
-        code="none-readable",
+        f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?"
     )
 
 

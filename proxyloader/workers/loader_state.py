@@ -54,11 +54,9 @@ class LoaderState:
     next_worker: int = 0
 
     def following(self) -> LoaderState:
-        """Return the start of the next epoch."""
         return LoaderState(self.epoch + 1)
 
     def copied(self) -> LoaderState:
-        """Return a copy whose dicts are copied, too."""
         return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
     def state_dict(

@@ -223,7 +223,6 @@ class BatchMessage:
         return _arrived, (self.number, self.data, self.start, self.end)
 
     def open(self, request: BatchRequest | None, arena: Arena | None) -> PackedBatch:
-        """Return the batch of this message. Main process."""
         batch = self.opened
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None

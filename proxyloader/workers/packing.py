@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, image_calls_in, one_kind
-from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun, aligned
 from .request_sampler import BatchRequest
@@ -72,6 +71,7 @@ class Packer:
         slot = request.slot if request is not None else None
         writer = _Writer(self._arena if slot is not None else None, slot)
         runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
+        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], ImageCall)}
         return PackedBatch(
             request,
             size_bytes=writer.size_bytes,
@@ -82,12 +82,8 @@ class Packer:
             collated=self._collate_here,
             batched=self._batched,
             samples=samples_alone,
-            plans=tuple(self._unknown_plans(pickler.runs)),
+            plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
         )
-
-    def _unknown_plans(self, runs: list[list[ProxyInputs]]) -> list[Plan]:
-        firsts = {calls[0].server: calls[0] for calls in runs}  # the calls of a run have the same server
-        return [call.plan for key, call in firsts.items() if isinstance(call, ImageCall) and key not in self._plans]
 
 
 class _ContentPickler:

@@ -304,7 +304,6 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
         return found
 
     def _dead(self, in_use: list[bool]) -> list[Any]:
-        """Return the workers that ended although they are in use."""
         return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
 
     def _shutdown_workers(self) -> None:

@@ -58,7 +58,6 @@ class BatchRequest:
     slot: int | None
 
     def each(self) -> list[Any]:
-        """Return the index of each sample."""
         return list(self.indices) if self.batched else [self.indices]
 
 
@@ -144,7 +143,6 @@ class RequestSampler:
         return self._unanswered.pop(number)
 
     def handed_out(self, request: BatchRequest) -> None:
-        """Record that the training loop received the batch."""
         self._draws_ahead.advance()
         self._loader_state.batches += 1
         self._loader_state.samples += self._places(request)
