@@ -226,7 +226,7 @@ MUTATIONS = [
     ),
     Mutation(
         "after a break the next order is drawn from a generator that is too far ahead",
-        "workers/draws_ahead.py",
+        "workers/request_sampler.py",
         "            generator.set_state(self._states[0])",
         "            generator.set_state(self._states[-1])",
         "integration/test_torch_contract_use.py",

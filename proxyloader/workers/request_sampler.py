@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from .._random_state import generator_of, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
-from .draws_ahead import DrawsAhead
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -59,6 +59,40 @@ class BatchRequest:
 
     def each(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
+
+
+class DrawsAhead:
+    """What a sampler has drawn from its own generator beyond what the stock loader would have asked for.
+
+    Decoded batches wait beside those that workers load, so the sampler is asked for more batches ahead than by torch's
+    loader. A sampler that draws as it goes then advances its generator further. torch's RandomSampler draws once more
+    at its end. After a loop that is left early the next epochs would have another order than with torch's loader.
+
+    ``requests`` is the number of requests that torch's loader makes before its first batch.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self._of_torch, self._made = requests, 0  # requests so far
+        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
+
+    def note(self, generator: torch.Generator | None) -> None:
+        """Record that a request was made, and what was drawn for it."""
+        self._made += 1
+        if self._made <= self._of_torch:
+            self._states.clear()
+        if generator is not None:
+            self._states.append(generator.get_state())
+
+    def advance(self) -> None:
+        """Record that the training loop received a batch, so that torch's loader would have made another request."""
+        self._of_torch += 1
+        if len(self._states) > 1:
+            self._states.popleft()
+
+    def undo(self, generator: torch.Generator | None) -> None:
+        """Set the generator back to where torch's loader would have left it, if nothing else has drawn from it."""
+        if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
+            generator.set_state(self._states[0])
 
 
 class RequestSampler:
