@@ -117,13 +117,9 @@ class BatchRecovery:
 
     def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         images, *rest = map(list, batch.inputs(run, self._pool.arena))
-        decoded: list[NDArray[np.uint8]] = []
-        lost: dict[int, ImageError] = {}
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            for row, result in enumerate(pool.map(_decoded, images, run.sources.split("\n"))):
-                if isinstance(result, ImageError):
-                    lost[row] = result
-                decoded.append(result if not isinstance(result, ImageError) else np.empty(0, np.uint8))
+            decoded: list[Any] = list(pool.map(_decoded, images, run.sources.split("\n")))
+        lost = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         sound = next((row for row in range(len(decoded)) if row not in lost), None)
         if sound is None or (lost and self._on_error == "raise"):
             return [], lost
