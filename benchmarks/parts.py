@@ -38,14 +38,14 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.jpeg_integrity import ScanStatus, is_whole
+from proxyloader.data.jpeg_integrity import is_whole
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
 from proxyloader.tools.bench.system_info import machine
 from proxyloader.tools.synthetic.dataset import FORMAT
 from proxyloader.transforms.plan import Plan
 from proxyloader.workers.arena import Arena
-from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.fetch import Fetcher, IntegrityTable
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory
@@ -85,11 +85,11 @@ def road(root: str) -> dict[str, float]:
     arena = Arena(2, len(dataset) << 20)
     packer = Packer(default_collate, arena, len(dataset))
     packed, known = (
-        PackedDataset(Fetcher(dataset, otherwise=scans), packer, arena)
-        for scans in (ScanStatus.UNCHECKED, ScanStatus.SOUND)
+        PackedDataset(Fetcher(dataset, scans=scans), packer, arena) for scans in (None, IntegrityTable(len(dataset)))
     )
     request = BatchRequest(0, 0, list(range(len(dataset))), batched=True, slot=0)
-    batch = packed.__getitems__(request)
+    batch = packed.__getitems__(request).open(request, arena)
+    known.__getitems__(request)  # which looks at the scans
     plan = dataset.transform.plan
     server = RunQueue(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))
     submitted = []

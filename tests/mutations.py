@@ -134,9 +134,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the damaged ones are remembered as sound",
-        "data/jpeg_integrity.py",
-        "ScanStatus.DAMAGED, ScanStatus.SOUND)",
-        "ScanStatus.SOUND, ScanStatus.SOUND)",
+        "workers/fetch.py",
+        "ScanStatus.DAMAGED if is_damaged else ScanStatus.SOUND",
+        "ScanStatus.SOUND",
         "data/test_jpeg_integrity.py integration/test_hostile_jpegs.py",
     ),
     Mutation(
@@ -164,8 +164,8 @@ MUTATIONS = [
     Mutation(
         "two shards overlap by a sample",
         "data/sharded_sampler.py",
-        "first, end = shard * samples // shards, (shard + 1) * samples // shards\n        length",
-        "first, end = shard * samples // shards, -(-(shard + 1) * samples // shards)\n        length",
+        "return self.shard_id * samples // shards, (self.shard_id + 1) * samples // shards",
+        "return self.shard_id * samples // shards, -(-(self.shard_id + 1) * samples // shards)",
         "data/test_sharded_sampler.py integration/test_sharded_loader.py",
     ),
     Mutation(
@@ -226,7 +226,7 @@ MUTATIONS = [
     ),
     Mutation(
         "after a break the next order is drawn from a generator that is too far ahead",
-        "workers/draws_ahead.py",
+        "workers/request_sampler.py",
         "            generator.set_state(self._states[0])",
         "            generator.set_state(self._states[-1])",
         "integration/test_torch_contract_use.py",
@@ -284,8 +284,8 @@ MUTATIONS = [
     Mutation(
         "what was left out of a batch is not told",
         "loader/assembly.py",
-        "self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else",
-        "self._errors.add((), self._on_error if in_flight.batch.failure is None else",
+        "self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.error is None else",
+        "self._errors.add((), self._on_error if in_flight.error is None else",
         "integration/test_unreadable.py",
     ),
     Mutation(

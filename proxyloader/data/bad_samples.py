@@ -69,6 +69,10 @@ class UnreadableSample:
             return cls(index, error.path, error.reason)
         return cls(index, str(getattr(error, "filename", None) or ""), f"{type(error).__name__}: {error}")
 
+    def error(self, message: str, code: str = "none-readable") -> ImageError:
+        """Return an error about this sample."""
+        return ImageError(message, code=code, index=self.index, path=self.path, reason=self.reason)
+
 
 class UnreadableSamples(Sequence[UnreadableSample]):
     """``DataLoader.errors``: each sample that could not be read, once, in the order of first occurrence.

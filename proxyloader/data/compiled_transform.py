@@ -21,9 +21,7 @@ from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
 class CompiledTransform(TransformStandIn):
     """Compiled form of a torchvision transform. Draws the random parameters, and leaves the rest to DALI.
 
-    Attributes:
-        plan: what the DALI pipeline will do.
-        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
+    ``max_pixels`` is the maximum number of pixels of an image; None: Pillow's limit.
     """
 
     plan: Plan
@@ -73,22 +71,13 @@ class CompiledTransform(TransformStandIn):
 
 @dataclass(frozen=True)
 class WorkerTransform(TransformStandIn):
-    """A transform that torchvision runs in the worker, on the image that Pillow decodes.
-
-    Attributes:
-        transform: torchvision's, or any other callable.
-        max_pixels: see CompiledTransform.
-    """
+    """A transform that torchvision runs in the worker, on the image that Pillow decodes."""
 
     transform: Any
     max_pixels: int | None = None
 
     def __call__(self, image: Any) -> Any:
-        """Apply the transform to the image. Pillow decodes an EncodedImage first.
-
-        Raises:
-            ImageError: the image cannot be decoded, or is too large.
-        """
+        """Apply the transform. ImageError: the image cannot be decoded, or is too large."""
         if isinstance(image, EncodedImage):
             refuse_too_large(image.height, image.width, image.path, self.max_pixels)
             image = image.decoded()
@@ -114,12 +103,13 @@ def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["r
     Raises:
         UnsupportedTransformError: a part has no equal in DALI; names the position and the class.
     """
-    if isinstance(transform, CompiledTransform):
-        return transform
-    rest = unsupported == "batch"
-    if not is_holder(transform):
-        return CompiledTransform(plan_for(transform, rest=rest))
-    return replace_nested(transform, lambda at, held: _compiled(held, f"transform{at}", rest))
+
+    def compiled(position: str, held: Any) -> CompiledTransform:
+        if isinstance(held, CompiledTransform):
+            return held
+        return CompiledTransform(plan_for(held, f"transform{position}", rest=unsupported == "batch"))
+
+    return replace_nested(transform, compiled) if is_holder(transform) else compiled("", transform)
 
 
 def left_to_torchvision(transform: Any) -> Any:
@@ -131,12 +121,6 @@ def left_to_torchvision(transform: Any) -> Any:
     )
 
 
-def _compiled(transform: Any, position: str, rest: bool) -> CompiledTransform:
-    if isinstance(transform, CompiledTransform):
-        return transform
-    return CompiledTransform(plan_for(transform, position, rest=rest))
-
-
 def compiled_in(transform: Any) -> list[CompiledTransform]:
     """Return the CompiledTransforms that ``transform`` is or holds; [] if there are none."""
     found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
@@ -145,8 +129,9 @@ def compiled_in(transform: Any) -> list[CompiledTransform]:
 
 def with_max_pixels(transform: Any, max_pixels: int | None) -> Any:
     """Return a copy of the transform with another limit for the number of pixels of its images."""
-    if isinstance(transform, (CompiledTransform, WorkerTransform)):
-        return replace(transform, max_pixels=max_pixels)
-    return replace_nested(
-        transform, lambda _, held: replace(held, max_pixels=max_pixels) if isinstance(held, CompiledTransform) else held
-    )
+
+    def limited(_: str, held: Any) -> Any:
+        known = isinstance(held, (CompiledTransform, WorkerTransform))
+        return replace(held, max_pixels=max_pixels) if known else held
+
+    return replace_nested(limited("", transform), limited)

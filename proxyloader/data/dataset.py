@@ -54,9 +54,7 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
         return dataset
     if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_for_images(dataset, transform):
         return dataset
-    compiled = compile(transform)
-    if max_pixels is not None:
-        compiled = with_max_pixels(compiled, max_pixels)
+    compiled = compile(transform) if max_pixels is None else with_max_pixels(compile(transform), max_pixels)
     changed: dict[str, Any] = {"transform": compiled}
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))

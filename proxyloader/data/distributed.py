@@ -78,13 +78,11 @@ class World:
             ValueError: a number is not valid. Or only ``shard_id`` is "auto", and ``num_shards`` differs from
                 ``current``.
         """
-        if num_shards == "auto":
-            current = cls.current()
-            return current if shard_id == "auto" else cls(current.num_shards, shard_id)
         if shard_id != "auto":
-            return cls(num_shards, shard_id)
-        asked, current = cls(num_shards, 0), cls.current()
-        if current.num_shards != asked.num_shards:
+            return cls(cls.current().num_shards if num_shards == "auto" else num_shards, shard_id)
+        asked = None if num_shards == "auto" else cls(num_shards, 0)
+        current = cls.current()
+        if asked is not None and asked.num_shards != current.num_shards:
             raise ValueError(
                 f"num_shards={num_shards} without shard_id takes this process's rank, and it is {current.in_words()}. "
                 "Give shard_id, too, or num_shards='auto', or start as many processes (torchrun --nproc_per_node)"
@@ -92,13 +90,7 @@ class World:
         return current
 
     def check_processes(self, otherwise: str = "") -> None:
-        """
-        Args:
-            otherwise: what to do if this is intended, for the message.
-
-        Raises:
-            ValueError: the number of processes found by ``detect`` is a different one.
-        """
+        """Raise ValueError if ``detect`` finds another number of processes. ``otherwise`` is advice for the message."""
         told = World.detect()
         if told is not None and told.num_shards != self.num_shards:
             raise ValueError(

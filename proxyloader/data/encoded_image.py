@@ -33,6 +33,9 @@ NOT_YET = (
 )
 """Advice for messages about an image that is used as if it were decoded."""
 
+REPLACE = "Replace the file, or leave it out of the dataset"
+MACHINE = "That is a fault of the machine or the network, not of the file"
+
 PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
 MOST_PASSES = 20
 """Maximum number of decoder passes over an image of the largest allowed size. Each scan of a JPEG costs one pass, even
@@ -108,7 +111,10 @@ class EncodedImage:
         try:
             data = _content(path)
         except OSError as error:
-            raise _unreadable(path, error) from error
+            reason, number = f"cannot be read: {error.strerror or error}", error.errno
+            if number in MACHINE_ERRNOS:
+                raise _bad(path, reason, "machine", MACHINE, number) from error
+            raise _bad(path, reason, "unreadable", errno=number) from error
         return cls._taken(data, path, max_pixels, is_whole=len(data) <= MOST_READ_BYTES)
 
     @classmethod
@@ -170,21 +176,17 @@ class EncodedImage:
                 "Convert it in the dataset, image.convert('RGB'), or use torch.utils.data.DataLoader for this dataset",
                 code="wrong-mode",
             )
-        if 3 * image.height * image.width > MOST_PIXEL_BYTES:
-            raise _bad(
-                path,
-                f"{image.width} x {image.height} pixels are {3 * image.height * image.width} bytes, and DALI takes "
-                f"{MOST_PIXEL_BYTES} of an image that is no JPEG",
-                "too-large",
-            )
+        size_bytes = 3 * image.height * image.width
+        if size_bytes > MOST_PIXEL_BYTES:
+            taken = f"DALI takes {MOST_PIXEL_BYTES} of an image that is no JPEG"
+            raise _bad(path, f"{image.width} x {image.height} pixels are {size_bytes} bytes, and {taken}", "too-large")
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
 
 def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None, scans: int = 1) -> None:
-    """
-    Raises:
-        ImageError: the image has more than ``max_pixels`` pixels; None: more than Pillow opens. Or it has so many scans
-            that decoding it would take minutes.
+    """Raise ImageError for more than ``max_pixels`` pixels; None: more than Pillow opens.
+
+    Or for so many scans that decoding them would take minutes.
     """
     if max_pixels is not None:
         limit, raised = max_pixels, "Give the loader a larger max_pixels"
@@ -195,18 +197,14 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
     if height * width > limit or height * width * scans > MOST_PASSES * max(limit, PILLOWS_LIMIT_PIXELS):
         scanned = f" in {scans} scans, a pass over the picture each" if height * width <= limit else ""
         reason = f"{width} x {height} pixels{scanned}, and the limit is {limit} (it could be a decompression bomb)"
-        raise ImageError(
-            f"{path or 'an image'}: {reason}. {raised} if it is meant", path=path, reason=reason, code="too-large"
-        )
+        raise _bad(path, reason, "too-large", f"{raised} if it is meant")
 
 
 def _content(path: str) -> bytes:
     """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more.
 
-    This takes four system calls; Python's ``open`` and ``read`` take three more.
-
-    Raises:
-        OSError: the file cannot be read, or it is a directory, or a device, which might be endless.
+    This takes four system calls; Python's ``open`` and ``read`` take three more. OSError: the file cannot be read, or
+    it is a directory, or a device, which might be endless.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
@@ -230,14 +228,7 @@ def _content(path: str) -> bytes:
 
 
 def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Image:
-    """Return the image in mode RGB.
-
-    Args:
-        data: whole content of the file; None: it is read from ``path``.
-
-    Raises:
-        ImageError: see ``EncodedImage.by_pillow``.
-    """
+    """Return the image in mode RGB; see ``EncodedImage.by_pillow``."""
     try:
         file: IO[bytes]
         with open(path, "rb") if data is None else io.BytesIO(data) as file, _opened(file, max_pixels) as image:
@@ -252,12 +243,7 @@ def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Ima
         raise
     except Image.DecompressionBombError as error:
         reason = f"it could be a decompression bomb: {str(error).rstrip('.')}"
-        raise ImageError(
-            f"{path or 'an image'}: {reason}. Give the loader max_pixels if it is meant",
-            path=path,
-            reason=reason,
-            code="too-large",
-        ) from error
+        raise _bad(path, reason, "too-large", "Give the loader max_pixels if it is meant") from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
         raise _bad(path, f"{size} bytes, in no image format that Pillow knows") from error
@@ -281,15 +267,8 @@ def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
     raise UnidentifiedImageError
 
 
-def _bad(path: str, reason: str, code: str = "undecodable") -> ImageError:
-    message = f"{path or 'an image'}: {reason}. Replace the file, or leave it out of the dataset"
-    return ImageError(message, code=code, path=path, reason=reason)
-
-
-def _unreadable(path: str, error: OSError) -> ImageError:
-    reason = f"cannot be read: {error.strerror or error}"
-    if error.errno in MACHINE_ERRNOS:
-        code, advice = "machine", "That is a fault of the machine or the network, not of the file"
-    else:
-        code, advice = "unreadable", "Replace the file, or leave it out of the dataset"
-    return ImageError(f"{path}: {reason}. {advice}", code=code, path=path, reason=reason, errno=error.errno)
+def _bad(
+    path: str, reason: str, code: str = "undecodable", advice: str = REPLACE, errno: int | None = None
+) -> ImageError:
+    message = f"{path or 'an image'}: {reason}. {advice}"
+    return ImageError(message, code=code, path=path, reason=reason, errno=errno)

@@ -4,10 +4,10 @@ NOTE [ Damaged scans ]
 If a scan ends before the image does, libjpeg paints the rest grey, and so do Pillow and DALI on the CPU. The decoders
 of a GPU leave the previous contents of that memory, such as part of another image, and report nothing. Therefore the
 scan of a JPEG is read on the CPU, as libjpeg reads it and strictly, before the JPEG is sent to a GPU for the first
-time. This takes 0.6 to 0.9 ms. A damaged JPEG is decoded by Pillow, then and in later epochs. The main process records
-the result by the index of the sample. If a dataset opens other files for the same index, only the first is checked.
-There is one exception: a file that was sound, and no longer ends as a JPEG, is checked again, because it may have been
-truncated.
+time. This takes 0.6 to 0.9 ms. A damaged JPEG is decoded by Pillow, then and in later epochs. The result is recorded
+by the index of the sample, in memory that the workers share (``workers/fetch.py``). If a dataset opens other files for
+the same index, only the first is checked. There is one exception: a file that was sound, and no longer ends as a JPEG,
+is checked again, because it may have been truncated.
 
 Images are checked after the dataset has returned the sample, in the thread that requested it. Therefore it does not
 matter in which threads the dataset opens them, or what other loaders of the process read meanwhile.
@@ -19,13 +19,8 @@ does: at least three quarters of Pillow's time, ``parts.jsonl``. Therefore Pillo
 
 from __future__ import annotations
 
-import contextlib
 import enum
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from .encoded_image import EncodedImage
 from .jpeg_header import JpegHeader, count_scans
@@ -41,44 +36,8 @@ class ScanStatus(enum.IntEnum):
     UNCHECKED = 3  # not to be checked or recorded
 
 
-class IntegrityTable:
-    """The scan status of each sample of a dataset. Main process.
-
-    Args:
-        size: length of the dataset. Indices that are not integers below it stay unknown.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._known: NDArray[np.uint8] = np.zeros(size, np.uint8)
-
-    def of(self, indices: Sequence[Any]) -> bytes | None:
-        """Return one ``ScanStatus`` for each index; None if all are sound."""
-        try:
-            known = self._known[_numbers(indices)]
-        except IndexError:
-            return bytes(len(indices))
-        return None if (known == ScanStatus.SOUND).all() else known.tobytes()
-
-    def note(self, indices: Sequence[Any], damaged: Sequence[Any]) -> None:
-        """Record that the samples of these indices were checked, and which of them were damaged."""
-        with contextlib.suppress(IndexError):
-            numbers = _numbers(indices)
-            self._known[numbers] = np.where(np.isin(numbers, _numbers(damaged)), ScanStatus.DAMAGED, ScanStatus.SOUND)
-
-
-def _numbers(indices: Sequence[Any]) -> NDArray[np.int64]:
-    numbers = np.asarray(indices if len(indices) else np.empty(0, np.int64))
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise IndexError("the indices are no whole numbers")
-    return numbers
-
-
-def leave_to_pillow(sample: Any, known: int) -> bool:
+def leave_to_pillow(sample: Any, known: ScanStatus) -> bool:
     """Decode with Pillow those images of a sample that must not be sent to DALI. Worker.
-
-    Args:
-        sample: as the dataset returned it.
-        known: the ``ScanStatus`` of its images.
 
     Returns:
         Whether a damaged scan was found, which must be recorded.
@@ -96,7 +55,7 @@ def leave_to_pillow(sample: Any, known: int) -> bool:
     return found_damage
 
 
-def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: int) -> bool:
+def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: ScanStatus) -> bool:
     if header.is_progressive:  # its scans were checked when it was opened
         return known != ScanStatus.UNCHECKED
     if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):

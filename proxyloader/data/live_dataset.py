@@ -16,12 +16,7 @@ EXCHANGED = ("transform", "transforms", "loader", "load_bytes", "dataset", "data
 
 
 class LiveDataset:
-    """Translate a dataset again for each batch.
-
-    Args:
-        dataset: the user's.
-        translate: returns a translated copy of the dataset, or the dataset itself.
-    """
+    """Translate a dataset again for each batch. ``translate`` returns a translated copy of it, or itself."""
 
     def __init__(self, dataset: Any, translate: Callable[[], Any]) -> None:
         self._dataset, self._translate = dataset, translate
@@ -55,8 +50,7 @@ class LiveDataset:
 def _view_of(dataset: Any, exchanged: dict[str, Any]) -> Any:
     """Return an object that shares all attributes with the dataset except those in ``exchanged``.
 
-    Raises:
-        TypeError: some attributes are not in a ``__dict__``.
+    TypeError: some attributes are not in a ``__dict__``.
     """
     kind = type(dataset)
     if any(vars(base).get("__slots__") for base in kind.__mro__):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import pickle
 import weakref
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ class ProxyInputs:
     Attributes:
         server: key of the server, or of the compiled transform, whose pipeline takes them.
         inputs: one array for each external source of the pipeline, in its order.
-        source: path of the file of the sample, for error messages; "" if there is none.
-        names: names of the inputs, for error messages; "" for inputs without a name.
+        source, names: path of the file of the sample, and names of the inputs, for error messages; "" for none.
     """
 
     __slots__ = ("inputs", "names", "run", "server", "source")
@@ -54,12 +52,7 @@ class ProxyInputs:
 
 
 class ImageCall(ProxyInputs):
-    """Inputs of a compiled transform: an image and its random parameters.
-
-    Attributes:
-        plan: plan of the transform.
-        image: the image of the first input.
-    """
+    """Inputs of a compiled transform: an image and its random parameters."""
 
     __slots__ = ("image", "plan")
 
@@ -86,9 +79,7 @@ def _as_bytes(image: EncodedImage) -> NDArray[np.uint8]:
 class ProxyInputBatch:
     """Calls of one batch. The outputs of the batch share it, so an image and its mask come from the same run.
 
-    Attributes:
-        calls: calls of the samples, which may belong to several servers.
-        done: outputs by row, while only some of the servers have produced theirs.
+    ``done`` has outputs by row, while only some of the servers have produced theirs.
     """
 
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:
@@ -100,23 +91,12 @@ class ProxyInputBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Used only on the queue of a stock DataLoader, where torch's shared memory is the fastest way.
-        arrays = [np.asarray(array, order="C") for call in self.calls for array in call.inputs]
-        blob = torch.from_numpy(np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays]))
-        shapes = [(array.dtype.str, array.shape) for array in arrays]
-        return _unpack_run, (blob, shapes, [(call.server, call.source) for call in self.calls])
+        data = pickle.dumps([(call.server, call.inputs, call.source, call.names) for call in self.calls], 5)
+        return _unpack_run, (torch.frombuffer(bytearray(data), dtype=torch.uint8),)
 
 
-def _unpack_run(
-    blob: torch.Tensor, shapes: list[tuple[str, tuple[int, ...]]], calls: list[tuple[str, str]]
-) -> ProxyInputBatch:
-    memory, at, inputs = blob.numpy(), 0, []
-    for dtype, shape in shapes:
-        end = at + math.prod(shape) * np.dtype(dtype).itemsize
-        inputs.append(memory[at:end].view(dtype).reshape(shape))
-        at = end
-    per_call = len(inputs) // len(calls)
-    groups = [tuple(inputs[k : k + per_call]) for k in range(0, len(inputs), per_call)]
-    return ProxyInputBatch([ProxyInputs(server, group, source) for group, (server, source) in zip(groups, calls)])
+def _unpack_run(data: torch.Tensor) -> ProxyInputBatch:
+    return ProxyInputBatch([ProxyInputs(*call) for call in pickle.loads(data.numpy().data)])
 
 
 NO_TENSOR_YET = (
@@ -173,11 +153,7 @@ class ProxyBatch(TensorPlaceholder):
 
 
 def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None) -> ProxyBatch:
-    """Collate ProxySamples. This has the signature that ``torch.utils.data.default_collate`` requires.
-
-    Raises:
-        InputError: some of the samples are not ProxySamples.
-    """
+    """Collate ProxySamples, as a function of ``torch.utils.data.default_collate``. It raises InputError for others."""
     others = [type(sample).__name__ for sample in samples if not isinstance(sample, ProxySample)]
     if others:
         raise InputError(
@@ -310,10 +286,7 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
-    """
-    Raises:
-        InputError: the arrays of this input differ in dtype or number of dimensions; DALI requires one kind per batch.
-    """
+    """Raise InputError if the arrays of an input differ in dtype or number of dimensions."""
     kinds = {(array.dtype.str, array.ndim) for array in arrays}
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))

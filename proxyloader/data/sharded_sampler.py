@@ -132,18 +132,26 @@ class ShardedSampler(Sampler[int]):
             ValueError: "auto" found another rank or number of processes than this process has now.
         """
         self._check_world()
-        samples, (shards, shard) = len(self.data_source), (self.num_shards, self.shard_id)
-        first, end = shard * samples // shards, (shard + 1) * samples // shards
-        length = len(self)
-        order = self._order(epoch, samples, slice(first, max(end, first + 1)))  # an empty shard gets one to repeat
+        samples, (first, end), length = len(self.data_source), self._range, len(self)
+        part = slice(first, max(end, first + 1))  # an empty shard gets one to repeat
+        if self.shuffle:
+            shuffled = torch.randperm(samples, generator=generator_of(self.seed, epoch, "shards"))
+            order: list[int] = shuffled[part].tolist()
+        else:
+            order = list(range(samples)[part])
         taken = order[: min(length, end - first)]
         return taken + order[-1:] * (length - len(taken))
 
+    @property
+    def _range(self) -> tuple[int, int]:
+        samples, shards = len(self.data_source), self.num_shards
+        return self.shard_id * samples // shards, (self.shard_id + 1) * samples // shards
+
     def __len__(self) -> int:
         """Return the number of indices in an epoch, with repeated ones and without dropped ones."""
-        samples, (shards, shard) = len(self.data_source), (self.num_shards, self.shard_id)
+        samples, shards, (first, end) = len(self.data_source), self.num_shards, self._range
         if self.last_batch_policy is LastBatchPolicy.PARTIAL:
-            return (shard + 1) * samples // shards - shard * samples // shards
+            return end - first
         assert self.batch_size is not None
         if self.last_batch_policy is LastBatchPolicy.DROP:
             return samples // shards // self.batch_size * self.batch_size  # the full batches of the shortest shard
@@ -168,12 +176,6 @@ class ShardedSampler(Sampler[int]):
             "seed": self.seed if self.shuffle else None,
         }
 
-    def _order(self, epoch: int, samples: int, part: slice) -> list[int]:
-        if not self.shuffle:
-            return list(range(samples)[part])
-        order = torch.randperm(samples, generator=generator_of(self.seed, epoch, "shards"))
-        return [int(index) for index in order[part].tolist()]
-
     def _check_world(self) -> None:
         told = World.detect() if self._found else None
         if told is not None and told != self.world:
@@ -181,9 +183,6 @@ class ShardedSampler(Sampler[int]):
                 f"num_shards='auto' found {self.world.in_words()} when the sampler or loader was made, and now this "
                 f"process is {told.in_words()}: make it after torch.distributed is initialised"
             )
-
-
-# --- in the loader ---------------------------------------------------------------------------------------------------
 
 
 def build_sampler(
@@ -201,8 +200,7 @@ def build_sampler(
 ) -> ShardedSampler | None:
     """Return the sampler for the arguments of a loader; None if they ask for no shards.
 
-    Raises:
-        ValueError: the arguments contradict each other, or the number of running processes.
+    ValueError: the arguments contradict each other, or the number of running processes.
     """
     if num_shards is None:
         for name, value in (("shard_id", shard_id), ("last_batch_policy", last_batch_policy)):
@@ -211,7 +209,11 @@ def build_sampler(
                     f"{name}={value!r} needs num_shards: without it each process loads all samples. Give "
                     "num_shards='auto', or their number (1 for a process alone)"
                 )
-        _check_batch_size(sampler, batch_size)
+        if isinstance(sampler, ShardedSampler) and sampler.shard_spec["batch_size"] not in (None, batch_size):
+            raise ValueError(
+                f"the sampler makes batches of {sampler.batch_size} full (last_batch_policy="
+                f"{sampler.last_batch_policy.value!r}), and the loader has batch_size={batch_size}: give both the same"
+            )
         return None
     _refuse(dataset, sampler, batch_sampler)
     by_torch = "drop" if drop_last else "partial"
@@ -264,34 +266,16 @@ def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
     )
 
 
-def _check_batch_size(sampler: Any, batch_size: int | None) -> None:
-    if isinstance(sampler, ShardedSampler) and sampler.shard_spec["batch_size"] not in (None, batch_size):
-        raise ValueError(
-            f"the sampler makes batches of {sampler.batch_size} full (last_batch_policy="
-            f"{sampler.last_batch_policy.value!r}), and the loader has batch_size={batch_size}: give both the same"
-        )
-
-
 def find_sharded(sampler: Any) -> ShardedSampler | None:
     """Return the ShardedSampler that ``sampler`` is, or that torch's BatchSampler uses; None if there is none."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, ShardedSampler) else None
 
 
-def shard_spec_in(sampler_state: Any) -> dict[str, Any] | None:
-    """Return the ``shard_spec`` in the state that a checkpoint keeps of a sampler; None for another sampler."""
-    return sampler_state.get("dealt") if isinstance(sampler_state, dict) else None
-
-
 def check_dealt(was: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Check that an epoch that was begun with one shard spec can go on with another.
+    """Raise ValueError if an epoch that was begun with one ``shard_spec`` cannot go on with another.
 
-    Args:
-        was: ``ShardedSampler.shard_spec`` at the start of the epoch; None: without a ShardedSampler.
-        now: the same for the loader that continues.
-
-    Raises:
-        ValueError: they differ.
+    None stands for a loader without a ShardedSampler.
     """
     if was != now:
         told = [

@@ -42,16 +42,7 @@ NOTHING = object()
 
 
 class BatchAssembler:
-    """Turns batches in flight into the batches of the training loop.
-
-    Args:
-        pool: the pool of the workers.
-        servers: the run queues by their keys.
-        errors: the list of the loader to which unreadable samples are added.
-        collate_fn: the user's collate_fn, for batches that arrive as lists of samples.
-        pin: whether to copy CPU tensors to page-locked memory.
-        options: the options of the loader. Images of plans have their output format already.
-    """
+    """Turns batches in flight into the batches of the training loop."""
 
     def __init__(
         self,
@@ -74,7 +65,7 @@ class BatchAssembler:
         """
         if in_flight.batch is not None:
             # In a batch that has failed, no sample is skipped or replaced.
-            self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.batch.failure is None else "raise")
+            self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.error is None else "raise")
         if in_flight.error is not None:
             error, in_flight.error = in_flight.error, None
             try:
@@ -111,22 +102,14 @@ class BatchAssembler:
             )
 
     def check_not_all_skipped(self) -> None:
-        """Check an epoch without a batch for samples that were skipped.
-
-        Raises:
-            ImageError: every sample of the epoch was skipped.
-        """
+        """Raise ImageError if every sample of an epoch was skipped."""
         if not self._errors or self._on_error != "skip":
             return
         first = self._errors[0]
         path = f" ({first.path})" if first.path else ""
-        raise ImageError(
+        raise first.error(
             f"not one sample of this epoch could be read; {len(self._errors)} were left out, the first of them "
-            f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?",
-            index=first.index,
-            path=first.path,
-            reason=first.reason,
-            code="none-readable",
+            f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?"
         )
 
     def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
@@ -139,11 +122,9 @@ class BatchAssembler:
         """Return the batch without samples whose images are lost, or with replacements, depending on ``on_error``."""
         if self._on_error == "raise":
             errors = self._recovery.errors(batch, saved)
-            self._errors.add([UnreadableSample.of(error.index, error) for error in errors], self._on_error)
-            first = errors[0]
-            raise ImageError(
-                "; ".join(map(str, errors)), code=first.code, index=first.index, path=first.path, reason=first.reason
-            )
+            lost = [UnreadableSample.of(error.index, error) for error in errors]
+            self._errors.add(lost, self._on_error)
+            raise lost[0].error("; ".join(map(str, errors)), errors[0].code)
         try:
             samples, unreadable = self._recovery.samples(batch, saved)
         except ImageError as error:  # there is no replacement for one of them
@@ -164,11 +145,10 @@ class BatchAssembler:
 
 
 def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
-    """Return the tensor of a reference.
+    """Return the tensor of a reference to an output.
 
-    Args:
-        output: index of the output.
-        place: index of a run, for its whole output; (run, row), for one row; a list of these, for rows to be stacked.
+    ``place`` is the index of a run, for its whole output; (run, row), for one row; a list of these, for rows to be
+    stacked.
     """
     if isinstance(place, int):
         found = outputs[place][output]

@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 class CheckpointedLoader(TorchDataLoader[T]):
-    """Base class of DataLoader that keeps the state of its epochs.
-
-    Attributes:
-        seed: the seed of the loader, or None.
-    """
+    """Base class of DataLoader that keeps the state of its epochs."""
 
     seed: int | None
     _pool: WorkerPool | None

@@ -16,17 +16,17 @@ from torch.utils.data import Sampler
 
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.distributed import Auto
-from ..data.jpeg_integrity import IntegrityTable
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, build_sampler
+from ..workers.fetch import IntegrityTable
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
 from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
-from .options import LoaderOptions
+from .options import LoaderOptions, Unsupported
 from .plan_servers import PlanServers
-from .strategy import Translated, Unsupported, translated
+from .strategy import Translated, translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -276,9 +276,7 @@ class DataLoader(CheckpointedLoader[T]):
     def _translate(self) -> Callable[[], Translated]:
         """A function that returns the dataset of the workers and its plans."""
         # It holds no reference to this loader, as an iterator may outlive the loader.
-        options = self._options
-        how = options.max_pixels, options.unsupported, options.on_gpu, options.format, options.server
-        return functools.partial(translated, self.dataset, *how)
+        return functools.partial(translated, self.dataset, self._options)
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
@@ -298,6 +296,6 @@ class DataLoader(CheckpointedLoader[T]):
         options = self._options
         if self._scans is None and plans and options.checks_scans:
             self._scans = IntegrityTable(len(dataset) if hasattr(dataset, "__len__") else 0)
-        scans = self._scans if options.checks_scans else None
+        scans = (self._scans or IntegrityTable(0)) if options.checks_scans else None
         self._pool = WorkerPool.build(self, dataset, plans, arena, scans, loader_state, live)
         return self._pool

@@ -25,7 +25,6 @@ from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
 from ..workers.pool import WorkerPool
-from ..workers.request_sampler import BatchRequest
 from .assembly import NOTHING, BatchAssembler
 from .submitter import InFlightBatch, RunSubmitter
 
@@ -53,10 +52,7 @@ class LoaderIterator:
 
     Args:
         batches: torch's iterator over the workers of the pool.
-        pool: the pool of the workers.
-        servers: the run queues by their keys.
         loader_state: the position in the epoch at which it starts. It is updated by the iterator.
-        assembler: turns batches in flight into the batches of the training loop.
         prefetch: maximum number of decoded batches that wait.
         serve: returns the run queue of a plan that arrived with a batch.
     """
@@ -69,7 +65,7 @@ class LoaderIterator:
 
     def __init__(
         self,
-        batches: Iterator[BatchMessage | PackedBatch],
+        batches: Iterator[BatchMessage],
         pool: WorkerPool,
         servers: dict[str, RunQueue],
         loader_state: LoaderState,
@@ -78,7 +74,7 @@ class LoaderIterator:
         serve: Callable[[Plan], RunQueue],
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
-        self._batches: Iterator[BatchMessage | PackedBatch] | None = batches
+        self._batches: Iterator[BatchMessage] | None = batches
         self._pool, self._servers, self._loader_state = pool, servers, loader_state
         self._submitter, self._assembler, self._serve = RunSubmitter(pool, servers), assembler, serve
         # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
@@ -196,8 +192,7 @@ class LoaderIterator:
     def _wait_while_dali_is_busy(self) -> None:
         """Wait for the next ready batch of the workers, as long as DALI is surely busy with the oldest one.
 
-        While ``next()`` waits for DALI, it takes no batches. So the batches after the first one of an epoch would be
-        submitted late.
+        While ``next()`` waits for DALI, it takes no batches, so later ones would be submitted late.
         """
         if self._batches is None or not self._has_room():
             return
@@ -209,7 +204,7 @@ class LoaderIterator:
     def _prefetch_one(self, is_urgent: bool) -> None:
         """Take the next batch from the workers. Start its runs now if it is urgent."""
         assert self._batches is not None
-        in_flight = InFlightBatch()
+        in_flight, requests = InFlightBatch(), self._pool.requests
         try:
             while self._to_throw_away:
                 self._to_throw_away -= 1
@@ -225,32 +220,22 @@ class LoaderIterator:
             if getattr(self._batches, "lost", False):
                 self._cut_short, self._batches = True, None
         else:
-            request = self._request_of(message)
+            request = requests.answered(message.number) if requests is not None else None
             in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
             try:
-                in_flight.batch = (
-                    message.open(request, self._pool.arena) if isinstance(message, BatchMessage) else message
-                )
-                if self._pool.requests is not None and request is not None and in_flight.batch.failure is None:
-                    unreadable = [each.index for each in in_flight.batch.unreadable]
-                    self._pool.requests.note_scans(request, unreadable, in_flight.batch.damaged)
-                for plan in in_flight.batch.plans:  # plans of transforms that no attribute of the dataset holds
+                in_flight.batch = batch = message.open(request, self._pool.arena)
+                if batch.failure is not None:
+                    in_flight.error = batch.failure.exception()
+                for plan in batch.plans:  # plans of transforms that no attribute of the dataset holds
                     self._servers[plan.key] = self._serve(plan)
                     self._pool.plans[plan.key] = plan
-                in_flight.is_to_start = True
+                in_flight.is_to_start = in_flight.error is None
             except Exception as error:
                 in_flight.error = error
             if is_urgent:
                 for each in (*self._in_flight, in_flight):
                     self._submitter.start(each)
         self._in_flight.append(in_flight)
-
-    def _request_of(self, message: BatchMessage | PackedBatch) -> BatchRequest | None:
-        requests = self._pool.requests
-        number = (
-            message.number if isinstance(message, BatchMessage) else message.request.number if message.request else None
-        )
-        return requests.answered(number) if requests is not None and number is not None else None
 
     def _give_back_slot(self, in_flight: InFlightBatch) -> None:
         if self._pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:

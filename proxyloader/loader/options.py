@@ -12,16 +12,14 @@ from .._validation import check_int, check_num_threads
 from ..dali.device import check_device
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
-from .strategy import UNSUPPORTED, Unsupported
+
+Unsupported = Literal["raise", "batch", "cpu"]
+UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """The arguments that ``DataLoader`` adds to torch's. Their meaning is documented there.
-
-    Raises:
-        ValueError, TypeError: an argument is invalid.
-    """
+    """The arguments that ``DataLoader`` adds to torch's. Invalid ones raise ValueError or TypeError."""
 
     device: str | int | torch.device | None
     dtype: torch.dtype | None
@@ -59,11 +57,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, loader: Any) -> LoaderOptions:
-        """Return the options of a loader from its attributes, which the user may have changed.
-
-        Raises:
-            ValueError, TypeError: an option is invalid, or ``on_error="replace"`` is used with an IterableDataset.
-        """
+        """Return the options of a loader from its attributes, which the user may have changed."""
         options = cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
         if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
             raise ValueError(
@@ -74,7 +68,6 @@ class LoaderOptions:
 
     @property
     def format(self) -> OutputFormat:
-        """The output format of the images."""
         return OutputFormat(self.dtype, self.memory_format)
 
     @property

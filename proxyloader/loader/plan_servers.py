@@ -13,11 +13,7 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 
 class PlanServers:
-    """The servers of the plans of a loader.
-
-    Args:
-        run_size: maximum number of samples of a run.
-    """
+    """The servers of the plans of a loader. A run has at most ``run_size`` samples."""
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size

@@ -43,16 +43,16 @@ class RecoveredBatch:
     outputs: list[Outputs] = field(default_factory=list)
     lost: dict[tuple[int, int], ImageError] = field(default_factory=dict)
 
+    def resolve(self, output: int, place: tuple[int, int]) -> torch.Tensor:
+        """Return the image of a reference in a sample, or raise the error of a lost image."""
+        if place in self.lost:
+            raise self.lost[place]
+        run, row = place
+        return self.outputs[run][output][row]
+
 
 class BatchRecovery:
-    """Finds the images that made a run fail, and repeats the run without them.
-
-    Args:
-        servers: the run queues by their keys.
-        pool: the pool of the workers.
-        on_error: what to do with a sample that cannot be read.
-        format: the output format of images.
-    """
+    """Finds the images that made a run fail, and repeats the run without them."""
 
     def __init__(
         self, servers: Mapping[str, RunQueue], pool: WorkerPool, on_error: OnError, format: OutputFormat
@@ -60,11 +60,7 @@ class BatchRecovery:
         self._servers, self._pool, self._on_error, self._format = servers, pool, on_error, format
 
     def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
-        """Repeat the runs that failed.
-
-        Args:
-            batch: the batch.
-            found: for each run of the batch, its outputs or its error.
+        """Repeat the runs that failed. ``found`` has the outputs or the error of each run of the batch.
 
         Raises:
             PipelineError: DALI fails although Pillow decodes all images, or the images of a hand-written pipeline
@@ -94,22 +90,24 @@ class BatchRecovery:
 
     def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
         """Return the error of each lost image, with the index of its sample if that is known."""
-        return [_named(batch, row, error) for (_, row), error in saved.lost.items()]
+        indices = indices_of(batch)
+        if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
+            return [error.at(_place_of(batch)) for error in saved.lost.values()]
+        lost = [(indices[row], error) for (_, row), error in saved.lost.items()]
+        return [error.at(f"dataset[{index}]", index=index) for index, error in lost]
 
     def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
         """Return the samples of the batch, and the samples that were lost.
 
-        Samples with a lost image are left out, or replaced if ``on_error`` is "replace".
-
-        Raises:
-            ImageError: there is no readable sample to replace one.
+        Samples with a lost image are left out, or replaced if ``on_error`` is "replace". ImageError: no readable sample
+        can replace one.
         """
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
         indices = indices_of(batch) or [None] * len(batch.samples)
         for index, data in zip(indices, batch.samples):
             try:
-                samples.append(ContentUnpickler(data, _Resolver(saved), kept=batch.kept).load())
+                samples.append(ContentUnpickler(data, saved.resolve, kept=batch.kept).load())
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
@@ -118,15 +116,10 @@ class BatchRecovery:
         return samples, unreadable
 
     def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        memory = batch.memory(self._pool.arena)
-        images, *rest = (list(part.views(memory)) for part in run.inputs)
-        decoded: list[NDArray[np.uint8]] = []
-        lost: dict[int, ImageError] = {}
+        images, *rest = map(list, batch.inputs(run, self._pool.arena))
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            for row, result in enumerate(pool.map(_decoded, images, run.sources.split("\n"))):
-                if isinstance(result, ImageError):
-                    lost[row] = result
-                decoded.append(result if not isinstance(result, ImageError) else np.empty(0, np.uint8))
+            decoded: list[Any] = list(pool.map(_decoded, images, run.sources.split("\n")))
+        lost = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         sound = next((row for row in range(len(decoded)) if row not in lost), None)
         if sound is None or (lost and self._on_error == "raise"):
             return [], lost
@@ -138,8 +131,7 @@ class BatchRecovery:
 
     def _one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         """Run each sample by itself. Of a hand-written pipeline nothing is known but which samples fail alone."""
-        server, memory = self._servers[run.server], batch.memory(self._pool.arena)
-        inputs = [part.views(memory) for part in run.inputs]
+        server, inputs = self._servers[run.server], batch.inputs(run, self._pool.arena)
         rows: list[Outputs] = []
         lost: dict[int, ImageError] = {}
         for row, source in enumerate(run.sources.split("\n")):
@@ -159,12 +151,12 @@ class BatchRecovery:
         for _ in range(tries):
             with preserve_rng():
                 index, sample = self._pool.fetcher.next_readable(index, epoch, unreadable)
-            alone = Packer(_as_it_is, None, run_size=1)([sample])
+            alone = Packer(list, None, run_size=1)([sample])
             if not alone.runs:
                 return sample
             saved = self.save(alone, [self._run(alone, run) for run in alone.runs])
             if not saved.lost:
-                return ContentUnpickler(alone.content, _Resolver(saved), kept=alone.kept).load()[0]
+                return ContentUnpickler(alone.content, saved.resolve, kept=alone.kept).load()[0]
             unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
         raise nothing_replaces(lost, unreadable, tries)
 
@@ -172,24 +164,11 @@ class BatchRecovery:
         server = self._servers[run.server]
         server.pause()  # with DALI's old executor, a bad batch also fails the batches in flight with it
         try:
-            return server.collect(server.submit([part.views(batch.memory(self._pool.arena)) for part in run.inputs]))
+            return server.collect(server.submit(batch.inputs(run, self._pool.arena)))
         except PipelineError as error:
             return error.with_traceback(None)
         finally:
             server.resume()
-
-
-class _Resolver:
-    """Returns the image of a reference in a sample, or raises the error of a lost image."""
-
-    def __init__(self, saved: RecoveredBatch) -> None:
-        self._saved = saved
-
-    def __call__(self, output: int, place: Any) -> Any:
-        run, row = place
-        if place in self._saved.lost:
-            raise self._saved.lost[place]
-        return self._saved.outputs[run][output][row]
 
 
 def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
@@ -197,14 +176,6 @@ def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
     if batch.indices is not None:
         return batch.indices
     return batch.request.each() if batch.request is not None else None
-
-
-def _named(batch: PackedBatch, row: int, error: ImageError) -> ImageError:
-    indices = indices_of(batch)
-    if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
-        return error.at(_place_of(batch))
-    index = indices[row]
-    return error.at(f"dataset[{index}]", index=index)
 
 
 def _place_of(batch: PackedBatch) -> str:
@@ -215,7 +186,7 @@ def _place_of(batch: PackedBatch) -> str:
 
 
 def _what_failed(error: BaseException) -> str:
-    """Return the failed operator and its error in one line, or DALI's whole message if it names no operator."""
+    """Return the failed operator and its error in one line, or DALI's message if it names none."""
     found = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
     return ": ".join(found.groups()) if found is not None else str(error)
 
@@ -229,7 +200,3 @@ def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | Image
 
 def _as_one(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
     return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
-
-
-def _as_it_is(samples: Any) -> Any:
-    return samples

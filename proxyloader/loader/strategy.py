@@ -5,36 +5,25 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from typing import Any, Literal
+from typing import Any
 
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from ..dali.output_format import OutputFormat
 from ..data.compiled_transform import compile_transforms, left_to_torchvision
 from ..data.dataset import is_for_images, plans_in, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
 from ..transforms.plan import Plan
+from .options import LoaderOptions
 
 log = logging.getLogger(__name__)
-
-Unsupported = Literal["raise", "batch", "cpu"]
-UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
 
 Translated = tuple[Any, dict[str, Plan]]
 """The dataset of the workers, and its plans by their keys. Without plans DALI is not used."""
 
 
-def translated(
-    dataset: Any, max_pixels: int | None, unsupported: Unsupported, on_gpu: bool, format: OutputFormat, server: Any
-) -> Translated:
+def translated(dataset: Any, options: LoaderOptions) -> Translated:
     """Return the dataset of the workers and its plans, for the chosen strategy.
-
-    Args:
-        dataset: the user's dataset.
-        max_pixels, unsupported, server: the arguments of ``DataLoader``.
-        on_gpu: whether images are decoded on a GPU.
-        format: the output format of images.
 
     Raises:
         UnsupportedTransformError: a transform is not translated, and ``unsupported`` is not "cpu".
@@ -43,6 +32,7 @@ def translated(
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         _say_once("NVIDIA DALI is not installed: proxyloader.DataLoader works as torch.utils.data.DataLoader does")
         return dataset, {}
+    unsupported, max_pixels = options.unsupported, options.max_pixels
     compile = functools.partial(compile_transforms, unsupported="batch" if unsupported == "batch" else "raise")
     try:
         wrapped = wrap(dataset, max_pixels, compile=compile)
@@ -54,10 +44,10 @@ def translated(
         return _left_to_torchvision(dataset, max_pixels)
     plans = plans_in(wrapped)
     for plan in plans.values():
-        format.check(plan)
+        options.format.check(plan)
     for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
         _say_once(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
-    if not on_gpu:
+    if not options.on_gpu:
         left, by_hand = _left_to_torchvision(dataset, max_pixels)
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in by_hand):
             _say_once(
@@ -65,7 +55,7 @@ def translated(
                 "workers, as with torch.utils.data.DataLoader"
             )
             return left, by_hand
-    if not plans and server is None and not _is_in_memory(dataset):
+    if not plans and options.server is None and not _is_in_memory(dataset):
         _say_that_nothing_is_to_do(dataset)
     return wrapped, plans
 

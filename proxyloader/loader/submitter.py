@@ -57,12 +57,7 @@ class InFlightBatch:
 
 
 class RunSubmitter:
-    """Starts the runs of batches, in the calling thread or in a thread of its own.
-
-    Args:
-        pool: the pool of the workers.
-        servers: the run queues by their keys.
-    """
+    """Starts the runs of batches, in the calling thread or in a thread of its own."""
 
     def __init__(self, pool: WorkerPool, servers: Mapping[str, RunQueue]) -> None:
         self._pool, self._servers = pool, servers
@@ -113,11 +108,6 @@ class RunSubmitter:
                 pipeline_run.cancel()
 
     def _submit(self, batch: PackedBatch, pipeline_runs: list[PipelineRun]) -> None:
-        if batch.failure is not None:
-            batch.failure.reraise()
-        if not batch.runs:
-            return
-        memory = batch.memory(self._pool.arena)
         for run in batch.runs:
             if run.server not in self._servers:
                 raise InputError(
@@ -125,4 +115,4 @@ class RunSubmitter:
                     "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)",
                     code="foreign-server",
                 )
-            pipeline_runs.append(self._servers[run.server].submit([part.views(memory) for part in run.inputs]))
+            pipeline_runs.append(self._servers[run.server].submit(batch.inputs(run, self._pool.arena)))

@@ -42,14 +42,8 @@ class Reader(Protocol):
 class Arena:
     """Shared memory in slots, one for each batch in progress. Workers receive it as a file descriptor.
 
-    The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter.
-
-    Args:
-        slots: number of slots.
-        slot_bytes: number of bytes of a slot that are mapped at first.
-
-    Raises:
-        OSError: the system cannot create such a file, for example because too many files are open.
+    The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter. At first
+    ``slot_bytes`` of a slot are mapped. OSError: the system cannot create such a file, as too many files are open.
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:

@@ -30,12 +30,10 @@ has no more samples in this epoch; the dataset may then already be at the start 
 
 
 def dataset_state(dataset: Any) -> dict[str, Any]:
-    """Return the state of a dataset that is not being iterated over."""
     return {"dataset": dataset.state_dict()} if is_stateful(dataset) else {}
 
 
 def load_dataset_state(dataset: Any, state: dict[str, Any]) -> None:
-    """Restore the state of a dataset before it is used."""
     if "dataset" in state and is_stateful(dataset):
         dataset.load_state_dict(state["dataset"])
 
@@ -49,11 +47,7 @@ def between_epochs(state: dict[str, Any]) -> dict[str, Any]:
 class StateBoard:
     """Shared memory for dataset states that are not sent with a batch: those at the start and at the end of an epoch.
 
-    Args:
-        workers: number of workers.
-
-    Raises:
-        OSError: the system cannot provide shared memory.
+    It raises OSError if the system cannot provide shared memory.
     """
 
     def __init__(self, workers: int) -> None:
@@ -100,10 +94,7 @@ class StateBoard:
 class StatefulStream(IterableDataset[Any]):
     """An IterableDataset that can return the state of its current iterator.
 
-    Args:
-        dataset: the user's, or a copy of it.
-        states: states to begin the first iteration with.
-        board: where workers write states; None if there is none.
+    The first iteration begins with ``states``. Workers write states to the board, if there is one.
     """
 
     def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None) -> None:
@@ -145,7 +136,6 @@ class StatefulStream(IterableDataset[Any]):
             yield sample
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the dataset and of the latest iterator."""
         ended = {"ended": True} if self._has_ended else {}
         if self._iterator is self.dataset:
             return ended | ({"itself": self.dataset.state_dict()} if is_stateful(self.dataset) else {})

@@ -6,12 +6,13 @@ Runs in the worker. Runs in the main process if there are no workers, and for a 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Subset, get_worker_info
 
 from .._random_state import preserve_rng, seed_generators
@@ -20,6 +21,7 @@ from ..data.dataset import path_of
 from ..data.encoded_image import NOT_YET, EncodedImage
 from ..data.jpeg_integrity import ScanStatus, leave_to_pillow
 from ..errors import ImageError, InputError, ProxyLoaderError
+from .arena import Arena
 from .request_sampler import BatchRequest
 
 MOST_TRIES = 100
@@ -32,27 +34,49 @@ _NOTHING = object()
 
 @dataclass
 class Fetched:
-    """
-    Attributes:
-        samples: list of samples from the dataset, or what its ``__getitems__`` returned for a list of indices.
-        indices: index of each sample.
-        unreadable: samples that are missing because they could not be read.
-        damaged: indices of samples whose JPEG is damaged; see NOTE [ Damaged scans ].
-    """
+    """The samples of a request, or what ``__getitems__`` returned for it, their indices, and what could not be read."""
 
     samples: Any = field(default_factory=list)
     indices: list[Any] = field(default_factory=list)
     unreadable: list[UnreadableSample] = field(default_factory=list)
-    damaged: list[Any] = field(default_factory=list)
+
+
+class IntegrityTable:
+    """The ``ScanStatus`` of each sample of a dataset, in memory that workers share; see NOTE [ Damaged scans ].
+
+    Indices that are not integers below ``size`` stay unknown.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._own = np.zeros(0, np.uint8)
+        self._shared: Arena | None = None
+        try:
+            self._shared = Arena(1, size) if size else None
+        except OSError:  # no shared memory: each process checks what it reads
+            self._own = np.zeros(size, np.uint8)
+
+    @property
+    def _known(self) -> NDArray[np.uint8]:
+        return self._own if self._shared is None else self._shared.memory(0, self._size)[: self._size]
+
+    def of(self, index: Any) -> ScanStatus:
+        try:
+            return ScanStatus(self._known[operator.index(index)])
+        except (IndexError, TypeError):
+            return ScanStatus.UNKNOWN
+
+    def note(self, index: Any, is_damaged: bool) -> None:
+        with contextlib.suppress(IndexError, TypeError):
+            self._known[operator.index(index)] = ScanStatus.DAMAGED if is_damaged else ScanStatus.SOUND
 
 
 class Fetcher:
-    """
+    """Reads samples from the wrapped dataset.
+
     Args:
-        dataset: the user's, wrapped.
-        on_error: what to do with a sample that cannot be read.
         seed: seed of the random numbers; None: use torch's generators as they are.
-        otherwise: scan status of samples for which the request does not give one.
+        scans: what is known of the JPEGs; None: they are not checked.
         live: returns the dataset as it is when a batch begins; None: the dataset does not change.
     """
 
@@ -61,32 +85,25 @@ class Fetcher:
         dataset: Any,
         on_error: OnError = "raise",
         seed: int | None = None,
-        otherwise: ScanStatus = ScanStatus.UNCHECKED,
+        scans: IntegrityTable | None = None,
         live: Callable[[], Any] | None = None,
     ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
-        self._live = live
-        self._otherwise = otherwise
-        self._unknown = ScanStatus.UNCHECKED if otherwise is ScanStatus.UNCHECKED else ScanStatus.UNKNOWN
+        self._scans, self._live = scans, live
 
     def __call__(self, request: BatchRequest) -> Fetched:
-        """
-        Raises:
-            ImageError: an image cannot be read; names the index.
-        """
-        indices, scans = request.each(), request.scans or itertools.repeat(self._otherwise)
+        """Return the samples of a request. ImageError: an image cannot be read; names the index."""
+        indices = request.each()
         at_once = self._at_once(request)
         is_at_once = at_once is not _NOTHING
         if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
             # The dataset made the batch itself, so it is not known which image belongs to which index.
-            damaged = leave_to_pillow(at_once, self._unknown if request.scans else self._otherwise)
-            return Fetched(at_once, indices, damaged=indices if damaged else [])
+            self._leave_to_pillow(at_once, indices)
+            return Fetched(at_once, indices)
         fetched = Fetched()
-        for place, (index, known) in enumerate(zip(indices, scans)):
+        for place, index in enumerate(indices):
             try:
-                sample = at_once[place] if is_at_once else self._sample(index, request.epoch)
-                if self._leaves_to_pillow(sample, known, index):
-                    fetched.damaged.append(index)
+                sample = self._sample(index, request.epoch, at_once[place] if is_at_once else _NOTHING)
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
                     raise
@@ -106,17 +123,11 @@ class Fetcher:
             self.dataset = self._live()
 
     def of_stream(self, samples: list[Any]) -> Fetched:
-        """
-        Args:
-            samples: samples from an IterableDataset.
-
-        Raises:
-            ImageError: an image cannot be decoded.
-        """
+        """Check samples from an IterableDataset. ImageError: an image cannot be decoded."""
         fetched = Fetched()
         for sample in samples:
             try:
-                leave_to_pillow(sample, self._otherwise)
+                self._leave_to_pillow(sample, [None])
                 fetched.samples.append(sample)
             except ImageError as error:
                 if self._on_error == "raise":
@@ -141,9 +152,7 @@ class Fetcher:
         for step in range(1, min(MOST_TRIES, size - 1) + 1):
             candidate = (first + step) % size
             try:
-                sample = self._sample(candidate, epoch)
-                self._leaves_to_pillow(sample, self._unknown, candidate)
-                return candidate, sample
+                return candidate, self._sample(candidate, epoch)
             except Exception as error:
                 if not is_about_the_file(error):
                     raise
@@ -178,17 +187,27 @@ class Fetcher:
                 raise
             return _NOTHING  # read each sample by itself to find the unreadable one
 
-    def _leaves_to_pillow(self, sample: Any, known: int, index: Any) -> bool:
-        try:
-            return leave_to_pillow(sample, known)
-        except ImageError as error:
-            raise self._named(error, index) from error.__cause__
+    def _leave_to_pillow(self, sample: Any, indices: Sequence[Any]) -> None:
+        """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
+        if self._scans is None:
+            leave_to_pillow(sample, ScanStatus.UNCHECKED)
+            return
+        found = {self._scans.of(index) for index in indices}
+        known = found.pop() if len(indices) == 1 or found == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
+        is_damaged = leave_to_pillow(sample, known)
+        if is_damaged or known is ScanStatus.UNKNOWN:
+            for index in indices:
+                self._scans.note(index, is_damaged)
 
-    def _sample(self, index: Any, epoch: int) -> Any:
+    def _sample(self, index: Any, epoch: int, sample: Any = _NOTHING) -> Any:
+        """Return the sample of an index, or the one that the dataset has returned already, with its scans checked."""
         if self._seed is not None:
             seed_generators(self._seed, epoch, _plain(index))
         try:
-            return self.dataset[index]
+            if sample is _NOTHING:
+                sample = self.dataset[index]
+            self._leave_to_pillow(sample, [index])
+            return sample
         except StopIteration as error:
             # StopIteration would silently end the epoch.
             raise RuntimeError(
@@ -205,34 +224,27 @@ class Fetcher:
                 index=index,
             ) from error
         except ImageError as error:
-            raise self._named(error, index) from error.__cause__
-
-    def _named(self, error: ImageError, index: Any) -> ImageError:
-        path = error.path or path_of(self.dataset, index)
-        where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
-        return error.at(where, index=index, path=path)
+            path = error.path or path_of(self.dataset, index)
+            where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
+            raise error.at(where, index=index, path=path) from error.__cause__
 
 
 def own_worker_info(dataset: Any) -> Any:
     """Return torch's ``get_worker_info()`` in a worker of the loader that reads this dataset; otherwise None.
 
-    It is None in the main process, and if a loader without workers runs inside a worker of another loader.
+    A loader without workers may run inside a worker of another loader.
     """
     info = get_worker_info()
     return info if info is not None and info.dataset is dataset else None
 
 
 def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
-    """Return the error for a sample that is followed by ``tries`` unreadable samples, all listed in ``unreadable``."""
+    """Return the error for a sample that is followed by ``tries`` unreadable samples."""
     last = unreadable[-1]
     itself, *_ = (each for each in unreadable if each.index == index)
-    return ImageError(
+    return itself.error(
         f"dataset[{index}] cannot be read, nor any of the {tries} samples after it; the last of them is "
-        f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?",
-        index=index,
-        path=itself.path,
-        reason=itself.reason,
-        code="none-readable",
+        f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?"
     )
 
 

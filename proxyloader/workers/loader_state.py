@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
-from ..data.sharded_sampler import ShardedSampler, check_dealt, shard_spec_in
+from ..data.sharded_sampler import ShardedSampler, check_dealt
 
 STATE_VERSION = 3
 
@@ -54,11 +54,9 @@ class LoaderState:
     next_worker: int = 0
 
     def following(self) -> LoaderState:
-        """Return the start of the next epoch."""
         return LoaderState(self.epoch + 1)
 
     def copied(self) -> LoaderState:
-        """Return a copy whose dicts are copied, too."""
         return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
     def state_dict(
@@ -66,11 +64,7 @@ class LoaderState:
     ) -> dict[str, Any]:
         """Return the position as a dict, with the properties that the loader which loads it must share.
 
-        Args:
-            seed: seed of the loader.
-            dataset_length: number of samples; None if unknown.
-            order: description of the order of the samples; "" if unknown.
-            num_workers: number of workers; None if any number will do.
+        ``dataset_length`` is None and ``order`` "" if unknown; ``num_workers`` is None if any number will do.
         """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED}
         for name in GENERATORS:  # as text, so that a state can be written as JSON
@@ -87,7 +81,8 @@ class LoaderState:
         order: str = "",
         num_workers: int | None = None,
     ) -> LoaderState:
-        """
+        """Return the position in a state of a loader.
+
         Raises:
             ValueError: it is not a state of a loader, or it has another seed or another number of samples. Or it was
                 saved in mid-epoch in another order. Or it depends on the number of workers, and that is different.
@@ -102,22 +97,17 @@ class LoaderState:
         return cls(**own, resumes=True)
 
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
-        """Return the remainder of the epoch for a loader with that sampler; None: without shards.
+        """Return the remainder of the epoch for a loader with that sampler, or without shards.
 
-        Raises:
-            ValueError: the epoch was begun with other shards.
+        ValueError: the epoch was begun with other shards.
         """
-        was, now = shard_spec_in(self.sampler_state), None if sampler is None else sampler.shard_spec
+        was, now = self.sampler_state.get("dealt"), None if sampler is None else sampler.shard_spec
         if self.batches:
             check_dealt(was, now)
         return self if was == now else LoaderState(self.epoch)
 
 
 def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order: str, num_workers: int | None) -> None:
-    """
-    Raises:
-        ValueError: see ``LoaderState.from_state_dict``.
-    """
     if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order"} <= state.keys():
         raise ValueError(
             f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
@@ -160,15 +150,5 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
 
 GENERATORS = ("random_states", "generator_states")
 
-SAVED = (
-    "epoch",
-    "batches",
-    "samples",
-    "random_states",
-    "generator_states",
-    "new_workers",
-    "sampler_state",
-    "worker_states",
-    "next_worker",
-)
+SAVED = tuple(each.name for each in fields(LoaderState) if each.name not in ("finished", "resumes"))
 """Attributes that a state contains."""

@@ -6,8 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -33,8 +32,7 @@ class PackedInput:
 
     Attributes:
         dtype: dtype string of numpy, such as "|u1".
-        offsets: (N,) int64, in bytes.
-        shapes: (N, ndim) int64.
+        offsets, shapes: (N,) and (N, ndim) int64; offsets are in bytes.
     """
 
     dtype: str
@@ -42,7 +40,7 @@ class PackedInput:
     shapes: NDArray[np.int64]
 
     def views(self, memory: Memory) -> NDArray[Any] | list[NDArray[Any]]:
-        """Return the input as one array (N, ...) if all samples have the same shape; otherwise as N arrays."""
+        """Return one array (N, ...) if all samples have the same shape; otherwise N arrays."""
         dtype = np.dtype(self.dtype)
         if (self.shapes == self.shapes[0]).all():
             shape = (len(self.shapes), *map(int, self.shapes[0]))
@@ -76,8 +74,7 @@ class WorkerError:
     """An exception that is sent to the main process.
 
     Attributes:
-        wrapper: torch's wrapper of the exception. It re-raises exceptions of the user's code with their type, as a
-            stock loader does. None if there are no workers.
+        wrapper: torch's wrapper, which re-raises exceptions of the user's code with their type. None without workers.
         error: a ``ProxyLoaderError``, which is raised with the traceback of the worker as its cause; None for
             exceptions of the user's code. If there are no workers, the exception itself.
     """
@@ -86,9 +83,10 @@ class WorkerError:
     error: Exception | None
 
     @classmethod
-    def caught(cls, where: str) -> WorkerError:
-        """Return the exception that is being handled."""
-        error = sys.exc_info()[1]
+    def caught(cls, error: Exception, where: str | None) -> WorkerError:
+        """Return the exception that is being handled; with ``where`` None, for the process that it was raised in."""
+        if where is None:
+            return cls(None, error)
         wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         if isinstance(error, MemoryError):
             wrapper.exc_type = MemoryError  # numpy's subclass of it cannot be created from a message
@@ -100,24 +98,22 @@ class WorkerError:
             failure = cls(wrapper, None)
         return failure
 
-    def reraise(self) -> None:
+    def exception(self) -> Exception:
+        """Return the exception to be raised in the main process, without earlier frames, which would refer to it."""
         if self.wrapper is None:
             error = self.error
-            object.__setattr__(self, "error", None)
-            try:
-                assert error is not None
-                raise error
-            finally:
-                del error  # a local variable would form a reference cycle with this frame
-        # Drop earlier traceback frames: they refer to the exception itself and to the loader, and would keep both
-        # alive.
+            object.__setattr__(self, "error", None)  # its frames refer to this object
+            assert error is not None
+            return error
         if self.error is not None:
-            cause = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
-            raise copy.copy(self.error).with_traceback(None) from cause
+            error = copy.copy(self.error).with_traceback(None)
+            error.__cause__ = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
+            return error
         try:
             self.wrapper.reraise()  # type: ignore[no-untyped-call]
-        except BaseException as error:
-            raise error.with_traceback(None) from error.__cause__
+        except Exception as error:
+            return error.with_traceback(None)
+        raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,6 @@ class PackedBatch:
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
         indices: indices of the samples, if they differ from those of the request.
         unreadable: samples that are missing because they could not be read.
-        damaged: indices of samples whose JPEG is damaged.
         plans: plans of the runs that the loader did not know before.
         failure: the exception that the worker raised instead.
         worker, worker_state: number of the worker, and the state of its dataset after this batch, if it has one.
@@ -155,7 +150,6 @@ class PackedBatch:
     samples: tuple[bytes, ...] = ()
     indices: Sequence[Any] | None = None
     unreadable: tuple[UnreadableSample, ...] = ()
-    damaged: tuple[Any, ...] = ()
     plans: tuple[Plan, ...] = ()
     failure: WorkerError | None = None
     worker: int = 0
@@ -170,6 +164,11 @@ class PackedBatch:
             return self.blob.numpy()
         assert arena is not None and self.request is not None and self.request.slot is not None
         return arena.memory(self.request.slot, self.size_bytes)
+
+    def inputs(self, run: PackedRun, arena: Arena | None) -> list[NDArray[Any] | list[NDArray[Any]]]:
+        """Return the inputs of one of the runs, as ``RunQueue.submit`` takes them."""
+        memory = self.memory(arena)
+        return [part.views(memory) for part in run.inputs]
 
     @property
     def is_empty(self) -> bool:
@@ -188,8 +187,8 @@ class BatchMessage:
     Attributes:
         number: number of the request that this batch answers; None for an iterable-style dataset.
         data: the pickle; None: it is in the slot, from ``start`` to ``end``.
-        opened: the unpickled batch, set on arrival. Unpickling may have to fetch memory from the worker, and the worker
-            of an iterable-style dataset may have ended when the batch is used.
+        opened: the batch, set on arrival; with no workers, from the start. Unpickling may have to fetch memory from the
+            worker, and the worker of an iterable-style dataset may have ended when the batch is used.
     """
 
     number: int | None
@@ -199,16 +198,21 @@ class BatchMessage:
     opened: PackedBatch | None = None
 
     @classmethod
-    def of(cls, batch: PackedBatch, arena: Arena | None = None) -> BatchMessage:
-        """Create the message for a batch. Worker."""
+    def of(
+        cls, batch: PackedBatch, worker_info: Any, state: Callable[[], dict[str, Any]], arena: Arena | None = None
+    ) -> BatchMessage:
+        """Create the message for a batch. ``worker_info`` is torch's, in a worker; None in the main process."""
         request = batch.request
         number = request.number if request is not None else None
-        batch = dataclasses.replace(batch, request=None)  # the main process keeps the request
+        if worker_info is None:
+            return cls(number, opened=batch)
+        # The main process keeps the request.
+        batch = dataclasses.replace(batch, request=None, worker=worker_info.id, worker_state=state() or None)
         try:
             data = ForkingPickler.dumps(batch)
-        except Exception:
-            batch = PackedBatch(None, failure=WorkerError.caught("when a batch was to be sent to the main process"))
-            data = ForkingPickler.dumps(batch)
+        except Exception as error:
+            failure = WorkerError.caught(error, "when a batch was to be sent to the main process")
+            data = ForkingPickler.dumps(PackedBatch(None, failure=failure))
         if arena is None or request is None or request.slot is None:
             return cls(number, bytes(data))
         start = aligned(batch.size_bytes)
@@ -219,7 +223,6 @@ class BatchMessage:
         return _arrived, (self.number, self.data, self.start, self.end)
 
     def open(self, request: BatchRequest | None, arena: Arena | None) -> PackedBatch:
-        """Return the batch of this message. Main process."""
         batch = self.opened
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, image_calls_in, one_kind
-from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun, aligned
 from .request_sampler import BatchRequest
@@ -34,7 +33,6 @@ class Packer:
 
     Args:
         collate_fn: of the loader. It runs here if it is torch's default or the samples hold no images.
-        arena: of the loader, or None.
         run_size: maximum number of samples in a pipeline run.
         batched: whether it is called with lists of samples, not with single samples.
         keep_samples: whether to pickle each sample by itself, too, so that some of them can be removed from the batch.
@@ -59,11 +57,7 @@ class Packer:
         self._collate_here = collate_fn is default_collate
 
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
-        """
-        Args:
-            samples: a list of samples from the dataset, or one sample if batching is off.
-            request: the request for these samples; the bytes are written to its slot.
-        """
+        """Pack samples from the dataset. The bytes are written to the slot of the request."""
         if not self._has_images and not image_calls_in(samples):
             return PackedBatch(request, content=self._collate_fn(samples))
         content = self._collate_fn(samples) if self._collate_here else samples
@@ -74,25 +68,26 @@ class Packer:
             return PackedBatch(request, content=content)
         each = samples if self._batched else [samples]
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
-        slot = request.slot if request is not None else None
-        writer = _Writer(self._arena if slot is not None else None, slot)
-        runs = tuple(_pack_run(calls, writer) for calls in pickler.runs)
+        layout, blob = _Layout(), None
+        runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
+        if self._arena is not None and request is not None and request.slot is not None:
+            layout.write(self._arena.memory(request.slot, layout.size_bytes))
+        else:
+            blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
+            layout.write(blob.numpy())
+        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], ImageCall)}
         return PackedBatch(
             request,
-            size_bytes=writer.size_bytes,
-            blob=writer.blob(),
+            size_bytes=layout.size_bytes,
+            blob=blob,
             runs=runs,
             content=data,
             kept=tuple(pickler.kept),
             collated=self._collate_here,
             batched=self._batched,
             samples=samples_alone,
-            plans=tuple(self._unknown_plans(pickler.runs)),
+            plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
         )
-
-    def _unknown_plans(self, runs: list[list[ProxyInputs]]) -> list[Plan]:
-        firsts = {calls[0].server: calls[0] for calls in runs}  # the calls of a run have the same server
-        return [call.plan for key, call in firsts.items() if isinstance(call, ImageCall) and key not in self._plans]
 
 
 class _ContentPickler:
@@ -168,46 +163,31 @@ def restore_tensor(
     return torch.from_numpy(values).view(dtype).reshape(shape).requires_grad_(requires_grad)
 
 
-class _Writer:
-    """Write arrays one after the other into a slot, or into separate memory if there is no slot."""
+class _Layout:
+    """Places for arrays, one after the other, in a slot or in separate memory."""
 
-    def __init__(self, arena: Arena | None, slot: int | None) -> None:
-        self._arena, self._slot = arena, slot
-        self._memory: Memory = np.empty(0, np.uint8)
-        self._arrays: list[tuple[int, NDArray[Any]]] = []  # arrays to be written if there is no slot
+    def __init__(self) -> None:
+        self._arrays: list[tuple[int, NDArray[Any]]] = []
         self.size_bytes = 0
 
     def add(self, array: NDArray[Any], align: bool = True) -> int:
-        """Write an array. Return its offset in bytes."""
-        if align:
-            self.size_bytes = aligned(self.size_bytes)
-        start, end = self.size_bytes, self.size_bytes + array.nbytes
-        self.size_bytes = end
-        if self._arena is None or self._slot is None:
-            self._arrays.append((start, array))
-            return start
-        if end > len(self._memory):
-            self._memory = self._arena.memory(self._slot, end)
-        self._memory[start:end] = array.reshape(-1).view(np.uint8)
+        """Add an array. Return its offset in bytes."""
+        start = aligned(self.size_bytes) if align else self.size_bytes
+        self._arrays.append((start, array))
+        self.size_bytes = start + array.nbytes
         return start
 
-    def blob(self) -> torch.Tensor | None:
-        """Return all written arrays as one uint8 tensor if there is no slot; otherwise None."""
-        if not self._arrays:
-            return None
-        blob = torch.empty(self.size_bytes, dtype=torch.uint8)
-        memory = blob.numpy()
+    def write(self, memory: Memory) -> None:
         for start, array in self._arrays:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-        return blob
 
 
-def _pack_run(calls: Sequence[ProxyInputs], writer: _Writer) -> PackedRun:
+def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
     inputs = []
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
         one_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
-        offsets = [writer.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
+        offsets = [layout.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
         inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
     return PackedRun(calls[0].server, tuple(inputs), "\n".join(call.source for call in calls))
@@ -219,11 +199,8 @@ def _pack_run(calls: Sequence[ProxyInputs], writer: _Writer) -> PackedRun:
 class ContentUnpickler(pickle.Unpickler):
     """Unpickle the content of a packed batch, with decoded images in place of the references.
 
-    Args:
-        data: the pickled content.
-        resolve: returns the image or the batch for a reference (output, place or list of places).
-        pin: whether to copy tensors to pinned memory, as a stock loader with ``pin_memory`` does.
-        kept: the tensors in ``PackedBatch.kept``.
+    ``resolve`` returns the image or the batch for a reference (output, place or list of places). ``pin`` copies tensors
+    to pinned memory, as a stock loader with ``pin_memory`` does. ``kept`` is that of the PackedBatch.
     """
 
     def __init__(

@@ -22,14 +22,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from .. import _fork_safety
 from .._exit_safety import END_S, at_exit
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
-from ..data.jpeg_integrity import IntegrityTable, ScanStatus
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
-from .fetch import Fetcher
+from .fetch import Fetcher, IntegrityTable
 from .loader_state import LoaderState
-from .messages import BatchMessage, PackedBatch
+from .messages import BatchMessage
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed
 from .worker import PackedDataset, PackStream, set_up_worker
@@ -54,21 +53,20 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
 
 @dataclass
 class WorkerPool:
-    """
+    """The workers of a loader.
+
     Attributes:
         workers: torch's loader over the wrapped dataset. It starts the processes, draws their seeds and advances the
             user's sampler, exactly as torch does.
-        fetcher: reads the samples in the workers.
         requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
         arena: shared memory; None if there are no workers to share it with, or no images.
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
-        source: dataset of the workers.
         board: where workers write the states at the start and at the end of an epoch.
         in_order: whether torch returns batches in the order of the sampler.
         broken: whether a worker was lost, so that the next epoch needs new workers.
     """
 
-    workers: TorchDataLoader[BatchMessage | PackedBatch]
+    workers: TorchDataLoader[BatchMessage]
     fetcher: Fetcher
     requests: RequestSampler | None
     arena: Arena | None
@@ -90,24 +88,21 @@ class WorkerPool:
         loader_state: LoaderState,
         live: LiveDataset | None = None,
     ) -> WorkerPool:
-        """
+        """Create a pool with the arguments of a loader.
+
         Args:
-            loader: the loader whose arguments are used.
-            dataset: the wrapped dataset.
-            plans: plans that the dataset refers to.
             arena: arena of an earlier epoch to use again; None: create one.
-            scans: what is known of the JPEGs of the dataset; None if this is not recorded.
+            scans: what is known of the JPEGs of the dataset; None if they are not checked.
             loader_state: state of the first epoch, with the states that the dataset begins with.
             live: returns the dataset for each batch if there are no workers.
         """
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.of(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
-        batched, streams = _is_batched(loader), isinstance(dataset, IterableDataset)
+        batched, streams = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
         if loader.num_workers and has_images and arena is None and not streams:
             arena = _arena_for(loader)
-        otherwise = _status_unless_told(loader, scans)
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed, otherwise, live)
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -124,13 +119,12 @@ class WorkerPool:
             # torch treats data pipes by their class, so it must see the data pipe itself.
             first = dataset if isinstance(dataset, IterDataPipe) else source
             collate = PackStream(fetcher, packer, source, batched)
-            arguments = dict(dataset=first, collate_fn=collate, batch_size=loader.batch_size)
-            if loader.batch_size is not None:
-                arguments["drop_last"] = loader.drop_last
+            size = dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
+            arguments = dict(dataset=first, collate_fn=collate, **size)
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
             ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
-            requests = RequestSampler(sampler, batched, arena, loader.seed, scans, ahead)
+            requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
             source = PackedDataset(fetcher, packer, arena, states, board)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = _Workers(**arguments, **_torch_arguments(loader, has_images))
@@ -144,15 +138,10 @@ class WorkerPool:
         generator: torch.Generator | None,
         generator_of_seeds: torch.Generator | None,
     ) -> Any:
-        """Let torch start an epoch. With a seed, the seeds that torch draws for its workers follow from it.
+        """Let torch start an epoch, and return its iterator.
 
-        Args:
-            loader_state: state of the epoch.
-            seed, generator: of the loader.
-            generator_of_seeds: the generator that torch draws the workers' seeds from, if it is the user's own.
-
-        Returns:
-            torch's iterator.
+        With a seed, the seeds that torch draws for its workers follow from it. Without one they may be drawn from the
+        user's own ``generator_of_seeds``.
         """
         self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
@@ -207,8 +196,7 @@ class WorkerPool:
     def let_go(self, batches: Any) -> None:
         """End the workers of an epoch that could not begin. They write to the arena until they have ended.
 
-        Args:
-            batches: torch's iterator over the workers; None: it was not created, or ``workers`` keeps it.
+        ``batches`` is torch's iterator; None: it was not created, or ``workers`` keeps it.
         """
         self.broken = True
         iterator = batches if batches is not None else self.workers._iterator
@@ -221,19 +209,6 @@ class WorkerPool:
             return None
         self.requests.forget_unanswered()  # the workers have ended
         return self.arena
-
-
-def _status_unless_told(loader: Any, scans: IntegrityTable | None) -> ScanStatus:
-    """Return the scan status of samples whose request gives none: those of a stream, and sound ones."""
-    if not loader._options.checks_scans:
-        return ScanStatus.UNCHECKED
-    return ScanStatus.UNKNOWN if isinstance(loader.dataset, IterableDataset) or scans is None else ScanStatus.SOUND
-
-
-def _is_batched(loader: TorchDataLoader[Any]) -> bool:
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.batch_size is not None
-    return loader.batch_sampler is not None
 
 
 def _torch_arguments(loader: Any, has_images: bool) -> dict[str, Any]:
@@ -257,7 +232,7 @@ def _arena_for(loader: Any) -> Arena | None:
     # has, and two that the GPU may still be reading.
     slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
     try:
-        return Arena(slots, (loader.batch_size or run_size(loader)) * BYTES_PER_IMAGE)
+        return Arena(slots, run_size(loader) * BYTES_PER_IMAGE)
     except OSError as error:  # a limit on the size or the number of files
         log.warning("no memory for batches can be had (%s); they travel by torch's, which is slower", str(error))
         return None
@@ -329,7 +304,6 @@ class _WorkersIterator(_MultiProcessingDataLoaderIter):
         return found
 
     def _dead(self, in_use: list[bool]) -> list[Any]:
-        """Return the workers that ended although they are in use."""
         return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
 
     def _shutdown_workers(self) -> None:

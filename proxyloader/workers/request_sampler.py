@@ -6,11 +6,11 @@ Runs in the thread of the main process in which torch advances it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .._random_state import generator_of, preserve_rng, seed_generators
-from ..data.jpeg_integrity import IntegrityTable, ScanStatus
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
-from .draws_ahead import DrawsAhead
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -44,15 +42,13 @@ def of_samples(sampler: Any) -> Any:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request to a worker for one batch. It is also returned with the batch.
+    """A request to a worker for one batch.
 
     Attributes:
         number: number of the request in its loader, from 0.
-        epoch: epoch of the request.
         indices: indices of the samples of the batch, or one index if batching is off.
         batched: whether ``indices`` is a batch.
         slot: slot that the worker may write to; None: no slot was free.
-        scans: one ``ScanStatus`` for each sample; None if no scan needs to be checked.
     """
 
     number: int
@@ -60,11 +56,43 @@ class BatchRequest:
     indices: Any
     batched: bool
     slot: int | None
-    scans: bytes | None = None
 
     def each(self) -> list[Any]:
-        """Return the index of each sample."""
         return list(self.indices) if self.batched else [self.indices]
+
+
+class DrawsAhead:
+    """What a sampler has drawn from its own generator beyond what the stock loader would have asked for.
+
+    Decoded batches wait beside those that workers load, so the sampler is asked for more batches ahead than by torch's
+    loader. A sampler that draws as it goes then advances its generator further. torch's RandomSampler draws once more
+    at its end. After a loop that is left early the next epochs would have another order than with torch's loader.
+
+    ``requests`` is the number of requests that torch's loader makes before its first batch.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self._of_torch, self._made = requests, 0  # requests so far
+        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
+
+    def note(self, generator: torch.Generator | None) -> None:
+        """Record that a request was made, and what was drawn for it."""
+        self._made += 1
+        if self._made <= self._of_torch:
+            self._states.clear()
+        if generator is not None:
+            self._states.append(generator.get_state())
+
+    def advance(self) -> None:
+        """Record that the training loop received a batch, so that torch's loader would have made another request."""
+        self._of_torch += 1
+        if len(self._states) > 1:
+            self._states.popleft()
+
+    def undo(self, generator: torch.Generator | None) -> None:
+        """Set the generator back to where torch's loader would have left it, if nothing else has drawn from it."""
+        if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
+            generator.set_state(self._states[0])
 
 
 class RequestSampler:
@@ -72,10 +100,7 @@ class RequestSampler:
 
     Args:
         sampler: the user's batch sampler, or sampler if batching is off.
-        batched: whether ``sampler`` is a batch sampler.
-        arena: the arena that provides the slots, if any.
         seed: seed of the order, unless the sampler has a generator of its own.
-        scans: what is known of the samples' JPEGs; None if they are not checked.
         ahead: number of batches that torch's loader requests before it takes the first.
     """
 
@@ -85,10 +110,9 @@ class RequestSampler:
         batched: bool,
         arena: Arena | None = None,
         seed: int | None = None,
-        scans: IntegrityTable | None = None,
         ahead: int = 1,
     ) -> None:
-        self._sampler, self._batched, self._arena, self._seed, self._scans = sampler, batched, arena, seed, scans
+        self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
         self._iterator: Any = None
         self._draws_elsewhere = False
         self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
@@ -127,8 +151,6 @@ class RequestSampler:
                 indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
             request = BatchRequest(next(self._numbers), loader_state.epoch, indices, self._batched, slot)
-            if self._scans is not None:
-                request = dataclasses.replace(request, scans=self._scans.of(request.each()))
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
                 self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
@@ -149,19 +171,12 @@ class RequestSampler:
         """After a loop that was left: put the sampler's own generator where torch's loader would have left it."""
         self._draws_ahead.undo(own_generator(self._of_samples))
 
-    def answered(self, number: int) -> BatchRequest:
+    def answered(self, number: int | None) -> BatchRequest:
         """Record that a batch has come back and return its request. The slot then belongs to the batch."""
+        assert number is not None
         return self._unanswered.pop(number)
 
-    def note_scans(self, request: BatchRequest, unreadable: Sequence[Any], damaged: Sequence[Any]) -> None:
-        """Record the scan status that a worker found for the samples of a request, except for unreadable ones."""
-        if self._scans is not None and request.scans is not None:
-            known = [index for index, scan in zip(request.each(), request.scans) if scan == ScanStatus.DAMAGED]
-            seen = [index for index in request.each() if index not in unreadable] if unreadable else request.each()
-            self._scans.note(seen, [*damaged, *known])
-
     def handed_out(self, request: BatchRequest) -> None:
-        """Record that the training loop received the batch."""
         self._draws_ahead.advance()
         self._loader_state.batches += 1
         self._loader_state.samples += self._places(request)
@@ -296,13 +311,9 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
 
 
 def note_the_order_to_come(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
-    """Record in a state what the order will be drawn from, if nothing has been drawn yet.
+    """Record in a state of an epoch without batches what the order will be drawn from, if nothing has been drawn yet.
 
-    Args:
-        loader_state: state of an epoch that has given no batch.
-        sampler: sampler that yields the indices of the samples.
-        seed: seed of the loader.
-        moment: what is drawn next, "iter" or "next"; see ``LoaderState.random_states``.
+    ``moment`` is what is drawn next, "iter" or "next"; see ``LoaderState.random_states``.
     """
     generator = own_generator(sampler)
     if generator is not None:

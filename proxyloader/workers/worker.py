@@ -18,7 +18,7 @@ from ..data.bad_samples import UnreadableSample
 from ..errors import ImageError
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
-from .fetch import Fetcher, own_worker_info
+from .fetch import Fetched, Fetcher, own_worker_info
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest
@@ -49,37 +49,26 @@ class PackedDataset(Dataset[Any]):
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
 
-    def __getitems__(self, request: BatchRequest) -> PackedBatch | BatchMessage:
+    def __getitems__(self, request: BatchRequest) -> BatchMessage:
         info = own_worker_info(self.fetcher.dataset)
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
         except Exception as error:
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
+            where = f"in DataLoader worker process {info.id}" if info is not None else None
             # Returned as a value, so that the slot is returned with it.
-            failure = (
-                WorkerError(None, error)
-                if info is None
-                else WorkerError.caught(f"in DataLoader worker process {info.id}")
-            )
-            packed = PackedBatch(request, unreadable=unreadable, failure=failure)
+            packed = PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
         try:
-            return packed if info is None else BatchMessage.of(_with_state(packed, info.id, self.state()), self._arena)
+            return BatchMessage.of(packed, info, self.state, self._arena)
         finally:
             if self._arena is not None and request.slot is not None:
                 self._arena.mark_ready(request.slot)
 
     def _packed(self, request: BatchRequest) -> PackedBatch:
         fetched = self.fetcher(request)
-        if fetched.unreadable and not fetched.samples:
-            return PackedBatch(request, indices=(), unreadable=tuple(fetched.unreadable))
         self.fetcher.seed_batch(request)
-        packed = self._packer(fetched.samples if request.batched else fetched.samples[0], request)
-        if not fetched.unreadable and not fetched.damaged:
-            return packed
-        indices = tuple(fetched.indices) if fetched.unreadable else None
-        unreadable, damaged = tuple(fetched.unreadable), tuple(fetched.damaged)
-        return dataclasses.replace(packed, indices=indices, unreadable=unreadable, damaged=damaged)
+        return _pack(self._packer, fetched, request.batched, request)
 
 
 class PackStream:
@@ -88,19 +77,21 @@ class PackStream:
     def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool) -> None:
         self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
 
-    def __call__(self, samples: Any) -> PackedBatch | BatchMessage:
+    def __call__(self, samples: Any) -> BatchMessage:
         fetched = self._fetcher.of_stream(samples if self._batched else [samples])
-        if fetched.unreadable and not fetched.samples:
-            packed = PackedBatch(None, indices=())
-        else:
-            packed = self._packer(fetched.samples if self._batched else fetched.samples[0])
-        packed = dataclasses.replace(packed, unreadable=tuple(fetched.unreadable)) if fetched.unreadable else packed
-        info = own_worker_info(self._stream.dataset)
-        return packed if info is None else BatchMessage.of(_with_state(packed, info.id, self._stream.state()))
+        packed = _pack(self._packer, fetched, self._batched)
+        return BatchMessage.of(packed, own_worker_info(self._stream.dataset), self._stream.state)
 
 
-def _with_state(packed: PackedBatch, worker_id: int, state: dict[str, Any]) -> PackedBatch:
-    return dataclasses.replace(packed, worker=worker_id, worker_state=state) if state else packed
+def _pack(packer: Packer, fetched: Fetched, batched: bool, request: BatchRequest | None = None) -> PackedBatch:
+    samples, unreadable = fetched.samples, tuple(fetched.unreadable)
+    if unreadable and not samples:
+        return PackedBatch(request, indices=(), unreadable=unreadable)
+    packed = packer(samples if batched else samples[0], request)
+    if not unreadable:
+        return packed
+    indices = tuple(fetched.indices) if request is not None else None
+    return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:

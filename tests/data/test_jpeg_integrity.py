@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,13 +19,13 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms, wrap
-from proxyloader.data.jpeg_integrity import IntegrityTable, ScanStatus, is_whole, leave_to_pillow
+from proxyloader.data.jpeg_integrity import ScanStatus, is_whole, leave_to_pillow
 from proxyloader.data.placeholders import Proxy
 from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.workers.dataset_state import StatefulStream
-from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.fetch import Fetcher, IntegrityTable
 from proxyloader.workers.packing import Packer
-from proxyloader.workers.request_sampler import BatchRequest, RequestSampler
+from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackStream
 
 from ..integration.test_bad_input import broken_tables
@@ -117,22 +118,46 @@ def test_what_a_pipeline_by_hand_is_given_is_not_looked_at() -> None:
 
 def test_what_is_known_is_kept_by_index() -> None:
     known = IntegrityTable(10)
-    assert known.of([3, 4]) == bytes([ScanStatus.UNKNOWN, ScanStatus.UNKNOWN])
-    known.note([3, 4, 5], damaged=[4])
-    requests = RequestSampler([[0, 1, 2]], True, scans=(of_some := IntegrityTable(3)))
-    (request,) = requests
-    requests.note_scans(request, unreadable=[1], damaged=[2])
-    assert of_some.of([0, 1, 2]) == bytes([ScanStatus.SOUND, ScanStatus.UNKNOWN, ScanStatus.DAMAGED]), (
-        "who could read number 1?"
-    )
-    assert known.of([3, 5]) is None
-    assert known.of([3, np.int64(4), torch.tensor(6)]) == bytes(
-        [ScanStatus.SOUND, ScanStatus.DAMAGED, ScanStatus.UNKNOWN]
-    )
-    assert known.of([]) is None
-    for indices in (["a", "b"], [(1, 2), (3, 4)], [10, 11], [1.5, 2.5], [True, False]):
-        known.note(indices, damaged=[])
-        assert known.of(indices) == bytes([ScanStatus.UNKNOWN, ScanStatus.UNKNOWN])
+    assert known.of(3) is ScanStatus.UNKNOWN
+    for index in (3, np.int64(4), torch.tensor(5), 9):
+        known.note(index, is_damaged=index == 4)
+    assert [known.of(index) for index in (np.int32(3), 4, 5, 6, torch.tensor(9))] == [
+        ScanStatus.SOUND,
+        ScanStatus.DAMAGED,
+        ScanStatus.SOUND,
+        ScanStatus.UNKNOWN,
+        ScanStatus.SOUND,
+    ]
+    for other in ("a", (1, 2), 10, 1.5, None, slice(None), [6, 7]):
+        known.note(other, is_damaged=True)
+        assert known.of(other) is ScanStatus.UNKNOWN
+    assert known.of(6) is IntegrityTable(0).of(0) is ScanStatus.UNKNOWN
+
+
+def note(known: IntegrityTable) -> None:
+    assert known.of(1) is ScanStatus.SOUND
+    known.note(2, is_damaged=True)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_a_worker_finds_is_known_to_all(method: Any) -> None:
+    known = IntegrityTable(3)
+    known.note(1, is_damaged=False)
+    process = multiprocessing.get_context(method).Process(target=note, args=(known,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert [known.of(index) for index in range(3)] == [ScanStatus.UNKNOWN, ScanStatus.SOUND, ScanStatus.DAMAGED]
+
+
+def test_without_memory_to_share_each_process_knows_what_it_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    known = IntegrityTable(3)
+    known.note(1, is_damaged=True)
+    assert [known.of(index) for index in range(3)] == [ScanStatus.UNKNOWN, ScanStatus.DAMAGED, ScanStatus.UNKNOWN]
 
 
 @pytest.fixture
@@ -149,24 +174,44 @@ def damaged_folder(photos: Path, tmp_path: Path) -> ImageFolder:
     return dataset
 
 
+DAMAGED = (5, 20)
+BATCHES = [BatchRequest(k, 0, list(range(k, k + 8)), True, None) for k in range(0, 48, 8)]
+
+
+def is_by_pillow(sample: Any) -> bool:
+    return bytes(sample[0].call.inputs[0][:2]) == b"P6"
+
+
+class Looks:
+    """Counts the JPEGs whose scans are read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr("proxyloader.data.jpeg_integrity.is_whole", self)
+
+    def __call__(self, data: bytes) -> bool:
+        self.count += 1
+        return is_whole(data)
+
+
 def test_each_sample_is_looked_at_in_its_first_epoch_and_damaged_ones_are_known_then(
-    damaged_folder: ImageFolder,
+    damaged_folder: ImageFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetcher, known = Fetcher(wrap(damaged_folder)), IntegrityTable(48)
-    for epoch in range(3):
-        requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
-        for request in requests:
-            assert (request.scans is None) == (epoch > 0 and request.indices[0] not in (0, 16))
+    fetcher, looks = Fetcher(wrap(damaged_folder), scans=IntegrityTable(48)), Looks(monkeypatch)
+    for _ in range(3):
+        for request in BATCHES:
             fetched = fetcher(request)
-            assert fetched.damaged == [i for i in request.indices if i in (5, 20)]
-            by_pillow = [
-                index
-                for index, (image, _) in zip(fetched.indices, fetched.samples)
-                if bytes(image.call.inputs[0][:2]) == b"P6"
-            ]
-            assert by_pillow == [i for i in request.indices if i in (5, 20)]
-            requests.answered(request.number)
-            requests.note_scans(request, (), fetched.damaged)
+            by_pillow = [index for index, each in zip(fetched.indices, fetched.samples) if is_by_pillow(each)]
+            assert by_pillow == [i for i in request.indices if i in DAMAGED]
+        assert looks.count == 48
+
+
+def test_what_cannot_be_read_is_not_taken_for_sound(damaged_folder: ImageFolder) -> None:
+    known = IntegrityTable(48)
+    Path(damaged_folder.samples[1][0]).write_bytes(b"")
+    fetched = Fetcher(wrap(damaged_folder), "skip", scans=known)(BATCHES[0])
+    assert [each.index for each in fetched.unreadable] == [1]
+    assert [known.of(k) for k in range(3)] == [ScanStatus.SOUND, ScanStatus.UNKNOWN, ScanStatus.SOUND]
 
 
 class Lists(ImageFolder):
@@ -179,23 +224,17 @@ class Lists(ImageFolder):
         return [self[index] for index in indices]
 
 
-def is_by_pillow(sample: Any) -> bool:
-    return bytes(sample[0].call.inputs[0][:2]) == b"P6"
-
-
-def test_a_dataset_that_reads_lists_goes_on_doing_so_whatever_is_damaged(damaged_folder: ImageFolder) -> None:
-    dataset = wrap(Lists(damaged_folder.root, TRANSFORM))
-    fetcher, known = Fetcher(dataset, otherwise=ScanStatus.SOUND), IntegrityTable(48)
+def test_a_dataset_that_reads_lists_goes_on_doing_so_whatever_is_damaged(
+    damaged_folder: ImageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, looks = wrap(Lists(damaged_folder.root, TRANSFORM)), Looks(monkeypatch)
+    fetcher = Fetcher(dataset, scans=IntegrityTable(48))
     for _ in range(2):
         dataset.read = 0
-        requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
-        for request in requests:
-            fetched = fetcher(request)
-            assert fetched.damaged == [i for i in request.indices if i in (5, 20)]
-            assert [i for i, sample in zip(request.indices, fetched.samples) if is_by_pillow(sample)] == fetched.damaged
-            requests.answered(request.number)
-            requests.note_scans(request, (), fetched.damaged)
-        assert dataset.read == 6
+        for request in BATCHES:
+            by_pillow = [i for i, sample in zip(request.indices, fetcher(request).samples) if is_by_pillow(sample)]
+            assert by_pillow == [i for i in request.indices if i in DAMAGED]
+        assert dataset.read == 6 and looks.count == 48
 
 
 class Threads(Lists):
@@ -214,30 +253,23 @@ class Whole(Lists):
 
 
 def test_images_that_a_datasets_own_threads_open_are_looked_at_too(damaged_folder: ImageFolder) -> None:
-    fetcher, known = (
-        Fetcher(wrap(Threads(damaged_folder.root, TRANSFORM)), otherwise=ScanStatus.SOUND),
-        IntegrityTable(48),
-    )
-    requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
-    for request in requests:
-        fetched = fetcher(request)
-        assert fetched.damaged == [i for i in request.indices if i in (5, 20)]
-        assert [i for i, sample in zip(request.indices, fetched.samples) if is_by_pillow(sample)] == fetched.damaged
+    fetcher = Fetcher(wrap(Threads(damaged_folder.root, TRANSFORM)), scans=IntegrityTable(48))
+    for request in BATCHES:
+        by_pillow = [i for i, sample in zip(request.indices, fetcher(request).samples) if is_by_pillow(sample)]
+        assert by_pillow == [i for i in request.indices if i in DAMAGED]
 
 
-def test_in_a_batch_of_the_datasets_own_making_all_are_looked_at(damaged_folder: ImageFolder) -> None:
-    fetcher, known = (
-        Fetcher(wrap(Whole(damaged_folder.root, TRANSFORM)), otherwise=ScanStatus.SOUND),
-        IntegrityTable(48),
-    )
-    for _ in range(2):
-        requests = RequestSampler([list(range(k, k + 8)) for k in range(0, 48, 8)], True, scans=known)
-        for request in requests:
+def test_in_a_batch_of_the_datasets_own_making_all_are_looked_at(
+    damaged_folder: ImageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = Fetcher(wrap(Whole(damaged_folder.root, TRANSFORM)), scans=IntegrityTable(48))
+    looks = Looks(monkeypatch)
+    for expected in (48, 48 + 16):  # the images of a batch with damage are looked at each time
+        for request in BATCHES:
             images, _ = fetcher(request).samples
             by_pillow = [bytes(call.inputs[0][:2]) == b"P6" for call in images.run.calls]
-            assert by_pillow == [index in (5, 20) for index in request.indices]
-            requests.answered(request.number)
-            requests.note_scans(request, (), fetcher(request).damaged)
+            assert by_pillow == [index in DAMAGED for index in request.indices]
+        assert looks.count == expected
 
 
 def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder: ImageFolder) -> None:
@@ -253,17 +285,19 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
             at_once.wait(WAIT_S)
             return sample
 
-    dataset = wrap(Meet(damaged_folder.root, TRANSFORM))
-    indices = list(range(8))
-    unknown, sound = bytes([ScanStatus.UNKNOWN] * 8), None
-    for scans in ((unknown, sound), (sound, unknown), (unknown, unknown)):
-        requests = [BatchRequest(k, 0, indices, True, None, scans=each) for k, each in enumerate(scans)]
+    dataset, request = wrap(Meet(damaged_folder.root, TRANSFORM)), BATCHES[0]
+    for unknown in ((True, False), (False, True), (True, True)):
+        fetchers = []
+        for each in unknown:
+            known = IntegrityTable(48)
+            for index in () if each else request.indices:
+                known.note(index, is_damaged=False)
+            fetchers.append(Fetcher(dataset, scans=known))
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(Fetcher(dataset, otherwise=ScanStatus.SOUND), requests))
-        for fetched, each in zip(found, scans):
-            assert fetched.damaged == ([5] if each else [])
+            found = list(pool.map(Fetcher.__call__, fetchers, [request] * 2))
+        for fetched, each in zip(found, unknown):
             assert [is_by_pillow(sample) for sample in fetched.samples] == [
-                index in fetched.damaged for index in indices
+                index == 5 and each for index in request.indices
             ]
 
 
@@ -271,8 +305,7 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
 def test_replacements_are_looked_at_only_where_that_was_asked_for(
     damaged_folder: ImageFolder, check_scans: bool
 ) -> None:
-    otherwise = ScanStatus.SOUND if check_scans else ScanStatus.UNCHECKED
-    fetcher = Fetcher(wrap(damaged_folder), "replace", otherwise=otherwise)
+    fetcher = Fetcher(wrap(damaged_folder), "replace", scans=IntegrityTable(48) if check_scans else None)
     index, (image, _) = fetcher.next_readable(4, 0, [])
     assert index == 5 and (bytes(image.call.inputs[0][:2]) == b"P6") is check_scans
 
@@ -312,8 +345,9 @@ def test_a_streams_images_are_looked_at_each_time(damaged_folder: ImageFolder) -
     samples = [dataset[k] for k in range(4, 8)]
     packer = Packer(default_collate, None, 8)
     batch = PackStream(
-        Fetcher(dataset, otherwise=ScanStatus.UNKNOWN), packer, StatefulStream(dataset, {}, None), batched=True
-    )(samples)
+        Fetcher(dataset, scans=IntegrityTable(0)), packer, StatefulStream(dataset, {}, None), batched=True
+    )(samples).opened
+    assert batch is not None
     images = batch.runs[0].inputs[0].views(batch.memory(None))
     assert [bytes(image[:2]) == b"P6" for image in images] == [False, True, True, False]
 
@@ -322,7 +356,7 @@ def test_a_streams_images_that_pillow_cannot_decode_either_are_left_out_alone(da
     dataset = wrap(Opens(damaged_folder))
     broken_tables(Path(dataset.paths[6]))
     for on_error in ("raise", "skip"):
-        fetcher = Fetcher(dataset, on_error, otherwise=ScanStatus.UNKNOWN)
+        fetcher = Fetcher(dataset, on_error, scans=IntegrityTable(0))
         pack = PackStream(
             fetcher, Packer(default_collate, None, 8), StatefulStream(fetcher.dataset, {}, None), batched=True
         )
@@ -330,6 +364,7 @@ def test_a_streams_images_that_pillow_cannot_decode_either_are_left_out_alone(da
             with pytest.raises(ImageError, match=dataset.paths[6]):
                 pack([dataset[k] for k in range(4, 8)])
             continue
-        batch = pack([dataset[k] for k in range(4, 8)])
-        assert len(batch.runs[0]) == 3 and [each.path for each in batch.unreadable] == [dataset.paths[6]]
-        assert pack([dataset[6]]).is_empty
+        batch = pack([dataset[k] for k in range(4, 8)]).opened
+        assert batch is not None and len(batch.runs[0]) == 3
+        assert [each.path for each in batch.unreadable] == [dataset.paths[6]]
+        assert pack([dataset[6]]).open(None, None).is_empty

@@ -192,11 +192,11 @@ def test_our_errors_keep_their_message_and_others_are_re_raised_as_torch_does() 
     def caught(error: Exception) -> WorkerError:
         try:
             raise error
-        except Exception:
-            return pickle.loads(pickle.dumps(WorkerError.caught("in worker 3")))  # type: ignore[no-any-return]
+        except Exception as raised:
+            return pickle.loads(pickle.dumps(WorkerError.caught(raised, "in worker 3")))  # type: ignore[no-any-return]
 
     with pytest.raises(ImageError, match=r"^dataset\[3\]: x$") as ours:
-        caught(ImageError("dataset[3]: x")).reraise()
+        raise caught(ImageError("dataset[3]: x")).exception()
     assert "in worker 3" in str(ours.value.__cause__)
     with pytest.raises(KeyError, match="in worker 3"):
-        caught(KeyError("k")).reraise()
+        raise caught(KeyError("k")).exception()
