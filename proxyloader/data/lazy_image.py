@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -35,39 +36,43 @@ _in_thread = threading.local()
 class _DecodedLate(Image.Image):
     """What both kinds of images share: ``im``, Pillow's array of pixels, which is made when it is first asked for."""
 
-    encoded: EncodedImage | None = None
+    _encoded: EncodedImage | None = None
     """The image while it is not decoded."""
 
     @property
     def im(self) -> Any:
-        if self.encoded is not None:
-            image: Image.Image = JpegImageFile(io.BytesIO(self.encoded.data))
+        if self._encoded is not None:
+            image: Image.Image = JpegImageFile(io.BytesIO(self._encoded.data))
             image.load()
             self.im = image.im if image.mode == self.mode else image.convert(self.mode).im
         return Image.Image.im.fget(self)  # type: ignore[attr-defined]
 
     @im.setter
     def im(self, pixels: Any) -> None:
-        self.encoded = None
+        self._encoded = None
         Image.Image.im.fset(self, pixels)  # type: ignore[attr-defined]
+
+    def _read(self) -> None:
+        """Read the file, if that was not done."""
 
     def load(self) -> Any:
         """Return access to the pixels, as Pillow does; without decoding them yet."""
-        return super().load() if self.encoded is None else _Pixels(self)
+        self._read()
+        return super().load() if self._encoded is None else _Pixels(self)
 
     def copy(self) -> Image.Image:
-        self.load()
-        return super().copy() if self.encoded is None or self.mode != "RGB" else LazyImage(self, self.encoded)
+        self._read()
+        return super().copy() if self._encoded is None or self.mode != "RGB" else LazyImage(self, self._encoded)
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        self.load()
-        if self.encoded is None or args or kwargs or (mode or self.mode) != "RGB":
+        self._read()
+        if self._encoded is None or args or kwargs or (mode or self.mode) != "RGB":
             return super().convert(mode, *args, **kwargs)
-        return LazyImage(self, self.encoded)
+        return LazyImage(self, self._encoded)
 
     def close(self) -> None:
         super().close()
-        self.encoded = None
+        self._encoded = None
 
 
 class LazyImage(_DecodedLate):
@@ -77,7 +82,7 @@ class LazyImage(_DecodedLate):
         super().__init__()
         self._mode, self._size = "RGB", image.size
         self.info = {key: list(value) if isinstance(value, list) else value for key, value in image.info.items()}
-        self.encoded = encoded
+        self._encoded = encoded
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._new(self.im).__reduce_ex__(protocol)  # as the decoded image that others take it for
@@ -88,27 +93,23 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
 
     _is_read = False
 
-    def load(self) -> Any:
-        if not self._is_read:
-            self._is_read = True
-            self.encoded = self._read()
-        return super().load()
-
-    def _read(self) -> EncodedImage | None:
+    def _read(self) -> None:
+        if self._is_read:
+            return
+        self._is_read = True
         file = getattr(self, "fp", None)
         if file is None or self.mode not in _MODES:
-            return None
+            return
+        size_bytes = file.seek(0, os.SEEK_END)
         file.seek(0)
-        data = file.read(MOST_READ_BYTES + 1)
-        encoded = None
+        data = file.read(size_bytes) if size_bytes <= MOST_READ_BYTES else b""  # of more, Pillow reads what it needs
         with contextlib.suppress(ImageError):  # it takes long to decode, which Pillow does without a word
-            encoded = EncodedImage.of_jpeg(data, self.filename if isinstance(self.filename, str) else "")
-        if encoded is not None:  # as Pillow leaves a file that it has decoded
+            self._encoded = EncodedImage.of_jpeg(data, self.filename if isinstance(self.filename, str) else "")
+        if self._encoded is not None:  # as Pillow leaves a file that it has decoded
             self.tile, self.readonly = [], 0
             if self._exclusive_fp:
                 file.close()
             self.fp = None
-        return encoded
 
     def draft(self, mode: str | None, size: Any) -> Any:
         self._is_read = True  # Pillow decodes in another way then
@@ -138,8 +139,8 @@ def encoded_in(image: Image.Image) -> EncodedImage | None:
     """Return the JPEG of an image that is not decoded yet, if that is the RGB image; otherwise None."""
     if not isinstance(image, _DecodedLate) or image.mode != "RGB":
         return None
-    image.load()
-    return image.encoded
+    image._read()
+    return image._encoded
 
 
 def open_late() -> None:
