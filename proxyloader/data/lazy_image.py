@@ -6,7 +6,8 @@ Pillow decodes it, and decodes where a pixel is used. So code that opens, conver
 a compiled transform, hands on the bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
 
 This holds in the workers of a loader whose images DALI decodes, in all of their threads. Without workers it holds in
-the thread that fetches a batch, until it is fetched. Elsewhere ``Image.open`` is Pillow's own.
+the thread that fetches a batch, until it is fetched. Elsewhere ``Image.open`` is Pillow's own,
+and so it is with Pillow 10, whose images have no place to decode them late.
 
 When a file is read, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
 Then Pillow decodes it at once. So a dataset that catches the error of such a file catches it where it always did.

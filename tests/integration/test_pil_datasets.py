@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -21,6 +22,8 @@ import proxyloader
 from proxyloader.data.lazy_image import encoded_in
 
 from .test_same_batches import TRAIN, assert_same
+
+pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
 
 def by_path(path: Path) -> Image.Image:
