@@ -1,8 +1,8 @@
 """A dataset class of your own, loaded by proxyloader.DataLoader: pictures and labels from a CSV file.
 
-One line of the class is for proxyloader: it gives its transform an EncodedImage, the bytes of the file, where it gave a
-PIL image. Then nothing is decoded in the workers, and the batches stay the stock loader's: the script loads the same
-pictures with both under one seed and compares them.
+No line of the class is for proxyloader. It opens a file with Pillow and gives the image to its transform. With
+proxyloader's loader the file is not decoded there, but by DALI with its batch, and the batches stay the stock loader's:
+the script loads the same pictures with both under one seed and compares them.
 
 Launch it:
 
@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import transforms
-from torchvision.datasets.folder import pil_loader
 from tqdm import tqdm
 
-from proxyloader import DataLoader, EncodedImage
+from proxyloader import DataLoader
 from proxyloader.make_dataset import make_dataset
 
 PHOTOS = Path("data/example_photos")
@@ -63,11 +63,10 @@ class PicturesOfTable(Dataset[dict[str, Any]]):
 
     Args:
         table: has the columns ``file`` (relative to the table's folder) and ``label`` (any word).
-        transform: is called with what ``open_image`` gives.
-        open_image: opens a file: ``EncodedImage.open`` for proxyloader, ``pil_loader`` for the stock loader.
+        transform: is called with a PIL image.
     """
 
-    def __init__(self, table: Path, transform: Callable[[Any], Any], open_image: Callable[[str], Any]) -> None:
+    def __init__(self, table: Path, transform: Callable[[Any], Any]) -> None:
         with table.open(newline="") as file:
             rows = csv.DictReader(file)
             if not {"file", "label"} <= set(rows.fieldnames or ()):
@@ -79,7 +78,7 @@ class PicturesOfTable(Dataset[dict[str, Any]]):
         wrong = [file for file, label in self.rows if not label or not (table.parent / (file or "")).is_file()]
         if wrong:
             sys.exit(f"{table}: rows without a label, or a file in {table.parent}: {len(wrong)}, such as {wrong[0]!r}")
-        self.folder, self.transform, self.open_image = table.parent, transform, open_image
+        self.folder, self.transform = table.parent, transform
         self.labels = sorted({label for _, label in self.rows})
 
     def __len__(self) -> int:
@@ -87,7 +86,7 @@ class PicturesOfTable(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         file, label = self.rows[index]
-        image = self.open_image(str(self.folder / file))  # this is the line
+        image = Image.open(self.folder / file).convert("RGB")
         return {"image": self.transform(image), "label": self.labels.index(label), "file": file}
 
 
@@ -101,10 +100,10 @@ def make_table(table: Path) -> None:
             rows.writerow([path.relative_to(table.parent), path.parent.name])
 
 
-def load(kind: type, open_image: Callable[[str], Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+def load(kind: type, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The first batches of a loader: images (N, 3, size, size) float32 in 0..1, labels (N,) int64, N file names."""
     steps = [transforms.RandomResizedCrop(args.size), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    dataset = PicturesOfTable(args.table, transforms.Compose(steps), open_image)
+    dataset = PicturesOfTable(args.table, transforms.Compose(steps))
     torch.manual_seed(args.seed)
     loader = kind(dataset, args.batch_size, shuffle=True, num_workers=args.workers)
     title = f"{kind.__module__.split('.')[0]}.DataLoader"
@@ -118,7 +117,7 @@ def main() -> None:
         make_table(args.table)
     if not args.table.is_file():
         sys.exit(f"{args.table}: no such file. Without a file, the script makes one in {PHOTOS}")
-    theirs, ours = load(StockLoader, pil_loader, args), load(DataLoader, EncodedImage.open, args)
+    theirs, ours = load(StockLoader, args), load(DataLoader, args)
     print(f"{args.table}: {len(ours)} batches of torch.utils.data.DataLoader and of proxyloader.DataLoader")
     print("batch  labels  files  pixels differ, of 255 levels")
     wrong = []

@@ -7,6 +7,7 @@ __all__ = [
     "distributed",
     "encoded_image",
     "jpeg_integrity",
+    "lazy_image",
     "live_dataset",
     "placeholders",
     "sharded_sampler",

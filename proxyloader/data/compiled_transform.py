@@ -14,6 +14,7 @@ from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import Plan
 from ..transforms.registry import is_holder, plan_for
 from .encoded_image import EncodedImage, refuse_too_large
+from .lazy_image import encoded_in
 from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
 
 
@@ -53,7 +54,7 @@ class CompiledTransform(TransformStandIn):
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
-            image = EncodedImage.from_pil(image, getattr(image, "filename", ""))
+            image = encoded_in(image) or EncodedImage.from_pil(image, getattr(image, "filename", ""))
         if isinstance(image, ProxySample):
             raise InputError(NO_TENSOR_YET, code="not-decoded")
         if not isinstance(image, EncodedImage):

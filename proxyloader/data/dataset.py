@@ -34,8 +34,8 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and their subclasses; ``Subset``, ``random_split`` and
             ``ConcatDataset`` of such datasets, also nested; any dataset that keeps a torchvision or timm transform, or
-            an object that calls some, in ``.transform`` and calls it with an RGB image. Pillow decodes the images of
-            the latter in the worker.
+            an object that calls some, in ``.transform`` and calls it with an RGB image. In a loader's workers JPEGs
+            that the latter opens with Pillow stay encoded, too; Pillow decodes other images.
         max_pixels: maximum number of pixels of an image; None: Pillow's limit.
         compile: function that returns the replacement of a transform.
 

@@ -137,18 +137,32 @@ class EncodedImage:
     def _taken(cls, data: bytes, path: str, max_pixels: int | None, is_whole: bool) -> EncodedImage:
         if not data:
             raise _bad(path, "the file is empty (0 bytes)")
-        if data.startswith(JPEG_START):
-            header = read_jpeg_header(data)
-            if header is not None and header.as_pillow and min(header.height, header.width) >= SMALLEST_SIDE_PX:
-                refuse_too_large(header.height, header.width, path, max_pixels)
-                jpeg = data
-                if header.is_progressive or not data.endswith(JPEG_END) or len(data) > MOST_READ_BYTES:
-                    scans, end = count_scans(memoryview(data)[:MOST_READ_BYTES], header)
-                    refuse_too_large(header.height, header.width, path, max_pixels, scans)
-                    jpeg = data[:end]
-                if jpeg:  # the scans of any other JPEG are counted later, unless they are known to be sound
-                    return cls(jpeg, header.height, header.width, path, header)
+        jpeg = cls.of_jpeg(data, path, max_pixels)
+        if jpeg is not None:
+            return jpeg
         return cls.by_pillow(data if is_whole else None, path, max_pixels)
+
+    @classmethod
+    def of_jpeg(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage | None:
+        """Create an image from the content of a JPEG file; None if DALI might decode it in another way than Pillow.
+
+        The scans of most JPEGs are not looked at here, but before a GPU decodes them for the first time.
+
+        Raises:
+            ImageError: it is too large.
+        """
+        if not data.startswith(JPEG_START):
+            return None
+        header = read_jpeg_header(data)
+        if header is None or not header.as_pillow or min(header.height, header.width) < SMALLEST_SIDE_PX:
+            return None
+        refuse_too_large(header.height, header.width, path, max_pixels)
+        jpeg = data
+        if header.is_progressive or not data.endswith(JPEG_END) or len(data) > MOST_READ_BYTES:
+            scans, end = count_scans(memoryview(data)[:MOST_READ_BYTES], header)
+            refuse_too_large(header.height, header.width, path, max_pixels, scans)
+            jpeg = data[:end]
+        return cls(jpeg, header.height, header.width, path, header) if jpeg else None
 
     @classmethod
     def by_pillow(cls, data: bytes | None, path: str = "", max_pixels: int | None = None) -> EncodedImage:

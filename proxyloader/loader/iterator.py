@@ -11,6 +11,7 @@ NOTE [ Beside the model ] in ``loader/submitter.py``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..data.lazy_image import opened_late
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
@@ -205,12 +207,14 @@ class LoaderIterator:
         """Take the next batch from the workers. Start its runs now if it is urgent."""
         assert self._batches is not None
         in_flight, requests = InFlightBatch(), self._pool.requests
+        is_fetched_here = not self._pool.workers.num_workers and self._pool.plans
         try:
-            while self._to_throw_away:
-                self._to_throw_away -= 1
-                next(self._batches)
-            self._pool.fetcher.look_again()
-            message = next(self._batches)
+            with opened_late() if is_fetched_here else contextlib.nullcontext():
+                while self._to_throw_away:
+                    self._to_throw_away -= 1
+                    next(self._batches)
+                self._pool.fetcher.look_again()
+                message = next(self._batches)
         except StopIteration:
             self._batches = None
             return

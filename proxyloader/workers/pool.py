@@ -127,7 +127,7 @@ class WorkerPool:
             requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
             source = PackedDataset(fetcher, packer, arena, states, board)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
-        workers = _Workers(**arguments, **_torch_arguments(loader, has_images))
+        workers = _Workers(**arguments, **_torch_arguments(loader, has_images, bool(plans)))
         workers.first_worker = loader_state.next_worker
         return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order)
 
@@ -211,12 +211,12 @@ class WorkerPool:
         return self.arena
 
 
-def _torch_arguments(loader: Any, has_images: bool) -> dict[str, Any]:
+def _torch_arguments(loader: Any, has_images: bool, opens_late: bool) -> dict[str, Any]:
     """Return the arguments of torch's loader that are passed on as the user gave them."""
     return dict(
         num_workers=loader.num_workers,
         timeout=loader.timeout,
-        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn),
+        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, opens_late),
         multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,

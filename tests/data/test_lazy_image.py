@@ -1,0 +1,280 @@
+"""An image that is decoded late is Pillow's in all that can be seen, and is decoded where its pixels are used."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFile, ImageFilter, ImageOps, ImageStat, JpegImagePlugin
+from torchvision import transforms
+from torchvision.transforms import functional as F
+
+from proxyloader.data.lazy_image import LazyImage, LazyJpegFile, encoded_in, opened_late
+
+pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
+
+
+def outcome(do: Callable[[], Any]) -> Any:
+    """What it returns, as it can be compared, or the error."""
+    try:
+        return seen(do())
+    except Exception as error:
+        return type(error), str(error)
+
+
+def jpeg(mode: str = "RGB", size: tuple[int, int] = (61, 43), **options: Any) -> bytes:
+    shape = (size[1] // 2, size[0] // 2, 3)[: 3 if mode == "RGB" else 2]
+    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, np.uint8), mode)
+    file = io.BytesIO()
+    small.resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90, **options)
+    return file.getvalue()
+
+
+def seen(value: Any) -> Any:
+    """What can be compared: an image with all that a user sees of it."""
+    if isinstance(value, Image.Image):
+        return value.mode, value.size, value.tobytes(), value.format, sorted(map(str, value.info)), value.readonly
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [seen(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def late(data: bytes) -> Image.Image:
+    with opened_late():
+        return Image.open(io.BytesIO(data))
+
+
+def drawn_on(image: Image.Image) -> Image.Image:
+    ImageDraw.Draw(image).line((0, 0, 20, 20), 255)
+    return image
+
+
+def in_place(method: str, *args: Any) -> Callable[[Image.Image], Any]:
+    return lambda image: (getattr(image, method)(*args), image)[1]
+
+
+def by_pixel_access(image: Image.Image) -> Any:
+    pixels = image.load()
+    pixels[1, 2] = pixels[5, 6]
+    return image
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda image: image,
+    "load": lambda image: (image.load(), image)[1],
+    "pixel access": by_pixel_access,
+    "resize": lambda image: image.resize((10, 12)),
+    "reduced": lambda image: image.reduce(2),
+    "crop": lambda image: image.crop((1, 2, 30, 40)),
+    "getpixel": lambda image: image.getpixel((3, 3)),
+    "copy": lambda image: image.copy(),
+    "copy.copy": copy.copy,
+    "copy.deepcopy": copy.deepcopy,
+    "pickle": lambda image: pickle.loads(pickle.dumps(image)),
+    "transpose": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "split": lambda image: image.split(),
+    "RGB": lambda image: image.convert("RGB"),
+    "L": lambda image: image.convert("L"),
+    "no mode": lambda image: image.convert(),
+    "P": lambda image: image.convert("P", palette=Image.Palette.ADAPTIVE, colors=8),
+    "rotate": lambda image: image.rotate(30),
+    "histogram": lambda image: image.histogram(),
+    "asarray": np.asarray,
+    "thumbnail": in_place("thumbnail", (20, 20)),
+    "draft": lambda image: (image.draft("L", (20, 20)), image)[1],
+    "putpixel": in_place("putpixel", (2, 3), 7),
+    "paste": in_place("paste", 9, (1, 1, 5, 5)),
+    "draw": drawn_on,
+    "blend": lambda image: Image.blend(image, image.transpose(Image.Transpose.FLIP_TOP_BOTTOM), 0.3),
+    "exif_transpose": lambda image: ImageOps.exif_transpose(image),
+    "exif": lambda image: dict(image.getexif()),
+    "filter": lambda image: image.filter(ImageFilter.GaussianBlur(2)),
+    "enhance": lambda image: ImageEnhance.Contrast(image).enhance(1.5),
+    "chops": lambda image: ImageChops.invert(image),
+    "stat": lambda image: ImageStat.Stat(image).mean,
+    "equal": lambda image: (image == image.copy(), image == 3),
+    "attributes": lambda image: (image.size, image.width, image.height, image.mode, image.getbands(), image.getbbox()),
+    "torchvision": transforms.Compose([transforms.Resize(32), transforms.CenterCrop(30)]),
+    "pil_to_tensor": lambda image: F.pil_to_tensor(image).tolist(),
+    "close": lambda image: (image.close(), image.size)[1],
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_gives_what_it_gives_of_pillows_image(name: str, mode: str) -> None:
+    data = jpeg(mode)
+    assert seen(OPERATIONS[name](late(data))) == seen(OPERATIONS[name](Image.open(io.BytesIO(data))))
+
+
+REPEATABLE = [name for name in OPERATIONS if name not in ("close", "P")]
+
+
+@given(st.lists(st.sampled_from(REPEATABLE), min_size=1, max_size=5), st.sampled_from(["RGB", "L"]))
+def test_any_operations_one_after_the_other_do_so(names: list[str], mode: str) -> None:
+    def run(image: Any) -> Any:
+        found = []
+        for name in names:
+            result = OPERATIONS[name](image)
+            found.append(seen(result))
+            image = result if isinstance(result, Image.Image) else image
+        return found
+
+    data = jpeg(mode)
+    assert outcome(lambda: run(late(data))) == outcome(lambda: run(Image.open(io.BytesIO(data))))
+
+
+class TestWhatIsDecoded:
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda image: image,
+            lambda image: image.convert("RGB"),
+            lambda image: image.convert("RGB").copy().convert("RGB"),
+            lambda image: ImageOps.exif_transpose(image),
+            lambda image: (image.load(), image.size, image.getexif(), image.info, image)[-1],
+        ],
+        ids=["as opened", "converted", "converted and copied", "transposed by EXIF", "loaded, and looked at"],
+    )
+    def test_nothing_is_where_no_pixel_is_used(self, use: Callable[[Any], Any]) -> None:
+        data = jpeg()
+        encoded = encoded_in(use(late(data)))
+        assert encoded is not None and encoded.data == data and encoded.size == (61, 43)
+
+    def test_a_grey_jpeg_that_is_converted_stays_encoded(self) -> None:
+        image = late(jpeg("L")).convert("RGB")
+        assert encoded_in(image) is not None
+        assert seen(image) == seen(Image.open(io.BytesIO(jpeg("L"))).convert("RGB"))
+
+    def test_an_image_that_was_changed_is_no_longer_its_file(self) -> None:
+        image = late(jpeg()).convert("RGB")
+        image.putpixel((0, 0), (1, 2, 3))
+        assert encoded_in(image) is None and image.getpixel((0, 0)) == (1, 2, 3)
+
+    def test_a_change_of_one_copy_leaves_the_others(self) -> None:
+        image = late(jpeg())
+        copied = image.copy()
+        image.putpixel((0, 0), (1, 2, 3))
+        assert encoded_in(copied) is not None and copied.getpixel((0, 0)) != (1, 2, 3)
+
+    @pytest.mark.parametrize("kind", ["PNG", "CMYK", "several pictures", "tiny"])
+    def test_what_dali_would_decode_in_another_way_is(self, kind: str) -> None:
+        file = io.BytesIO()
+        image = Image.open(io.BytesIO(jpeg(size=(4, 4) if kind == "tiny" else (61, 43))))
+        if kind == "several pictures":
+            image.save(file, "MPO", save_all=True, append_images=[image.rotate(90)])
+        else:
+            image.convert("CMYK" if kind == "CMYK" else "RGB").save(file, "PNG" if kind == "PNG" else "JPEG")
+        opened, stock = late(file.getvalue()), Image.open(file)
+        assert encoded_in(opened.convert("RGB")) is None
+        assert seen(opened) == seen(stock)
+        assert getattr(opened, "n_frames", 1) == getattr(stock, "n_frames", 1)
+
+
+class TestFiles:
+    def test_a_file_is_closed_where_pillow_closes_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.jpg"
+        path.write_bytes(jpeg())
+        with opened_late():
+            image = Image.open(path)
+        file = image.fp
+        assert not file.closed
+        image.load()
+        assert file.closed and image.fp is None and image.filename == str(path)
+        path.unlink()
+        assert seen(image) == seen(Image.open(io.BytesIO(jpeg())))
+
+    def test_a_file_of_the_users_stays_open(self) -> None:
+        file = io.BytesIO(jpeg())
+        with opened_late():
+            Image.open(file).convert("RGB")
+        assert not file.closed
+
+    def test_an_image_outlives_the_with_block_in_which_it_was_opened(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jpg").write_bytes(jpeg())
+        with opened_late(), Image.open(tmp_path / "a.jpg") as image:
+            converted = image.convert("RGB")
+        assert encoded_in(converted) is not None
+        assert seen(converted) == seen(Image.open(io.BytesIO(jpeg())).convert("RGB"))
+        assert np.array_equal(np.asarray(image), np.asarray(converted))
+
+    @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_the_errors_are_pillows_and_come_where_pillows_come(self, tmp_path: Path) -> None:
+        data = jpeg()
+        cut = data[: len(data) // 2]
+
+        def closed(open_it: Callable[[], Image.Image]) -> Any:
+            image = open_it()
+            image.close()
+            return image.load()
+
+        def left(open_it: Callable[[], Image.Image]) -> Any:
+            with open_it() as image:
+                pass
+            return image.load()
+
+        for content, use in [
+            (cut, lambda open_it: open_it().convert("RGB")),
+            (cut, lambda open_it: open_it().load()),
+            (b"", lambda open_it: open_it()),
+            (data[:100], lambda open_it: open_it()),
+            (data, closed),
+            (data, left),
+        ]:
+            path = tmp_path / "a.jpg"
+            path.write_bytes(content)
+            with opened_late():
+                found = outcome(lambda use=use, path=path: use(lambda: Image.open(path)))
+            assert found == outcome(lambda use=use, path=path: use(lambda: Image.open(path)))
+
+    def test_a_file_that_is_cut_off_is_read_where_pillow_is_told_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cut = jpeg()[:-200]
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        image = late(cut).convert("RGB")
+        assert encoded_in(image) is None and seen(image) == seen(Image.open(io.BytesIO(cut)).convert("RGB"))
+
+    def test_the_limit_of_pixels_is_pillows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        with pytest.raises(Image.DecompressionBombError):
+            late(jpeg())
+
+
+class TestWhere:
+    @pytest.fixture
+    def opened(self) -> Iterator[Callable[[], Image.Image]]:
+        yield lambda: Image.open(io.BytesIO(jpeg()))
+
+    def test_images_are_pillows_own_outside_the_context(self, opened: Callable[[], Image.Image]) -> None:
+        with opened_late():
+            assert type(opened()) is LazyJpegFile and type(opened().convert("RGB")) is LazyImage
+            with opened_late():
+                pass
+            assert type(opened()) is LazyJpegFile
+        assert type(opened()) is JpegImagePlugin.JpegImageFile
+
+    def test_and_in_other_threads(self, opened: Callable[[], Image.Image]) -> None:
+        found: list[Any] = []
+        with opened_late():
+            thread = threading.Thread(target=lambda: found.append(type(opened())))
+            thread.start()
+            thread.join()
+        assert found == [JpegImagePlugin.JpegImageFile]
+
+    def test_and_where_another_library_opens_jpegs(
+        self, opened: Callable[[], Image.Image], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Own(JpegImagePlugin.JpegImageFile): ...
+
+        monkeypatch.setitem(Image.OPEN, "JPEG", (Own, Image.OPEN["JPEG"][1]))
+        with opened_late():
+            assert type(opened()) is Own
