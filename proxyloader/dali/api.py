@@ -33,7 +33,6 @@ try:
     from nvidia.dali.pipeline import _shutdown_pipelines as _shutdown_pipelines
     from nvidia.dali.pipeline import do_not_convert as do_not_convert
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
-    from nvidia.dali.plugin.pytorch import DALIClassificationIterator as DALIClassificationIterator
     from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator
     from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
     from nvidia.dali.plugin.pytorch.experimental.proxy import _external_source_node_names as _external_source_node_names

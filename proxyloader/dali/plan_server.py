@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..data.jpeg_header import JPEG_START
 from ..transforms.plan import Plan, plan_of
 from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline
@@ -49,12 +50,12 @@ class PlanServer(RunQueue):
             self._check_owned()
             if self._is_first:
                 self._is_first = False
-                self._rebuild_for_large([image.nbytes for image in inputs[0]])
+                self._rebuild_for_large([each.nbytes for each in inputs[0] if each[:3].tobytes() == JPEG_START])
             return super().submit(inputs)
 
     def _rebuild_for_large(self, sizes: list[int]) -> None:
-        """Build the pipeline again if the first images, of these sizes in bytes, are large photographs."""
-        options = self._options.for_files_of(sum(sizes) / len(sizes))
+        """Build the pipeline again if the first JPEGs, of these sizes in bytes, are large photographs."""
+        options = self._options.for_files_of(sum(sizes) / max(1, len(sizes)))
         if options == self._options or not jpeg_engines.are_used(options.device_id):
             return
         try:

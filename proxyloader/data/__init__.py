@@ -6,6 +6,7 @@ __all__ = [
     "dataset",
     "distributed",
     "encoded_image",
+    "jpeg_header",
     "jpeg_integrity",
     "lazy_image",
     "live_dataset",

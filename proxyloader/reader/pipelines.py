@@ -24,11 +24,11 @@ from .._validation import check_int
 from ..dali.api import (
     Pipeline,
     automatic_augmentation,
+    decoder_arguments,
     do_not_convert,
     fn,
     pipeline_def,
     types,
-    upright,
     without_conversion,
 )
 from .sources import Reader
@@ -251,10 +251,7 @@ def _on_gpu(device: Device | None) -> bool:
 def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> dict[str, Any]:
     if not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
         raise ValueError(f"hw_decoder_load is a share from 0 to 1; got {hw_decoder_load!r}")
-    chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
-    if not _on_gpu(device):
-        return chosen | {"device": "cpu"}
-    return chosen | {"device": "mixed", "hw_decoder_load": hw_decoder_load}
+    return decoder_arguments(operator, 0 if _on_gpu(device) else None, hw_decoder_load)
 
 
 def _cropped(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:

@@ -15,6 +15,7 @@ from proxyloader.dali import jpeg_engines, plan_server
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
+from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.transforms.registry import plan_for
 
 OPTIONS = PipelineOptions(8, num_threads=1)
@@ -51,6 +52,13 @@ def test_the_first_batch_decides_and_the_batches_are_the_same(asked: list[float]
     assert rebuilt is not before and (before.num_threads, rebuilt.num_threads) == (1, 2)
     assert all(map(torch.equal, collected(server, files), first))
     assert len(asked) == 1 and server.pipeline is rebuilt
+
+
+def test_images_that_pillow_has_decoded_do_not_count(asked: list[float], files: list[np.ndarray]) -> None:
+    ppm = np.frombuffer(EncodedImage.by_pillow(files[0].tobytes()).data, np.uint8)
+    collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [files[0], ppm])
+    collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [ppm, ppm])
+    assert asked == [files[0].nbytes, 0]
 
 
 @pytest.mark.parametrize("sets", ["_failing", "_missing"])
