@@ -103,6 +103,7 @@ def test_it_measures_writes_and_compares(
     "name",
     [
         *("torch", "nvidia-example", "iterator", "proxyloader", "FileReaderLoader"),
+        "proxyloader, Image.open",
         *("decode-only", "decode-only, two pipelines"),
     ],
 )

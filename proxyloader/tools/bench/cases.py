@@ -50,6 +50,7 @@ CASES = {
     "nvidia-example": Case(dali_cases.nvidia_example, THREADS, LOAD, runs_ahead=True),
     "iterator": Case(dali_cases.iterator, THREADS, LOAD, runs_ahead=True),
     OURS: Case(own_cases.swap, WORKERS, THREADS + LOAD, is_own=True, augments=True),
+    "proxyloader, Image.open": Case(own_cases.own_dataset, WORKERS, THREADS + LOAD, is_own=True),
     "FileReaderLoader": Case(own_cases.reader_loader, (), THREADS + LOAD, is_own=True, runs_ahead=True),
     "decode-only": Case(dali_cases.decoder_alone, THREADS, LOAD, is_ceiling=True, for_models=False, runs_ahead=True),
     "decode-only, two pipelines": Case(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from PIL import Image
+from torchvision.datasets.folder import default_loader
+
 from ...loader.dataloader import DataLoader
 from .config import CROP_PX, BenchConfig, transform_with
 from .dali_cases import RUNS_UNDER_WAY, in_format
@@ -19,10 +22,10 @@ def tuned_arguments(setting: BenchConfig) -> dict[str, Any]:
     return {name: value for name, value in names.items() if value is not None}
 
 
-def swap(setting: BenchConfig, augmentation: str = "") -> Loops:
+def swap(setting: BenchConfig, augmentation: str = "", opened: Any = default_loader) -> Loops:
     """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
     loader: DataLoader[Any] = DataLoader(
-        images_of(setting, transform_with(augmentation)),
+        images_of(setting, transform_with(augmentation), opened),
         device=setting.device,
         dtype=setting.torch_dtype,
         memory_format=setting.memory_format,
@@ -31,6 +34,15 @@ def swap(setting: BenchConfig, augmentation: str = "") -> Loops:
     )
     while True:
         yield ((images, labels.to(setting.device, non_blocking=True)) for images, labels in loader)
+
+
+def own_dataset(setting: BenchConfig) -> Loops:
+    """proxyloader.DataLoader, and a dataset whose own code opens each file with Pillow."""
+    return swap(setting, opened=opened_by_pillow)
+
+
+def opened_by_pillow(path: str) -> Image.Image:
+    return Image.open(path).convert("RGB")
 
 
 def reader_loader(setting: BenchConfig) -> Loops:
