@@ -15,7 +15,8 @@ On a GPU building a pipeline takes most of a test's time. So there the default r
 - Of two parameters or more: as few tests as have each value. Of v1 and v2: one, as both compile to plans of the same
   steps, which the tests on the CPU hold to torchvision for both.
 - Of the files in ``SAME_ON_EACH_DEVICE``: one test of each function, each time with other values. They are about the
-  order of samples, states, the structure of batches and the words of errors, which the device does not change.
+  order of samples, states, the structure of batches and the words of errors, which the device does not change; or about
+  the choice of operations, by policies and containers, of which ``test_closeness.py`` has the pixels one by one.
   In full stay those that look at pixels, streams, memory, JPEG engines, stopping and recovery.
 - Of random orders of steps: every third.
 
@@ -45,6 +46,8 @@ SAME_ON_EACH_DEVICE = {
     *("integration/test_sharded_loader.py", "integration/test_torch_contract.py", "integration/test_unreadable.py"),
     *("integration/test_torch_contract_samples.py", "integration/test_torch_contract_streams.py"),
     *("loader/test_dataloader.py", "reader/test_loader.py", "tools/test_explain.py"),
+    *("transforms/test_auto_augment.py", "transforms/test_container.py", "transforms/test_multi_crop.py"),
+    *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py"),
 }
 """Below ``tests/``."""
 
@@ -76,12 +79,12 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         started = {"gpu" if item.get_closest_marker("gpu") else "", *NOT_FORKED & set(map(str, _values(item).values()))}
         if not NOT_FORKED & started:
-            product = item.path, item.originalname, "gpu" in started  # type: ignore[attr-defined]
-            products[product].append(item)
+            function = item.getparent(pytest.Class), item.originalname  # type: ignore[attr-defined]
+            products[item.path, function, "gpu" in started].append(item)
         elif (item.path, *sorted(started)) in seen:
             later.add(item)
         seen.add((item.path, *sorted(started)))
-    for number, ((path, name, is_on_gpu), product) in enumerate(products.items()):
+    for number, ((path, (_, name), is_on_gpu), product) in enumerate(products.items()):
         if not is_on_gpu:
             chosen = _with_each(2, product)
         elif path.relative_to(Path(__file__).parent).as_posix() in SAME_ON_EACH_DEVICE:
