@@ -54,7 +54,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="session", autouse=True)
+def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
+    """``torch.manual_seed`` keeps the seed of an absent CUDA or XPU device together with the call stack as text. That
+    takes most of a millisecond, of a call that takes microseconds otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (torch.cuda, torch.xpu):
+            if not kind.is_available():
+                patch.setattr(kind, "manual_seed_all", lambda seed: None)
+        yield
+
+
+@pytest.fixture(params=["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if tiers.has_gpu() else [])])
 def device(request: pytest.FixtureRequest) -> str:
     """Runs the test on the CPU, and on a GPU where there is one."""
     if request.param == "cuda" and not torch.cuda.is_available():

@@ -188,7 +188,20 @@ def without_torchs_signal() -> Iterator[None]:
 
 def children_of(pid: int | None = None) -> list[psutil.Process]:
     """The processes of a training, at any depth, without the two that Python keeps for the next loader."""
-    return [child for child in psutil.Process(pid).children(recursive=True) if not _is_kept(child, pid or os.getpid())]
+    return [child for child in _descendants(psutil.Process(pid)) if not _is_kept(child, pid or os.getpid())]
+
+
+def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
+    """From the kernel's list of each thread's children. psutil reads the table of all processes, which takes 10 ms."""
+    lists = list(Path(f"/proc/{process.pid}/task").glob("*/children"))
+    if not lists:  # this kernel keeps none, or the process is gone
+        yield from process.children(recursive=True)
+    for path in lists:
+        with contextlib.suppress(OSError, psutil.Error):  # the thread or the child ends meanwhile
+            for pid in path.read_text().split():
+                child = psutil.Process(int(pid))
+                yield child
+                yield from _descendants(child)
 
 
 def _is_kept(child: psutil.Process, pid: int) -> bool:

@@ -277,7 +277,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
             marks=pytest.mark.exhaustive,
         ),
         pytest.param("interrupted.py --trainings 1 --images 32 --limit 15", marks=pytest.mark.exhaustive),
-        "parts.py --images 16",
+        pytest.param("parts.py --images 16", marks=pytest.mark.exhaustive),
         pytest.param(
             "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
             marks=pytest.mark.exhaustive,

@@ -116,7 +116,8 @@ def test_four_processes_see_each_image_once(small: Path, tmp_path: Path, backend
 
 
 @pytest.mark.slow
-@PROXY_BY_DEFAULT
+@pytest.mark.exhaustive  # a training that was stopped ends as a whole one only where this holds
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str) -> None:
     options = ["--data-backend", backend, "--batch-size", 16, "--epochs", 2]
     first, again = (trained(small, tmp_path / name, *options) for name in ("first", "again"))

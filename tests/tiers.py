@@ -4,10 +4,21 @@ Many tests are run for each device, each way to start workers, each kind of load
 run takes a part of these products:
 
 - With workers that are not forked: in each file the first test for each other way to start them.
-- Of three parameters or more: as few tests as have each pair of values. On a GPU, where building a pipeline takes most
-  of a test's time, of two parameters or more: as few as have each value.
-- Of scripts that each need a process of their own: those that ``by_default`` is given the names of.
-- What has the marker ``exhaustive`` in its file is left out: other backends, and measurements of a whole benchmark.
+- Of three parameters or more: as few tests as have each pair of values.
+- Of scripts that each need a process of their own: those that ``by_default`` is given the names of. The others repeat
+  an ending, a signal or a backend that one of these or another file has.
+- What has the marker ``exhaustive`` in its file is left out: other backends, measurements of a whole benchmark, and
+  what follows from another test that is named beside the marker.
+
+On a GPU building a pipeline takes most of a test's time. So there the default run takes less:
+
+- Of two parameters or more: as few tests as have each value. Of v1 and v2: one, as both compile to plans of the same
+  steps, which the tests on the CPU hold to torchvision for both.
+- Of the files in ``SAME_ON_EACH_DEVICE``: one test of each function, each time with other values. They are about the
+  order of samples, states, the structure of batches and the words of errors, which the device does not change; or about
+  the choice of operations, by policies and containers, of which ``test_closeness.py`` has the pixels one by one.
+  In full stay those that look at pixels, streams, memory, JPEG engines, stopping and recovery.
+- Of random orders of steps: every third.
 
 Tests that need a GPU are collected where there is one, or where ``PROXYLOADER_REQUIRE_GPU=1`` says that there must be.
 A test that is named on the command line is run, whatever it belongs to.
@@ -19,12 +30,33 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 NOT_FORKED = {"spawn", "forkserver"}
+
+SAME_ON_EACH_DEVICE = {
+    *("integration/test_bad_input.py", "integration/test_faults_epochs.py", "integration/test_faults_input.py"),
+    *("integration/test_faults_order.py", "integration/test_faults_structure.py", "integration/test_feeding.py"),
+    *("integration/test_hidden_transforms.py", "integration/test_live_datasets.py", "integration/test_mixing.py"),
+    *("integration/test_proxy_server.py", "integration/test_reproduction.py", "integration/test_several_images.py"),
+    *("integration/test_sharded_loader.py", "integration/test_torch_contract.py", "integration/test_unreadable.py"),
+    *("integration/test_torch_contract_samples.py", "integration/test_torch_contract_streams.py"),
+    *("loader/test_dataloader.py", "reader/test_loader.py", "tools/test_explain.py"),
+    *("transforms/test_auto_augment.py", "transforms/test_container.py", "transforms/test_multi_crop.py"),
+    *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py"),
+}
+"""Below ``tests/``."""
+
+THIRDS = {"test_any_order_of_steps_is_right"}
+
+
+def has_gpu() -> bool:
+    """There is a GPU, or there must be one."""
+    return torch.cuda.is_available() or os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1"
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,7 +67,7 @@ def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     out = set()
     if not named and "exhaustive" not in config.option.markexpr:
         out |= {item for item in items if item.get_closest_marker("exhaustive")}
-    if not torch.cuda.is_available() and os.environ.get("PROXYLOADER_REQUIRE_GPU") != "1":
+    if not has_gpu():
         out |= {item for item in items if item.get_closest_marker("gpu")}
     config.hook.pytest_deselected(items=[item for item in items if item in out])
     items[:] = [item for item in items if item not in out]
@@ -47,13 +79,19 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         started = {"gpu" if item.get_closest_marker("gpu") else "", *NOT_FORKED & set(map(str, _values(item).values()))}
         if not NOT_FORKED & started:
-            product = item.path, item.originalname, "gpu" in started  # type: ignore[attr-defined]
-            products[product].append(item)
+            function = item.getparent(pytest.Class), item.originalname  # type: ignore[attr-defined]
+            products[item.path, function, "gpu" in started].append(item)
         elif (item.path, *sorted(started)) in seen:
             later.add(item)
         seen.add((item.path, *sorted(started)))
-    for (*_, is_on_gpu), product in products.items():
-        later |= set(product) - set(_with_each(1 if is_on_gpu else 2, product))
+    for number, ((path, (_, name), is_on_gpu), product) in enumerate(products.items()):
+        if not is_on_gpu:
+            chosen = _with_each(2, product)
+        elif path.relative_to(Path(__file__).parent).as_posix() in SAME_ON_EACH_DEVICE:
+            chosen = [product[number % len(product)]]
+        else:
+            chosen = _with_each(1, _of_one_version(product))[:: 3 if name in THIRDS else 1]
+        later |= set(product) - set(chosen)
     return later
 
 
@@ -73,6 +111,12 @@ def by_default(cases: Mapping[str, Any], *names: str) -> list[Any]:
 def _values(item: pytest.Item) -> dict[str, object]:
     callspec = getattr(item, "callspec", None)
     return {} if callspec is None else callspec.params
+
+
+def _of_one_version(product: list[pytest.Item]) -> list[pytest.Item]:
+    """Those of torchvision's v1, where it is a parameter."""
+    versions = [_values(item).get("version") for item in product]
+    return [item for item, version in zip(product, versions) if version is versions[0]]
 
 
 def _with_each(together: int, product: list[pytest.Item]) -> list[pytest.Item]:

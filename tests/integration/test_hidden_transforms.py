@@ -68,7 +68,9 @@ def assert_close(ours: Any, theirs: Any) -> None:
         dict(num_workers=0),
         dict(num_workers=2),
         dict(num_workers=2, persistent_workers=True),
-        pytest.param(dict(num_workers=1, multiprocessing_context="spawn"), marks=pytest.mark.slow),
+        pytest.param(
+            dict(num_workers=1, multiprocessing_context="spawn", persistent_workers=True), marks=pytest.mark.slow
+        ),
         dict(num_workers=1, pin_memory=True, collate_fn=lambda samples: default_collate(samples)),
     ],
     ids=["no workers", "workers", "persistent", "spawn", "own collate_fn"],

@@ -132,9 +132,28 @@ def numbers_of(images: Sequence[Pixels]) -> list[int]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_image_is_what_pillow_makes_of_it_or_an_error_that_names_it(
-    walked: Callable[[int, str], Walked], case: str, workers: int, device: str
+    walked: Callable[[int, str], Walked], case: str, workers: int
 ) -> None:
-    dataset, batches = walked(workers, device)
+    assert_as_pillow(*walked(workers, "cpu"), case, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hostile_images_on_a_gpu_are_what_pillow_makes_of_them_or_errors_that_name_them(
+    walked: Callable[[int, str], Walked], workers: int, device: str
+) -> None:
+    """All in one test: each process that has a part of them would walk the whole epoch."""
+    wrong = {}
+    for case in CASES:
+        try:
+            assert_as_pillow(*walked(workers, device), case, device)
+        except AssertionError as error:
+            wrong[case] = str(error)
+    assert not wrong
+
+
+def assert_as_pillow(dataset: ImageFolder, batches: list[Any], case: str, device: str) -> None:
     index = index_of(case)
     assert len(batches) == 2 * len(CASES)
     found, after = batches[index // BATCH : index // BATCH + 2]

@@ -351,7 +351,6 @@ def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, i
     by_default(
         CONTROL_C,
         "waiting for a batch in mid epoch",
-        "in the body, with full queues",
         "between two epochs of persistent workers",
         "while a spawned worker is given the dataset",
     ),
@@ -360,11 +359,20 @@ def test_control_c_stops_the_training_and_its_workers_at_once(spelled_root: Path
     interrupted(tmp_path, spelled_root, body, os.killpg)
 
 
-@pytest.mark.parametrize("state", ["waiting for a batch in mid epoch", "in the body, with a worker that sleeps"])
+@pytest.mark.parametrize(
+    "body",
+    by_default(
+        {
+            name: CONTROL_C[name]
+            for name in ("waiting for a batch in mid epoch", "in the body, with a worker that sleeps")
+        },
+        "in the body, with a worker that sleeps",
+    ),
+)
 def test_an_interrupt_of_the_trainer_alone_stops_it_and_its_workers(
-    spelled_root: Path, tmp_path: Path, state: str
+    spelled_root: Path, tmp_path: Path, body: str
 ) -> None:
-    interrupted(tmp_path, spelled_root, CONTROL_C[state], os.kill)
+    interrupted(tmp_path, spelled_root, body, os.kill)
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------
