@@ -20,21 +20,20 @@ def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Outputs:
 
     On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``. GPU
     tensors are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics hold for them.
-
     """
-
-    def to_torch(tensor: Any) -> torch.Tensor:
-        on_gpu = "GPU" in type(tensor).__name__
-        if not on_gpu and pipeline.exec_dynamic:
-            return _view(tensor, None)
-        device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
-        copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
-        feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
-        return copied
-
     asynchronous = stream is not None and pipeline.exec_dynamic
     outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
-    return [_each(to_torch, output) for output in outputs]
+    return [_each(lambda tensor: _tensor_to_torch(tensor, stream, pipeline.exec_dynamic), each) for each in outputs]
+
+
+def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
+    on_gpu = "GPU" in type(tensor).__name__
+    if not on_gpu and exec_dynamic:
+        return _view(tensor, None)
+    device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
+    copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
+    feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
+    return copied
 
 
 def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> Outputs:

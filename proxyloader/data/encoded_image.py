@@ -252,6 +252,7 @@ def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Ima
                 scans = count_scan_headers(file.read(MOST_READ_BYTES))
             refuse_too_large(image.height, image.width, path, max_pixels, scans)
             decoded: Image.Image = image.convert("RGB")
+            _ = decoded.im  # decodes it here: see NOTE [ Decoded late ]
             return decoded
     except (ImageError, MemoryError):
         raise
