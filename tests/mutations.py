@@ -160,6 +160,13 @@ MUTATIONS = [
         "candidate = (first + step - 1) % size",
         "integration/test_unreadable.py",
     ),
+    Mutation(
+        "an image that was changed is handed on as its file",
+        "data/lazy_image.py",
+        "    def im(self, pixels: Any) -> None:\n        self._encoded = None\n",
+        "    def im(self, pixels: Any) -> None:\n",
+        "data/test_lazy_image.py",
+    ),
     # --- order ---
     Mutation(
         "two shards overlap by a sample",
