@@ -2,15 +2,19 @@
 
 __all__ = [
     "bad_samples",
+    "called_transforms",
     "compiled_transform",
     "dataset",
     "distributed",
     "encoded_image",
+    "image_calls",
     "jpeg_header",
     "jpeg_integrity",
     "lazy_image",
+    "lazy_tensor",
     "live_dataset",
     "placeholders",
+    "recorded",
     "sharded_sampler",
 ]
 """Modules that other folders may import."""

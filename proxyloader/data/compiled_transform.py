@@ -2,47 +2,81 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image
 
 from ..errors import InputError
+from ..transforms.chain import Chain, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import Plan
 from ..transforms.registry import is_holder, plan_for
 from .encoded_image import EncodedImage, refuse_too_large
 from .lazy_image import encoded_in
+from .lazy_tensor import lazy, with_values
 from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
+from .transformed import Transformed
 
 
 @dataclass(frozen=True)
 class CompiledTransform(TransformStandIn):
     """Compiled form of a torchvision transform. Draws the random parameters, and leaves the rest to DALI.
 
-    ``max_pixels`` is the maximum number of pixels of an image; None: Pillow's limit.
+    Attributes:
+        plan: the translation.
+        original: the transform itself.
+        takes_all: whether inputs that DALI does not take are given to the original, which runs in the worker.
+        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
     """
 
     plan: Plan
+    original: Any = field(default=None, compare=False, repr=False)
+    takes_all: bool = False
     max_pixels: int | None = None
+
+    @functools.cached_property
+    def _chain(self) -> Chain:
+        return chain_of(self.plan, self.original)
 
     def __call__(
         self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes, *others: Any
-    ) -> ProxySample | tuple[ProxySample, ...]:
+    ) -> ProxySample | torch.Tensor | tuple[ProxySample | torch.Tensor, ...]:
         """
         Args:
             image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or the content of an image file.
-            others: must be empty. v2 transforms accept labels here, a compiled transform does not.
+            others: must be empty, unless the original takes them in the worker.
 
         Returns:
-            A placeholder for the output tensor, or a tuple of them if the transform has several outputs.
+            The output tensor, whose values are computed late, or a tuple of them if the transform has several outputs.
+            If a part is left to the batches, a placeholder.
 
         Raises:
             ImageError: the image is too large, or Pillow cannot read the bytes.
             InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
+        try:
+            encoded = self._encoded(image, *others)
+        except InputError:
+            if not self.takes_all:
+                raise
+            made = self.original(image, *others)
+            return with_values(made)  # type: ignore[no-any-return]
+        refuse_too_large(encoded.height, encoded.width, encoded.path, self.max_pixels)
+        call = ImageCall.of(Transformed.of(encoded).then(self.original, self._chain), self.plan)
+        if self.plan.rest is not None:
+            ProxySample.was_handed_out = True
+            return ProxySample(call)
+        if self.plan.output.images == 1:
+            return lazy(call, 0)
+        return tuple(lazy(call, output) for output in range(self.plan.output.images))
+
+    def _encoded(self, image: Any, *others: Any) -> EncodedImage:
+        """Return the image as DALI takes it. InputError: DALI does not take it."""
         if others:
             raise InputError(
                 f"the dataset gave its transform an image and {len(others)} more inputs. What is translated takes the "
@@ -50,11 +84,11 @@ class CompiledTransform(TransformStandIn):
                 code="wrong-number",
             )
         if isinstance(image, bytes):
-            image = EncodedImage.from_bytes(image, max_pixels=self.max_pixels)
+            return EncodedImage.from_bytes(image, max_pixels=self.max_pixels)
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
-            image = encoded_in(image) or EncodedImage.from_pil(image, getattr(image, "filename", ""))
+            return encoded_in(image) or EncodedImage.from_pil(image, getattr(image, "filename", ""))
         if isinstance(image, ProxySample):
             raise InputError(NO_TENSOR_YET, code="not-decoded")
         if not isinstance(image, EncodedImage):
@@ -63,11 +97,7 @@ class CompiledTransform(TransformStandIn):
                 f"{list(image.shape) if hasattr(image, 'shape') else ''}; "
                 "it must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes of a file"
             )
-        refuse_too_large(image.height, image.width, image.path, self.max_pixels)
-        call = ImageCall(self.plan, image, self.plan.sample_params(image.height, image.width))
-        if self.plan.output.images == 1:
-            return ProxySample(call)
-        return tuple(ProxySample(call, output) for output in range(self.plan.output.images))
+        return image
 
 
 @dataclass(frozen=True)
@@ -105,10 +135,19 @@ def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["r
         UnsupportedTransformError: a part has no equal in DALI; names the position and the class.
     """
 
+    return _compiled(transform, rest=unsupported == "batch")
+
+
+def compile_for_loader(transform: Any, unsupported: str) -> Any:
+    """Translate a transform as ``compile_transforms`` does, for a value of the loader's ``unsupported``."""
+    return _compiled(transform, rest=unsupported == "batch", takes_all=unsupported == "auto")
+
+
+def _compiled(transform: Any, rest: bool = False, takes_all: bool = False) -> Any:
     def compiled(position: str, held: Any) -> CompiledTransform:
         if isinstance(held, CompiledTransform):
             return held
-        return CompiledTransform(plan_for(held, f"transform{position}", rest=unsupported == "batch"))
+        return CompiledTransform(plan_for(held, f"transform{position}", rest=rest), held, takes_all)
 
     return replace_nested(transform, compiled) if is_holder(transform) else compiled("", transform)
 

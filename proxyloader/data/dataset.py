@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
@@ -17,9 +17,28 @@ from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
 from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in, with_max_pixels
 from .encoded_image import EncodedImage
+from .lazy_image import LazyImage, is_late
 from .placeholders import Proxy
 
 D = TypeVar("D")
+
+
+class Translated(NamedTuple):
+    """A dataset as the workers read it.
+
+    Attributes:
+        dataset: the user's dataset, with its transforms translated.
+        plans: the plans that it is known to need, by key.
+        is_late: whether images are decoded late there; see NOTE [ Where transforms are met ].
+        reason: why torch loads the dataset by itself; "" if it does not.
+        warnings: what makes it slower than it might be.
+    """
+
+    dataset: Any
+    plans: dict[str, Plan]
+    is_late: bool = False
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
@@ -60,6 +79,8 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
         opens: Callable[..., Any] = EncodedImage.open if compiled_in(compiled) else _opened_by_pillow
+        if compiled is transform:  # its parts are met where they are called
+            opens = _opened_late
         changed["loader"] = opens if max_pixels is None else functools.partial(opens, max_pixels=max_pixels)
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
@@ -69,6 +90,12 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
 def _opened_by_pillow(path: str, max_pixels: int | None = None) -> Image.Image:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read."""
     return EncodedImage.open(path, max_pixels).decoded()
+
+
+def _opened_late(path: str, max_pixels: int | None = None) -> Image.Image:
+    """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
+    encoded = EncodedImage.open(path, max_pixels)
+    return LazyImage(None, encoded) if is_late() else encoded.decoded()
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

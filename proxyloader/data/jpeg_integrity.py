@@ -23,8 +23,8 @@ import enum
 from typing import Any
 
 from .encoded_image import EncodedImage
+from .image_calls import image_calls_in
 from .jpeg_header import JpegHeader, count_scans
-from .placeholders import image_calls_in
 
 
 class ScanStatus(enum.IntEnum):

@@ -27,6 +27,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
+from .transformed import Transformed
 
 _MODES = ("RGB", "L")
 
@@ -37,15 +38,17 @@ _in_thread = threading.local()
 class _DecodedLate(Image.Image):
     """What both kinds of images share: ``im``, Pillow's array of pixels, which is made when it is first asked for."""
 
-    _encoded: EncodedImage | None = None
-    """The image while it is not decoded."""
+    _encoded: EncodedImage | Transformed | None = None
+    """The image while it is not decoded: a file, or one on which transforms were called."""
 
     @property
     def im(self) -> Any:
-        if self._encoded is not None:
+        if isinstance(self._encoded, EncodedImage):
             image: Image.Image = JpegImageFile(io.BytesIO(self._encoded.data))
             image.load()
             self.im = image.im if image.mode == self.mode else image.convert(self.mode).im
+        elif self._encoded is not None:
+            self.im = self._encoded.decoded().copy().im
         return Image.Image.im.fget(self)  # type: ignore[attr-defined]
 
     @im.setter
@@ -67,7 +70,8 @@ class _DecodedLate(Image.Image):
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         self._read()
-        if self._encoded is None or args or kwargs or (mode or self.mode) != "RGB":
+        is_same = (mode or self.mode) == "RGB" and (self.mode == "RGB" or isinstance(self._encoded, EncodedImage))
+        if self._encoded is None or args or kwargs or not is_same:
             return super().convert(mode, *args, **kwargs)
         return LazyImage(self, self._encoded)
 
@@ -77,13 +81,15 @@ class _DecodedLate(Image.Image):
 
 
 class LazyImage(_DecodedLate):
-    """A copy, in mode RGB, of an image that is not decoded yet. To other code it is a ``PIL.Image.Image``."""
+    """An image that is not decoded yet, as others take it for a copy of one. It has the ``info`` of ``image``."""
 
-    def __init__(self, image: Image.Image, encoded: EncodedImage) -> None:
+    def __init__(self, image: Image.Image | None, encoded: EncodedImage | Transformed) -> None:
         super().__init__()
-        self._mode, self._size = "RGB", image.size
-        self.info = {key: list(value) if isinstance(value, list) else value for key, value in image.info.items()}
-        self._encoded = encoded
+        self._mode, self._size, self._encoded = "RGB", encoded.size, encoded
+        if isinstance(encoded, Transformed):
+            self._mode, self._size = "RGB" if encoded.chain.state.channels == 3 else "L", encoded.size[::-1]
+        info = image.info if image is not None else {}
+        self.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._new(self.im).__reduce_ex__(protocol)  # as the decoded image that others take it for
@@ -141,7 +147,20 @@ def encoded_in(image: Image.Image) -> EncodedImage | None:
     if not isinstance(image, _DecodedLate) or image.mode != "RGB":
         return None
     image._read()
-    return image._encoded
+    return image._encoded if isinstance(image._encoded, EncodedImage) else None
+
+
+def transformed_in(image: Image.Image) -> Transformed | None:
+    """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None."""
+    if isinstance(image, _DecodedLate) and isinstance(image._encoded, Transformed):
+        return image._encoded
+    encoded = encoded_in(image)
+    return None if encoded is None else Transformed.of(encoded)
+
+
+def is_late() -> bool:
+    """Return whether images are decoded late here."""
+    return _in_process or getattr(_in_thread, "is_on", False)
 
 
 def open_late() -> None:
@@ -170,7 +189,7 @@ def _register() -> bool:
 
 
 def _opened(file: Any, filename: Any = None) -> JpegImageFile:
-    if _in_process or getattr(_in_thread, "is_on", False):
+    if is_late():
         image = LazyJpegFile(file, filename)
         if "mp" not in image.info:  # it may be a file of several pictures, which has a class of its own
             return image

@@ -5,24 +5,21 @@ They can be pickled and do not need DALI, because workers hold nothing else.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import pickle
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import InputError
 from ..transforms.plan import Plan
 from .encoded_image import EncodedImage
+from .transformed import Transformed
 
 
 class ProxyInputs:
@@ -54,15 +51,28 @@ class ProxyInputs:
 class ImageCall(ProxyInputs):
     """Inputs of a compiled transform: an image and its random parameters."""
 
-    __slots__ = ("image", "plan")
+    __slots__ = ("image", "plan", "transformed")
 
     was_made: ClassVar[bool] = False
     """Whether this process has created one, so that batches may contain some."""
 
-    def __init__(self, plan: Plan, image: EncodedImage, row: NDArray[np.float32]) -> None:
+    def __init__(
+        self, plan: Plan, image: EncodedImage, row: NDArray[np.float32], transformed: Transformed | None = None
+    ) -> None:
         super().__init__(plan.key, (_as_bytes(image), row) if row.size else (_as_bytes(image),), image.path)
-        self.plan, self.image = plan, image
+        self.plan, self.image, self.transformed = plan, image, transformed
         ImageCall.was_made = True
+
+    @classmethod
+    def of(cls, transformed: Transformed, plan: Plan) -> ImageCall:
+        """Return the inputs of a plan for an image whose transforms were called."""
+        return cls(plan, transformed.image, transformed.row.packed(), transformed)
+
+    def real(self) -> Sequence[torch.Tensor]:
+        """Return the output tensors as torchvision makes them. ImageError: Pillow cannot decode the image."""
+        assert self.transformed is not None
+        made = self.transformed.real()
+        return [made] if isinstance(made, torch.Tensor) else list(made)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ImageCall, (self.plan, self.image, self.inputs[1] if len(self.inputs) > 1 else np.empty(0, np.float32))
@@ -138,6 +148,9 @@ class ProxySample(TensorPlaceholder):
 
     _advice = NO_TENSOR_YET
 
+    was_handed_out: ClassVar[bool] = False
+    """Whether datasets in this process may hold some. If not, they are only in LazyTensors."""
+
     call: ProxyInputs
     output: int = 0
 
@@ -170,48 +183,6 @@ def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None)
 
 
 default_collate_fn_map[ProxySample] = collate_proxy_samples
-
-
-def image_calls_in(content: Any) -> list[ImageCall]:
-    """Return the calls of compiled transforms in a sample or a batch, in every object that pickle would visit."""
-    if not ImageCall.was_made:
-        return []
-    found: dict[int, ImageCall] = {}
-    if not _note_calls(content, found):
-        walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-        walk.found = found
-        with contextlib.suppress(Exception):  # if it holds images, packing raises the same error
-            walk.dump(content)
-    return list(found.values())
-
-
-_WITHOUT_CALLS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
-
-
-def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
-    """Collect the calls of common sample types, in a tenth of the time of pickle. Return False for other types."""
-    kind = type(content)
-    if kind is tuple or kind is list:
-        return all(_note_calls(each, found) for each in content)
-    if kind is ProxySample:
-        if isinstance(content.call, ImageCall):
-            found[id(content.call)] = content.call
-        return True
-    return kind in _WITHOUT_CALLS
-
-
-class _Walk(ForkingPickler):
-    found: dict[int, ImageCall]
-    """Calls by id, because several outputs may refer to the same call."""
-
-    def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, (ProxySample, ProxyBatch)):
-            calls = [obj.call] if isinstance(obj, ProxySample) else obj.run.calls
-            self.found |= {id(call): call for call in calls if isinstance(call, ImageCall)}
-        # Large objects that hold no calls are not copied.
-        elif not isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)):
-            return None
-        return ""
 
 
 class Proxy:
@@ -254,6 +225,7 @@ class Proxy:
             )
         arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)
         call = ProxyInputs(self.server, arrays, names=self.input_names)
+        ProxySample.was_handed_out = True
         samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
         return samples[0] if self.num_outputs == 1 else samples
 

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ..dali.output_format import stacked
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
+from ..data.lazy_tensor import RESIZE, refuse_several_sizes
 from ..errors import ImageError, PipelineError
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
 from ..workers.pool import WorkerPool
+from .backend import ImageCounts
 from .options import LoaderOptions
 from .recovery import BatchRecovery, RecoveredBatch
 from .submitter import InFlightBatch
@@ -27,15 +30,11 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 log = logging.getLogger(__name__)
 
-RESIZE = (
-    "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
-    "several sizes"
-)
 RESIZE_IN_GRAPH = (
     "Give them one size in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a ready one, "
     "or give the loader a collate_fn that takes tensors of several shapes"
 )
-"""Advice for images of several sizes, from a transform and from a hand-written pipeline."""
+"""Advice for images of several sizes from a hand-written pipeline."""
 
 NOTHING = object()
 """Returned instead of a batch if none of its samples could be read."""
@@ -50,12 +49,14 @@ class BatchAssembler:
         servers: dict[str, RunQueue],
         errors: UnreadableSamples,
         collate_fn: Callable[[Any], Any],
+        counts: ImageCounts,
         pin: bool,
         options: LoaderOptions,
     ) -> None:
         self._pool, self._servers, self._errors, self._collate_fn = pool, servers, errors, collate_fn
         self._pin, self._on_error, self._format = pin, options.on_error, options.format
-        self._recovery = BatchRecovery(servers, pool, self._on_error, self._format)
+        self._options, self._counts = options, counts
+        self._recovery = BatchRecovery(servers, pool, options)
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
         """Return the batch, or ``NOTHING`` if it has no readable sample.
@@ -76,8 +77,11 @@ class BatchAssembler:
         assert batch is not None
         if batch.is_empty:
             return NOTHING
-        if not batch.runs:
+        self._counts.add(batch)
+        if not batch.runs and not batch.is_computed:
             content = self._format.of_batch(batch.content)
+            if not self._options.translate:
+                return tree_map(self._placed, content)
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
         found = [self._collected(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
         outputs = [each for each in found if not isinstance(each, PipelineError)]
@@ -88,8 +92,10 @@ class BatchAssembler:
             outputs = saved.outputs
         by_hand = any(run.server not in self._pool.plans for run in batch.runs)
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if by_hand else RESIZE)
-        content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept).load()
-        return content if batch.collated else self._collated(batch, content)
+        content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept, self._options.images_on).load()
+        if not batch.collated:
+            return self._collated(batch, content)
+        return self._format.of_batch(content) if batch.is_computed else content
 
     def warn_of_idle_server(self, batch: PackedBatch | None) -> None:
         """Log a warning if the loader has a server that the first batch does not use."""
@@ -101,9 +107,10 @@ class BatchAssembler:
                 "transform be server.proxy, or call it"
             )
 
-    def check_not_all_skipped(self) -> None:
-        """Raise ImageError if every sample of an epoch was skipped."""
-        if not self._errors or self._on_error != "skip":
+    def end_epoch(self, has_given: bool) -> None:
+        """Log what the first epoch was made by. ImageError: every sample of an epoch was skipped."""
+        self._counts.end_epoch()
+        if has_given or not self._errors or self._on_error != "skip":
             return
         first = self._errors[0]
         path = f" ({first.path})" if first.path else ""
@@ -111,6 +118,11 @@ class BatchAssembler:
             f"not one sample of this epoch could be read; {len(self._errors)} were left out, the first of them "
             f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?"
         )
+
+    def _placed(self, value: Any) -> Any:
+        """Return a four-dimensional tensor, which counts as images, on the device of the images."""
+        is_images = isinstance(value, torch.Tensor) and value.ndim == 4
+        return value.to(self._options.images_on, non_blocking=True) if is_images else value
 
     def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:
@@ -160,10 +172,5 @@ def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> An
 
 
 def _stacked(images: Sequence[torch.Tensor], advice: str) -> torch.Tensor:
-    shapes = sorted({tuple(image.shape) for image in images})
-    if len(shapes) > 1:
-        raise RuntimeError(
-            f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
-            f"{' and others' if len(shapes) > 2 else ''}. {advice}"
-        )
+    refuse_several_sizes(images, advice)
     return stacked(images)

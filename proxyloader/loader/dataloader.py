@@ -15,6 +15,8 @@ import torch
 from torch.utils.data import Sampler
 
 from ..data.bad_samples import OnError, UnreadableSamples
+from ..data.called_transforms import meet_transforms
+from ..data.dataset import Translated
 from ..data.distributed import Auto
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, build_sampler
@@ -22,11 +24,12 @@ from ..workers.fetch import IntegrityTable
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
 from .assembly import BatchAssembler
+from .backend import ImageCounts, described, name_of
 from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
 from .options import LoaderOptions, Unsupported
 from .plan_servers import PlanServers
-from .strategy import Translated, translated
+from .strategy import translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -133,7 +136,8 @@ class DataLoader(CheckpointedLoader[T]):
         on_error: OnError = "raise",
         max_pixels: int | None = None,
         check_scans: bool = True,
-        unsupported: Unsupported = "raise",
+        unsupported: Unsupported = "auto",
+        translate: bool = True,
         num_shards: int | Auto | None = None,
         shard_id: int | Auto | None = None,
         last_batch_policy: str | enum.Enum | None = None,
@@ -187,6 +191,7 @@ class DataLoader(CheckpointedLoader[T]):
         self.max_pixels = max_pixels
         self.check_scans = check_scans
         self.unsupported: Unsupported = unsupported
+        self.translate = translate
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
@@ -196,7 +201,22 @@ class DataLoader(CheckpointedLoader[T]):
         self._scans: IntegrityTable | None = None
         self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
-        self._translate()  # a transform that is not translated is refused now, not in the first epoch
+        self._counts = ImageCounts(dataset)
+        self._said: set[str] = set()
+        self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
+
+    @property
+    def backend(self) -> str:
+        """What loads the images: "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason.
+
+        Transforms that no attribute of the dataset holds are known after the first batch.
+        """
+        found = self._translate()
+        plans = (found.plans | self._servers.found).values()
+        return described(found, plans, self._options, has_begun=self._loader_state is not None)
+
+    def __repr__(self) -> str:
+        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
 
     @property
     def _iterator(self) -> Any:
@@ -240,7 +260,9 @@ class DataLoader(CheckpointedLoader[T]):
             options = self._options
             servers = self._servers.of(pool.plans, options)
             pin = self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available()
-            assembler = BatchAssembler(pool, servers, self._errors, self.collate_fn, pin, options)
+            if self._loader_state is None:
+                log.info("%r", self)
+            assembler = BatchAssembler(pool, servers, self._errors, self.collate_fn, self._counts, pin, options)
             serve = functools.partial(self._servers.serve, options=options)
             return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve)
         except BaseException:
@@ -267,6 +289,7 @@ class DataLoader(CheckpointedLoader[T]):
             "_servers": PlanServers(run_size(self)),
             "_loader_state": None,
             "_scans": None,
+            "_counts": ImageCounts(self.dataset),
         }
         return (
             self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
@@ -274,9 +297,16 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def _translate(self) -> Callable[[], Translated]:
-        """A function that returns the dataset of the workers and its plans."""
+        """A function that returns the dataset of the workers."""
         # It holds no reference to this loader, as an iterator may outlive the loader.
         return functools.partial(translated, self.dataset, self._options)
+
+    def _warn_of(self, found: Translated) -> None:
+        """Log what makes the dataset slower than it might be, once for this loader."""
+        for warning in found.warnings:
+            if warning not in self._said:
+                self._said.add(warning)
+                log.warning("%s: %s", name_of(self.dataset), warning)
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
@@ -286,16 +316,19 @@ class DataLoader(CheckpointedLoader[T]):
             if not loader_state.resumes and self._loader_state is not None:
                 loader_state.worker_states = self._states_at_end(self._loader_state)
             return pool  # its workers keep their dataset
-        translate = self._translate
-        dataset, plans = translate()
-        live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate()[0])
+        translate, options = self._translate, self._options
+        found = translate()
+        self._warn_of(found)
+        dataset, plans = found.dataset, found.plans
+        live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
         if live is not None:
             dataset = live()
+            meet_transforms(options.on_gpu)
         plans |= self._servers.found
         arena = pool.left_arena() if pool is not None else None
-        options = self._options
-        if self._scans is None and plans and options.checks_scans:
+        if self._scans is None and (plans or found.is_late) and options.checks_scans:
             self._scans = IntegrityTable(len(dataset) if hasattr(dataset, "__len__") else 0)
         scans = (self._scans or IntegrityTable(0)) if options.checks_scans else None
-        self._pool = WorkerPool.build(self, dataset, plans, arena, scans, loader_state, live)
+        found = found._replace(dataset=dataset, plans=plans)
+        self._pool = WorkerPool.build(self, found, arena, scans, loader_state, live)
         return self._pool

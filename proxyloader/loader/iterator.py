@@ -170,9 +170,8 @@ class LoaderIterator:
 
     def _end(self) -> None:
         self._loader_state.finished = True
-        if self._nothing_yet:
-            self._nothing_yet = False
-            self._assembler.check_not_all_skipped()
+        had_nothing, self._nothing_yet = self._nothing_yet, False
+        self._assembler.end_epoch(has_given=not had_nothing)
 
     def _should_feed(self) -> bool:
         if self._batches is None:
@@ -207,9 +206,9 @@ class LoaderIterator:
         """Take the next batch from the workers. Start its runs now if it is urgent."""
         assert self._batches is not None
         in_flight, requests = InFlightBatch(), self._pool.requests
-        is_fetched_here = not self._pool.workers.num_workers and self._pool.plans
+        is_late_here = not self._pool.workers.num_workers and self._pool.is_late
         try:
-            with opened_late() if is_fetched_here else contextlib.nullcontext():
+            with opened_late() if is_late_here else contextlib.nullcontext():
                 while self._to_throw_away:
                     self._to_throw_away -= 1
                     next(self._batches)

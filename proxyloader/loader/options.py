@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from .._validation import check_int, check_num_threads
-from ..dali.device import check_device
+from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
 
-Unsupported = Literal["raise", "batch", "cpu"]
-UNSUPPORTED: tuple[Unsupported, ...] = ("raise", "batch", "cpu")
+Unsupported = Literal["auto", "raise", "batch", "cpu"]
+UNSUPPORTED: tuple[Unsupported, ...] = ("auto", "raise", "batch", "cpu")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class LoaderOptions:
     max_pixels: int | None
     check_scans: bool
     unsupported: Unsupported
+    translate: bool
     prefetch: int
     num_threads: int | Literal["auto"]
     hw_decoder_load: float | Literal["auto"]
@@ -43,8 +44,9 @@ class LoaderOptions:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {self.on_error!r}")
         if self.num_threads != "auto":
             check_num_threads(self.num_threads, ", or 'auto'")
-        if not isinstance(self.check_scans, bool):
-            raise ValueError(f"check_scans is True or False; got {self.check_scans!r}")
+        for name, flag in (("check_scans", self.check_scans), ("translate", self.translate)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} is True or False; got {flag!r}")
         share = self.hw_decoder_load
         if share != "auto" and not (isinstance(share, (int, float)) and 0 <= share <= 1):
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {share!r}")
@@ -74,6 +76,12 @@ class LoaderOptions:
     def on_gpu(self) -> bool:
         """Whether images are returned on a GPU."""
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
+
+    @property
+    def images_on(self) -> torch.device:
+        """The device of the images. This starts CUDA. ValueError: there is no such device."""
+        ordinal = cuda_ordinal(self.device)
+        return torch.device("cpu") if ordinal is None else torch.device("cuda", ordinal)
 
     @property
     def checks_scans(self) -> bool:

@@ -14,14 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 from .._random_state import preserve_rng
-from ..dali.output_format import OutputFormat, stacked_or_listed
-from ..data.bad_samples import OnError, UnreadableSample
+from ..dali.output_format import stacked_or_listed
+from ..data.bad_samples import UnreadableSample
 from ..data.encoded_image import EncodedImage
 from ..errors import ImageError, PipelineError
 from ..workers.fetch import MOST_TRIES, nothing_replaces
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler, Packer
 from ..workers.pool import WorkerPool
+from .options import LoaderOptions
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
@@ -54,10 +55,9 @@ class RecoveredBatch:
 class BatchRecovery:
     """Finds the images that made a run fail, and repeats the run without them."""
 
-    def __init__(
-        self, servers: Mapping[str, RunQueue], pool: WorkerPool, on_error: OnError, format: OutputFormat
-    ) -> None:
-        self._servers, self._pool, self._on_error, self._format = servers, pool, on_error, format
+    def __init__(self, servers: Mapping[str, RunQueue], pool: WorkerPool, options: LoaderOptions) -> None:
+        self._servers, self._pool, self._options = servers, pool, options
+        self._on_error, self._format = options.on_error, options.format
 
     def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
         """Repeat the runs that failed. ``found`` has the outputs or the error of each run of the batch.
@@ -107,13 +107,16 @@ class BatchRecovery:
         indices = indices_of(batch) or [None] * len(batch.samples)
         for index, data in zip(indices, batch.samples):
             try:
-                samples.append(ContentUnpickler(data, saved.resolve, kept=batch.kept).load())
+                samples.append(self._content(data, saved, batch))
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "replace":
                     samples.append(self._replacement(batch, index, unreadable))
         return samples, unreadable
+
+    def _content(self, data: bytes, saved: RecoveredBatch, batch: PackedBatch) -> Any:
+        return ContentUnpickler(data, saved.resolve, kept=batch.kept, device=self._options.images_on).load()
 
     def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         images, *rest = map(list, batch.inputs(run, self._pool.arena))
@@ -152,11 +155,11 @@ class BatchRecovery:
             with preserve_rng():
                 index, sample = self._pool.fetcher.next_readable(index, epoch, unreadable)
             alone = Packer(list, None, run_size=1)([sample])
-            if not alone.runs:
+            if not alone.runs and not alone.is_computed:
                 return sample
             saved = self.save(alone, [self._run(alone, run) for run in alone.runs])
             if not saved.lost:
-                return ContentUnpickler(alone.content, saved.resolve, kept=alone.kept).load()[0]
+                return self._content(alone.content, saved, alone)[0]
             unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
         raise nothing_replaces(lost, unreadable, tries)
 

@@ -18,6 +18,7 @@ from . import warp as warp
 __all__ = [
     "augment",
     "auto_augment",
+    "chain",
     "color",
     "geometry",
     "multi_crop",

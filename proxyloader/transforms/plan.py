@@ -69,6 +69,12 @@ class ParamRow(list[float]):
         self._blocks = end
         return first
 
+    def copy(self) -> ParamRow:
+        """Return a row that starts with the same parameters."""
+        row = ParamRow(self)
+        row._arrays, row._blocks = list(self._arrays), self._blocks
+        return row
+
     def packed(self) -> NDArray[np.float32]:
         """Return columns and arrays, (numbers,) float32."""
         columns = np.array(self, np.float32)

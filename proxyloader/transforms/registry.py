@@ -180,7 +180,7 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
 
 def _check_before(transform: Any, state: ImageState) -> None:
     """Import the rules of timm if the transform is timm's. Raise UnsupportedTransformError if it cannot come here."""
-    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__) and (missing := _learn_timm()):
+    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__) and (missing := learn_timm()):
         raise UnsupportedTransformError(missing, code="unsupported-class")
     if state.images > 1 and (not isinstance(transform, v2.Transform) or type(transform) is v2.Lambda):
         name = type(transform).__name__
@@ -201,7 +201,7 @@ def _known() -> set[type]:
 
 
 @functools.cache
-def _learn_timm() -> str:
+def learn_timm() -> str:
     """Import the rules of timm's classes, which import timm. Return why timm cannot be used, or ""."""
     try:
         for name in ("timm", "timm_auto_augment"):
@@ -221,7 +221,7 @@ def _parts(transform: Any, position: str, state: ImageState, in_sequence: bool =
         inside.append(translate(each, f"{position}.transforms[{k}]", state))
         if in_sequence:
             state = output_state(inside[-1].steps, state)
-            if not all(map(_keeps_class, inside[-1])):
+            if not all(map(keeps_class, inside[-1])):
                 state = replace(state, pure=True)
     return tuple(inside)
 
@@ -230,7 +230,7 @@ def _named(error: UnsupportedTransformError, name: str, position: str) -> Unsupp
     return error.at(f"{position}: {name}", transform=name, position=position)
 
 
-def _keeps_class(part: Part) -> bool:
+def keeps_class(part: Part) -> bool:
     """Return whether a ``tv_tensors.Image`` keeps its class; v1 classes may convert it to a plain tensor."""
     transform = part.transform
     return type(transform) in COMPOSES or (

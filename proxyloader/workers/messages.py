@@ -130,6 +130,9 @@ class PackedBatch:
         kept: tensors that the content refers to, if it stays in the process.
         collated: whether the content is a batch; otherwise it is the list of samples, for the collate_fn in the main
             process.
+        images_by: number of images that DALI decodes; that Pillow has decoded and DALI transforms; and that torchvision
+            has transformed, if transforms are met where they are called.
+        is_computed: whether the content has tensors that are computed from outputs of the runs.
         batched: whether the batch was made from a list of samples, not from one sample.
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
         indices: indices of the samples, if they differ from those of the request.
@@ -146,6 +149,8 @@ class PackedBatch:
     content: Any = None
     kept: tuple[torch.Tensor, ...] = ()
     collated: bool = True
+    images_by: tuple[int, int, int] = (0, 0, 0)
+    is_computed: bool = False
     batched: bool = True
     samples: tuple[bytes, ...] = ()
     indices: Sequence[Any] | None = None

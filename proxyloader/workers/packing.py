@@ -6,6 +6,7 @@ decoded images.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable, Collection, Sequence
@@ -17,12 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 
-from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, image_calls_in, one_kind
+from ..data.lazy_tensor import LazyTensor
+from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
+from ..data.recorded import value_of
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun, aligned
 from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
+
+MOST_PLANS = 8
+"""Maximum number of plans that the loader did not know before. torchvision makes the images of later ones."""
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
@@ -32,7 +38,7 @@ class Packer:
     """Convert a list of samples to a PackedBatch.
 
     Args:
-        collate_fn: of the loader. It runs here if it is torch's default or the samples hold no images.
+        collate_fn: of the loader. It runs here, but for placeholders, which only torch's default takes.
         run_size: maximum number of samples in a pipeline run.
         batched: whether it is called with lists of samples, not with single samples.
         keep_samples: whether to pickle each sample by itself, too, so that some of them can be removed from the batch.
@@ -54,18 +60,18 @@ class Packer:
         self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self._batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans = has_images, plans
-        self._collate_here = collate_fn is default_collate
+        self._new_plans: set[str] = set()
 
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
-        if not self._has_images and not image_calls_in(samples):
+        if not self._has_images and not LazyTensor.was_made and not ProxySample.was_handed_out:
             return PackedBatch(request, content=self._collate_fn(samples))
-        content = self._collate_fn(samples) if self._collate_here else samples
-        pickler = _ContentPickler(self._run_size)
+        collates = self._collate_fn is default_collate or not ProxySample.was_handed_out
+        content = self._collate_fn(samples) if collates else samples
+        pickler = _ContentPickler(self._run_size, self._takes)
         data = pickler.dumps(content)
-        if not pickler.runs:
-            content = content if self._collate_here else self._collate_fn(samples)
-            return PackedBatch(request, content=content)
+        if not pickler.runs and not pickler.is_computed:
+            return PackedBatch(request, content=content if collates else self._collate_fn(content))
         each = samples if self._batched else [samples]
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         layout, blob = _Layout(), None
@@ -83,19 +89,35 @@ class Packer:
             runs=runs,
             content=data,
             kept=tuple(pickler.kept),
-            collated=self._collate_here,
+            collated=collates,
+            images_by=_images_by(pickler, len(each)),
+            is_computed=pickler.is_computed,
             batched=self._batched,
             samples=samples_alone,
             plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
         )
 
+    def _takes(self, call: ProxyInputs) -> bool:
+        """Return whether DALI may make the image of a call."""
+        if not isinstance(call, ImageCall) or call.server in self._plans or call.server in self._new_plans:
+            return True
+        if len(self._new_plans) < MOST_PLANS:
+            self._new_plans.add(call.server)
+        return call.server in self._new_plans
+
 
 class _ContentPickler:
-    """Pickle a batch with references in place of images, and group the calls of the images into runs."""
+    """Pickle a batch with references in place of images, and group the calls of the images into runs.
 
-    def __init__(self, run_size: int) -> None:
+    ``takes`` returns whether a call is for DALI.
+    """
+
+    def __init__(self, run_size: int, takes: Callable[[ProxyInputs], bool]) -> None:
+        self._takes = takes
         self.runs: list[list[ProxyInputs]] = []
         self.kept: list[torch.Tensor] = []
+        self.is_computed = False
+        """Whether there are tensors that are computed from images."""
         self._run_size = run_size
         self._open: dict[str, int] = {}  # server -> the run that takes its next single sample
         self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
@@ -104,14 +126,16 @@ class _ContentPickler:
     def dumps(self, content: Any) -> bytes:
         buffer = io.BytesIO()
         pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-        pickler.place = self._place
+        pickler.place, pickler.owner = self._place, self
         pickler.dump(content)
         return buffer.getvalue()
 
-    def _place(self, proxy: ProxyBatch | ProxySample | torch.Tensor) -> int | tuple[int, Any]:
+    def _place(self, proxy: ProxyBatch | ProxySample | torch.Tensor) -> int | tuple[int, Any] | None:
         if isinstance(proxy, torch.Tensor):
             self.kept.append(proxy)
             return len(self.kept) - 1
+        if not all(map(self._takes, [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls)):
+            return None
         if isinstance(proxy, ProxySample):
             return proxy.output, self._row_of(proxy.call)
         if id(proxy.run) not in self._batches:
@@ -140,14 +164,20 @@ class _ContentPickler:
 
 class _Pickler(ForkingPickler):
     place: Callable[[ProxyBatch | ProxySample | torch.Tensor], Any]
+    owner: _ContentPickler
 
     def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, LazyTensor):
+            obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
         # In the main process, tensors are not sent anywhere, so they are kept as the same objects.
         return self.place(obj) if isinstance(obj, torch.Tensor) and get_worker_info() is None else None
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
+            self.owner.is_computed = True
+            return computed, (obj._node if isinstance(obj, LazyTensor) else value_of(obj),)
         # Sending labels by value is cheaper than opening a shared file for each of them.
         if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided:
             return NotImplemented
@@ -155,6 +185,11 @@ class _Pickler(ForkingPickler):
             return NotImplemented
         values = obj.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
         return restore_tensor, (values, obj.dtype, tuple(obj.shape), obj.requires_grad)
+
+
+def computed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that was computed from images."""
+    return tensor
 
 
 def restore_tensor(
@@ -182,6 +217,13 @@ class _Layout:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
 
 
+def _images_by(pickler: _ContentPickler, samples: int) -> tuple[int, int, int]:
+    """Return ``images_by`` of the PackedBatch."""
+    calls = [call for run in pickler.runs for call in run if isinstance(call, ImageCall)]
+    encoded = sum(call.image.header is not None for call in calls)
+    return encoded, len(calls) - encoded, max(0, samples - len(calls)) if pickler.is_computed else 0
+
+
 def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
     inputs = []
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
@@ -200,14 +242,20 @@ class ContentUnpickler(pickle.Unpickler):
     """Unpickle the content of a packed batch, with decoded images in place of the references.
 
     ``resolve`` returns the image or the batch for a reference (output, place or list of places). ``pin`` copies tensors
-    to pinned memory, as a stock loader with ``pin_memory`` does. ``kept`` is that of the PackedBatch.
+    to pinned memory, as a stock loader with ``pin_memory`` does. ``kept`` is that of the PackedBatch. What is computed
+    from images is placed on ``device``.
     """
 
     def __init__(
-        self, data: bytes, resolve: Callable[[int, Any], Any], pin: bool = False, kept: Sequence[torch.Tensor] = ()
+        self,
+        data: bytes,
+        resolve: Callable[[int, Any], Any],
+        pin: bool = False,
+        kept: Sequence[torch.Tensor] = (),
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(io.BytesIO(data))
-        self._resolve, self._pin, self._kept = resolve, pin, kept
+        self._resolve, self._pin, self._kept, self._device = resolve, pin, kept, device
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
@@ -216,6 +264,8 @@ class ContentUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
+        if found is computed and self._device is not None:
+            return functools.partial(torch.Tensor.to, device=self._device, non_blocking=True)
         return _restore_pinned_tensor if self._pin and found is restore_tensor else found
 
 

@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from .. import _fork_safety
 from .._exit_safety import END_S, at_exit
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
+from ..data.dataset import Translated
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
@@ -63,6 +64,7 @@ class WorkerPool:
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
         board: where workers write the states at the start and at the end of an epoch.
         in_order: whether torch returns batches in the order of the sampler.
+        is_late: whether images are decoded late.
         broken: whether a worker was lost, so that the next epoch needs new workers.
     """
 
@@ -74,6 +76,7 @@ class WorkerPool:
     source: PackedDataset | StatefulStream
     board: StateBoard | None
     in_order: bool = True
+    is_late: bool = False
     broken: bool = False
     user: weakref.ref[Any] | None = field(default=None, repr=False)
 
@@ -81,8 +84,7 @@ class WorkerPool:
     def build(
         cls,
         loader: Any,
-        dataset: Any,
-        plans: dict[str, Plan],
+        translated: Translated,
         arena: Arena | None,
         scans: IntegrityTable | None,
         loader_state: LoaderState,
@@ -91,11 +93,13 @@ class WorkerPool:
         """Create a pool with the arguments of a loader.
 
         Args:
+            translated: the dataset.
             arena: arena of an earlier epoch to use again; None: create one.
             scans: what is known of the JPEGs of the dataset; None if they are not checked.
             loader_state: state of the first epoch, with the states that the dataset begins with.
             live: returns the dataset for each batch if there are no workers.
         """
+        dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.of(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
@@ -127,9 +131,9 @@ class WorkerPool:
             requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
             source = PackedDataset(fetcher, packer, arena, states, board)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
-        workers = _Workers(**arguments, **_torch_arguments(loader, has_images, bool(plans)))
+        workers = _Workers(**arguments, **_torch_arguments(loader, has_images, is_late))
         workers.first_worker = loader_state.next_worker
-        return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order)
+        return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order, is_late)
 
     def start(
         self,
@@ -211,12 +215,12 @@ class WorkerPool:
         return self.arena
 
 
-def _torch_arguments(loader: Any, has_images: bool, opens_late: bool) -> dict[str, Any]:
+def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, Any]:
     """Return the arguments of torch's loader that are passed on as the user gave them."""
     return dict(
         num_workers=loader.num_workers,
         timeout=loader.timeout,
-        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, opens_late),
+        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, is_late, loader._options.on_gpu),
         multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from ..data.bad_samples import UnreadableSample
+from ..data.called_transforms import meet_transforms
 from ..data.lazy_image import open_late
 from ..errors import ImageError
 from .arena import Arena
@@ -95,11 +96,13 @@ def _pack(packer: Packer, fetched: Fetched, batched: bool, request: BatchRequest
     return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
 
-def set_up_worker(worker_init_fn: Callable[[int], None] | None, opens_late: bool, worker_id: int) -> None:
+def set_up_worker(
+    worker_init_fn: Callable[[int], None] | None, is_late: bool, is_for_gpu: bool, worker_id: int
+) -> None:
     """Set up a worker, then call the user's function. This is torch's ``worker_init_fn``.
 
     ``get_worker_info()`` returns the user's dataset afterwards, and the worker ends when its parent ends. If
-    ``opens_late``, see NOTE [ Decoded late ].
+    ``is_late``, images are decoded late; see NOTE [ Where transforms are met ].
     """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
@@ -109,8 +112,9 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, opens_late: bool
     elif isinstance(dataset, StatefulStream):
         object.__setattr__(info, "dataset", dataset.dataset)
     keep_freed_memory()
-    if opens_late:
+    if is_late:
         open_late()
+        meet_transforms(is_for_gpu)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:
         worker_init_fn(worker_id)

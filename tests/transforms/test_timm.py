@@ -493,12 +493,12 @@ def test_a_timm_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ImportError("cannot import name 'ResizeKeepRatio'", name="timm.data.transforms")
 
     monkeypatch.setattr(registry.importlib, "import_module", import_module)
-    registry._learn_timm.cache_clear()
+    registry.learn_timm.cache_clear()
     try:
         error = refused(timm_transforms.MaybeToTensor())
         assert "the oldest timm whose transforms are translated is 1.0.16" in error.reason
     finally:
-        registry._learn_timm.cache_clear()
+        registry.learn_timm.cache_clear()
 
 
 def test_one_interpolation_is_not_drawn() -> None:

@@ -1,0 +1,82 @@
+"""Transforms that are met where a dataset calls them: under any attribute, made in ``__getitem__``, one after another.
+
+NOTE [ Where transforms are met ]
+Where images are decoded late, ``__call__`` of the classes that are translated is exchanged. A transform that is called
+on an image that is not decoded draws its parameters, and returns an image or a tensor that is not decoded either. Each
+further transform goes on with that. So a Compose need not be known: its parts are met one by one. A transform that is
+not translated gets the image as it is, and whatever it does with the pixels is done to those of the stock loader.
+
+The pipelines of these transforms are built when the first batch arrives that needs them. The number of them is limited
+(``workers/packing.py``), as a dataset may make a transform with other arguments for each image.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..transforms.chain import classes_with_rules
+from ..transforms.registry import learn_timm
+from .lazy_image import LazyImage, is_late, transformed_in
+from .lazy_tensor import LazyTensor, lazy, sample_of, with_values
+from .placeholders import ImageCall
+from .transformed import Transformed
+
+_is_for_gpu = False
+
+
+def meet_transforms(is_for_gpu: bool) -> None:
+    """Let transforms take images that are not decoded, in this process from now on, wherever images are decoded late.
+
+    If not ``is_for_gpu``, this holds for transforms alone at which torchvision is not faster.
+    """
+    global _is_for_gpu
+    _is_for_gpu = is_for_gpu
+    if "timm.data.transforms" in sys.modules:
+        learn_timm()
+    for cls in classes_with_rules():
+        if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
+            setattr(cls, "__call__", _met(cls, cls.__call__))  # noqa: B010
+
+
+def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(self: Any, *inputs: Any, **named: Any) -> Any:
+        if not is_late() or len(inputs) != 1 or named:
+            return call(self, *inputs, **named)
+        image = inputs[0]
+        if type(self) is cls and isinstance(image, (Image.Image, LazyTensor)):
+            result = _after(self, image)
+            if result is not None:
+                return result
+        made = call(self, image)
+        is_of_image = isinstance(image, (Image.Image, np.ndarray)) and isinstance(made, torch.Tensor)
+        return with_values(made) if is_of_image and not isinstance(made, LazyTensor) else made
+
+    return called
+
+
+def _after(transform: Any, image: Any) -> Any:
+    """Return what a transform makes of an image that is not decoded; None if it is, or cannot stay so."""
+    transformed = _transformed(image)
+    chain = transformed.chain.then(transform) if transformed is not None else None
+    if transformed is None or chain is None or (chain.slow_on_cpu and not _is_for_gpu):
+        return None
+    if chain.state.images > 1:
+        return None
+    if chain.state.kind == "pil":
+        return LazyImage(image, transformed.then(transform, chain))
+    return lazy(ImageCall.of(transformed.then(transform, chain), chain.plan), 0)
+
+
+def _transformed(image: Any) -> Transformed | None:
+    if not isinstance(image, LazyTensor):
+        return transformed_in(image)
+    sample = sample_of(image)
+    return sample.call.transformed if sample is not None and isinstance(sample.call, ImageCall) else None

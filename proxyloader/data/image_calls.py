@@ -1,0 +1,67 @@
+"""Which images a sample or a batch holds that DALI is to decode. Worker."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .lazy_tensor import LazyTensor
+from .placeholders import ImageCall, ProxyBatch, ProxySample
+from .recorded import Node, Operation, leaves
+
+
+def image_calls_in(content: Any) -> list[ImageCall]:
+    """Return the calls of compiled transforms in a sample or a batch, in every object that pickle would visit."""
+    if not ImageCall.was_made:
+        return []
+    found: dict[int, ImageCall] = {}
+    if not _note_calls(content, found):
+        walk = _Walk(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+        walk.found = found
+        with contextlib.suppress(Exception):  # if it holds images, packing raises the same error
+            walk.dump(content)
+    return list(found.values())
+
+
+_WITHOUT_CALLS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
+
+
+def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
+    """Collect the calls of common sample types, in a tenth of the time of pickle. Return False for other types."""
+    kind = type(content)
+    if kind is tuple or kind is list:
+        return all(_note_calls(each, found) for each in content)
+    if kind is LazyTensor:
+        content = content._node
+    if isinstance(content, Node):
+        found.update({id(call): call for call in _calls_of(content)})
+        return True
+    return kind in _WITHOUT_CALLS or kind is LazyTensor
+
+
+def _calls_of(node: Any) -> list[ImageCall]:
+    """Return the calls that a node is made of."""
+    if isinstance(node, Operation):
+        return [call for each in leaves((node.args, node.kwargs)) for call in _calls_of(each)]
+    calls = [node.call] if isinstance(node, ProxySample) else node.run.calls if isinstance(node, ProxyBatch) else []
+    return [call for call in calls if isinstance(call, ImageCall)]
+
+
+class _Walk(ForkingPickler):
+    found: dict[int, ImageCall]
+    """Calls by id, because several outputs may refer to the same call."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, (LazyTensor, Node)):
+            _note_calls(obj, self.found)
+        # Large objects that hold no calls are not copied.
+        elif not isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)):
+            return None
+        return ""

@@ -1,0 +1,368 @@
+"""LazyTensor: a torch tensor of an image that is decoded when its values are used. Runs where the dataset runs.
+
+NOTE [ Tensors decoded late ]
+A compiled transform returns tensors without values, as DALI makes those of a whole batch later. Shape and dtype are
+known. What torch does to such a tensor is recorded, and done on the loader's device when DALI has made the values. So a
+dataset may write ``transform(image) * 2``, and a collate_fn may stack, mix and cut, and draws its random numbers where
+the stock loader draws them.
+
+Code that uses values, as ``float(x.mean())``, ``x.numpy()`` or ``if (x > 0).any()`` do, gets those that torchvision
+makes of the image that Pillow decodes, with the random numbers that were drawn: those of the stock loader. The tensor
+then has these values, and travels as any other. The same holds for operations that draw random numbers, that have a
+result whose shape depends on values, or that CUDA computes in a noticeably different way.
+
+torch says of each operation which of this applies: ``torch.Tag``. A result's shape is asked of torch's meta device.
+An operation in place is recorded for a tensor alone. If others share its memory, all of them are made real first.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+
+from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
+from .recorded import Node, Operation, leaves, mapped, operator_of, value_of
+
+RESIZE = (
+    "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
+    "several sizes"
+)
+"""Advice for images of several sizes."""
+
+USES_VALUES = frozenset(
+    {
+        *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),
+        *("pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__"),
+        *("__format__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "set_", "apply_", "map_"),
+    }
+)
+"""Methods of tensors that use the values without an operation of torch's."""
+
+DEVICES_DIFFER = ("conv", "mm", "matmul", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool")
+"""Parts of the names of operations of which a GPU computes noticeably different values."""
+
+_WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
+    *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+}
+"""Operations that use nothing of a tensor but its shape, strides and dtype."""
+
+_Tag = torch.Tag
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on the CPU whose values may not be computed yet. To other code it is a ``torch.Tensor``.
+
+    All that is computed from one is one. So the loader knows what belongs on its device, whoever has computed it.
+    """
+
+    was_made: ClassVar[bool] = False
+    """Whether this process has created one, so that batches may contain some."""
+
+    _node: Node | torch.Tensor
+    """What its values will be; a tensor when they are there."""
+
+    _source: tuple[LazyTensor, Callable[[torch.Tensor], torch.Tensor]] | None
+    """The tensor whose memory it shares, and the function that gives its part of that; None for memory of its own."""
+
+    _sharing: list[weakref.ref[LazyTensor]]
+    """All tensors that share its memory."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor) -> LazyTensor:
+        made: LazyTensor = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=torch.device("cpu")
+        )
+        made._node, made._source, made._sharing = node, None, []
+        LazyTensor.was_made = True
+        return made
+
+    def __init__(self, like: torch.Tensor, node: Node | torch.Tensor) -> None: ...
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if function is torch.Tensor.__setitem__:
+            return _set(*args)
+        if name in USES_VALUES:
+            return function(*mapped(real, args), **mapped(real, kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = _recorded(operator, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        result = operator(*mapped(real, args), **mapped(real, kwargs))
+        if operator._schema.is_mutable and isinstance(args[0], LazyTensor):
+            if _Tag.inplace_view in operator.tags:
+                with no_dispatch():
+                    operator(*args, **kwargs)
+            return args[0]
+        return mapped(with_values, result)
+
+
+def lazy(call: ImageCall, output: int) -> LazyTensor:
+    """Return the tensor of an output of an image."""
+    assert call.transformed is not None
+    state, size = call.plan.output, call.transformed.size
+    like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
+    return LazyTensor(like, ProxySample(call, output))
+
+
+def with_values(value: Any) -> Any:
+    """Return a tensor with values as a LazyTensor; any other value unchanged."""
+    return LazyTensor(value, value) if isinstance(value, torch.Tensor) else value
+
+
+def sample_of(tensor: LazyTensor) -> ProxySample | None:
+    """Return the output of DALI's that a tensor is, if nothing was done to it; otherwise None."""
+    node = tensor._node
+    return node if isinstance(node, ProxySample) and len(list(_sharers(tensor))) <= 1 else None
+
+
+def is_real(tensor: LazyTensor) -> bool:
+    """Return whether the values of a tensor were used."""
+    return isinstance(tensor._node, torch.Tensor)
+
+
+def real(value: Any) -> Any:
+    """Return the tensor that a LazyTensor stands for, with its values; any other value unchanged."""
+    if not isinstance(value, LazyTensor):
+        return value
+    if not isinstance(value._node, torch.Tensor):
+        root = value
+        while root._source is not None:
+            root = root._source[0]
+        _own(root)
+        for each in _sharers(root):
+            _own(each)
+    return value._node
+
+
+def _own(tensor: LazyTensor) -> torch.Tensor:
+    """Give a tensor its values, in memory that it shares with the tensors that it shared it with before."""
+    if not isinstance(tensor._node, torch.Tensor):
+        if tensor._source is None:
+            tensor._node = value_of(tensor._node).clone()
+        else:
+            source, part = tensor._source
+            tensor._node = part(_own(source))
+    assert isinstance(tensor._node, torch.Tensor)
+    return tensor._node
+
+
+def _sharers(tensor: LazyTensor) -> Iterator[LazyTensor]:
+    for reference in tensor._sharing:
+        other = reference()
+        if other is not None:
+            yield other
+
+
+def _node_of(value: Any) -> Any:
+    """Return what stands for an argument in a recorded operation."""
+    if isinstance(value, LazyTensor):
+        return value._node if not isinstance(value._node, torch.Tensor) else value._node.clone()
+    return value.clone() if isinstance(value, torch.Tensor) else value  # it may be changed before it is used
+
+
+@functools.lru_cache(maxsize=4096)
+def _meta(channels: int, height: int, width: int, dtype: torch.dtype, is_hwc: bool) -> torch.Tensor:
+    if is_hwc:
+        return torch.empty((height, width, channels), dtype=dtype, device="meta").permute(2, 0, 1)
+    return torch.empty((channels, height, width), dtype=dtype, device="meta")
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value
+
+
+def _empty(value: Any) -> Any:
+    if isinstance(value, LazyTensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return value
+
+
+def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation without values; NotImplemented if it needs them."""
+    name, tags = str(operator), operator.tags
+    packet = name.split(".")[1]
+    if packet in _WITHOUT_VALUES:
+        return operator(*mapped(_empty, args), **mapped(_empty, kwargs))
+    if operator is torch.ops.aten.stack.default and _is_first(*args[1:], **kwargs):
+        return stacked(args[0])
+    found = [each for each in leaves((args, kwargs)) if isinstance(each, LazyTensor)]
+    if all(map(is_real, found)) or _uses_values(packet, tags, args):
+        return NotImplemented
+    is_in_place = operator._schema.is_mutable
+    if is_in_place and not _is_alone(operator, args):
+        return NotImplemented
+    device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+    try:
+        like = operator(*mapped(_on_meta, args), **{**mapped(_on_meta, kwargs), **device})
+    except Exception:
+        return NotImplemented  # with values it raises the right error, or works
+    made = Operation(name, mapped(_node_of, args), mapped(_node_of, kwargs))
+    if is_in_place:
+        if _Tag.inplace_view in tags:
+            with no_dispatch():
+                operator(*args, **kwargs)
+        args[0]._node = made
+        return args[0]
+    if isinstance(like, torch.Tensor):
+        return _shared(LazyTensor(like, made), operator, args, kwargs, None)
+    if not isinstance(like, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in like):
+        return NotImplemented
+    parts = [
+        _shared(LazyTensor(each, Operation("take", (made, k), {})), operator, args, kwargs, k)
+        for k, each in enumerate(like)
+    ]
+    return type(like)(parts)
+
+
+def _uses_values(packet: str, tags: Any, args: Any) -> bool:
+    if _Tag.data_dependent_output in tags or _Tag.nondeterministic_seeded in tags or packet == "is_nonzero":
+        return True
+    if _Tag.dynamic_output_shape in tags:  # but not for indices that are whole numbers
+        dtypes = {each.dtype for each in leaves(args[1:]) if isinstance(each, torch.Tensor)}
+        return packet != "index" or not dtypes <= {torch.int64, torch.int32}
+    return any(part in packet for part in DEVICES_DIFFER)
+
+
+def _is_alone(operator: Any, args: Any) -> bool:
+    """Return whether an operation in place changes its first argument only, and that shares memory with no other."""
+    changed = [k for k, each in enumerate(operator._schema.arguments) if each.alias_info and each.alias_info.is_write]
+    first = args[0] if args else None
+    if changed != [0] or not isinstance(first, LazyTensor) or is_real(first):
+        return False
+    return all(other is first for other in _sharers(first))
+
+
+def _is_first(dim: int = 0) -> bool:
+    return dim == 0
+
+
+def _shared(made: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int | None) -> LazyTensor:
+    """Note that a result shares the memory of the first argument, if it does."""
+    returns = operator._schema.returns[0].alias_info
+    if returns is None or not isinstance(args[0], LazyTensor):
+        return made
+
+    def again(source: torch.Tensor) -> torch.Tensor:
+        result = operator(source, *mapped(real, args[1:]), **mapped(real, kwargs))
+        return result if part is None else result[part]  # type: ignore[no-any-return]
+
+    made._source = args[0], again
+    if not args[0]._sharing:
+        args[0]._sharing.append(weakref.ref(args[0]))
+    args[0]._sharing.append(weakref.ref(made))
+    made._sharing = args[0]._sharing
+    return made
+
+
+def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """``tensor[index] = value``"""
+    alone = isinstance(tensor, LazyTensor) and not is_real(tensor) and all(o is tensor for o in _sharers(tensor))
+    if alone:
+        try:
+            with no_dispatch():
+                _on_meta(tensor)[mapped(_on_meta, index)] = _on_meta(value)
+        except Exception:
+            alone = False
+    if alone:
+        tensor._node = Operation("set", (tensor._node, mapped(_node_of, index), _node_of(value)), {})  # type: ignore[attr-defined]
+    else:
+        real(tensor)[mapped(real, index)] = real(value)
+
+
+def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return ``torch.stack(tensors)`` without values, if some of the tensors have none.
+
+    An operation that was done alike to each of the tensors is recorded once, for all of them.
+
+    Raises:
+        RuntimeError: they have several shapes.
+    """
+    if not any(isinstance(each, LazyTensor) and not is_real(each) for each in tensors):
+        return with_values(torch.stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
+    nodes = [_node_of(each) for each in tensors]
+    if len(set(map(_kind_of, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # as most often, in half of the time
+        dtype = tensors[0].dtype
+    else:
+        refuse_several_sizes(tensors, RESIZE)
+        dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
+    like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
+    batch: torch.Tensor = LazyTensor(like, _stack_of(nodes))
+    return batch
+
+
+def _kind_of(node: Any) -> Any:
+    """Return a key that is the same for outputs of the same transforms and size only."""
+    if not isinstance(node, ProxySample) or not isinstance(node.call, ImageCall) or node.call.transformed is None:
+        return id(node)
+    return node.call.server, node.output, node.call.transformed.size
+
+
+def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
+    """Raise RuntimeError if the images are of several sizes."""
+    shapes = sorted({tuple(image.shape) for image in images})
+    if len(shapes) > 1:
+        raise RuntimeError(
+            f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
+            f"{' and others' if len(shapes) > 2 else ''}. {advice}"
+        )
+
+
+def _stack_of(nodes: Sequence[Any]) -> Node:
+    first = nodes[0]
+    if all(isinstance(node, ProxySample) and node.output == first.output for node in nodes):
+        return collate_proxy_samples(nodes)
+    if _is_pointwise(first) and all(_is_alike(first, node) for node in nodes):
+        inner = _stack_of([node.args[0] for node in nodes])
+        return Operation(first.name, (inner, *first.args[1:]), first.kwargs)
+    return Operation("aten.stack.default", (list(nodes),), {})
+
+
+def _is_pointwise(node: Any) -> bool:
+    """Return whether a node is an operation on each value of its first argument by itself."""
+    if not isinstance(node, Operation) or not node.name.startswith("aten.") or not isinstance(node.args[0], Node):
+        return False
+    return _Tag.pointwise in operator_of(node.name).tags
+
+
+def _is_alike(first: Operation, node: Any) -> bool:
+    """Return whether an operation does the same, with the same numbers, to another tensor."""
+    if not isinstance(node, Operation) or node.name != first.name:
+        return False
+    rest, others = list(leaves((first.args[1:], first.kwargs))), list(leaves((node.args[1:], node.kwargs)))
+    return len(rest) == len(others) and all(map(_is_equal, rest, others))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        # One of fewer dimensions is broadcast to a batch of images as it is to an image.
+        return one.ndim <= 3 and one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and not isinstance(one, (Operation, ProxySample, ProxyBatch)) and bool(one == other)
+
+
+def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    """Collate tensors, for ``torch.utils.data.default_collate``."""
+    if any(isinstance(each, LazyTensor) and not is_real(each) for each in batch):
+        return stacked(batch)
+    found = collate_tensor_fn([real(each) for each in batch], collate_fn_map=collate_fn_map)
+    result: torch.Tensor = with_values(found) if any(isinstance(each, LazyTensor) for each in batch) else found
+    return result
+
+
+default_collate_fn_map[LazyTensor] = _collated

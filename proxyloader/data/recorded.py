@@ -1,0 +1,107 @@
+"""Operations of torch's on tensors without values, recorded by a dataset and done when DALI has made the values.
+
+They are recorded in the worker. Pickled, an operation becomes its result: it is done where it is unpickled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .placeholders import ProxyBatch, ProxySample
+
+
+class Operation:
+    """An operation whose values are not computed yet. In its arguments nodes stand for tensors.
+
+    ``name`` is that of torch's operator, such as "aten.mul.Tensor". "set" assigns to an index of a copy. "take" takes
+    one of several results.
+    """
+
+    __slots__ = ("_real", "args", "kwargs", "name")
+
+    def __init__(self, name: str, args: Any, kwargs: Any) -> None:
+        self.name, self.args, self.kwargs = name, args, kwargs
+        self._real: Any = None
+
+    def real(self) -> Any:
+        if self._real is None:
+            self._real = done(self.name, mapped(value_of, self.args), mapped(value_of, self.kwargs))
+        return self._real
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _replayed, (self.name, self.args, self.kwargs)  # pickled, it becomes its result
+
+
+Node = Operation | ProxySample | ProxyBatch
+"""What the values of a tensor will be: the result of an operation, or an output of DALI's."""
+
+
+def value_of(node: Any) -> Any:
+    """Return the tensor that a node stands for, as torchvision makes it; any other value unchanged."""
+    if isinstance(node, Operation):
+        return node.real()
+    if isinstance(node, ProxySample):
+        return node.call.real()[node.output]  # type: ignore[attr-defined]
+    if isinstance(node, ProxyBatch):
+        return torch.stack([call.real()[node.output] for call in node.run.calls])  # type: ignore[attr-defined]
+    return node
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return the value with a function applied to all that is in lists, tuples and dicts."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([mapped(function, each) for each in value])
+    if kind is dict:
+        return {key: mapped(function, each) for key, each in value.items()}
+    if kind is slice:
+        return slice(*(mapped(function, each) for each in (value.start, value.stop, value.step)))
+    return function(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from leaves(each)
+    elif isinstance(value, dict):
+        yield from leaves(list(value.values()))
+    else:
+        yield value
+
+
+def done(name: str, args: Any, kwargs: Any) -> Any:
+    """Return the result of a recorded operation on tensors with values."""
+    if name == "set":
+        tensor = args[0].clone()
+        tensor[args[1]] = args[2]
+        return tensor
+    if name == "take":
+        return args[0][args[1]]
+    operator = operator_of(name)
+    if not operator._schema.is_mutable:
+        return operator(*args, **kwargs)
+    tensor = args[0].clone()
+    operator(tensor, *args[1:], **kwargs)
+    return tensor
+
+
+@functools.cache
+def operator_of(name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), torch.ops)
+
+
+def _replayed(name: str, args: Any, kwargs: Any) -> Any:
+    """Do a recorded operation on the device of the images."""
+    devices = {each.device for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+    device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device != device:
+            return value.to(device, non_blocking=True)
+        return device if isinstance(value, torch.device) else value
+
+    return done(name, mapped(placed, args), mapped(placed, kwargs))

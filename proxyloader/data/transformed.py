@@ -1,0 +1,70 @@
+"""Transformed: an image that is not decoded, and the transforms that were called on it. Runs where the dataset runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PIL import Image
+
+from .._random_state import drawing_from, states_now
+from ..transforms.chain import START, Chain
+from ..transforms.plan import ParamRow, Size
+from .encoded_image import EncodedImage
+
+Call = tuple[Any, tuple[Any, ...] | None]
+"""A transform that was called, and the states of the generators before it; None: it draws nothing."""
+
+
+class Transformed:
+    """An image that is not decoded, with the parameters that transforms have drawn for it.
+
+    DALI applies the steps of ``chain`` to the file. ``real`` has torchvision do the same, with the same random numbers.
+
+    Attributes:
+        image: the image before all transforms.
+        chain: the transforms, translated.
+        calls: the transforms themselves.
+        row: the parameters that were drawn.
+        size: (height, width) after the transforms.
+    """
+
+    __slots__ = ("_real", "calls", "chain", "image", "row", "size")
+
+    def __init__(self, image: EncodedImage, chain: Chain, calls: tuple[Call, ...], row: ParamRow, size: Size) -> None:
+        self.image, self.chain, self.calls, self.row, self.size = image, chain, calls, row, size
+        self._real: Any = None
+
+    @classmethod
+    def of(cls, image: EncodedImage) -> Transformed:
+        """Return an image on which no transform was called yet."""
+        return cls(image, START, (), ParamRow(), (image.height, image.width))
+
+    def then(self, transform: Any, chain: Chain) -> Transformed:
+        """Call a transform, which is the last one of ``chain``: draw its parameters."""
+        states = states_now(chain.draws_beside_torch) if chain.draws else None
+        row, size = self.row.copy(), self.size
+        for step in chain.last_steps:
+            size = step.sample_params(size, row)
+        return Transformed(self.image, chain, (*self.calls, (transform, states)), row, size)
+
+    def real(self) -> Any:
+        """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.
+
+        Raises:
+            ImageError: Pillow cannot decode the image.
+        """
+        if self._real is None:
+            image: Any = self.image.decoded()
+            for transform, states in self.calls:
+                if states is None:
+                    image = transform(image)
+                else:
+                    with drawing_from(states):
+                        image = transform(image)
+            self._real = image
+        return self._real
+
+    def decoded(self) -> Image.Image:
+        """Return the PIL image, as ``EncodedImage.decoded`` does."""
+        image: Image.Image = self.real()
+        return image

@@ -1,0 +1,140 @@
+"""Chain: transforms that are called one after the other on one image, translated together."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision.transforms import RandomChoice, RandomOrder
+
+from ..errors import UnsupportedTransformError
+from .plan import Branch, ImageState, Plan, iter_steps, output_state, plan_of
+from .registry import CONTAINERS, RULES, keeps_class, translate
+
+MOST_CHAINS = 1000
+"""Maximum number of chains that continue one, with transforms that were made for one image. Later ones have no plan."""
+
+
+class Chain:
+    """Transforms that were called one after the other, as steps.
+
+    Attributes:
+        steps: of all transforms.
+        last_steps: of the last transform.
+        state: state of the image after them.
+        draws_beside_torch: whether the last transform may draw from Python's and NumPy's generators, too.
+        draws: whether the last transform draws random numbers.
+        slow_on_cpu: whether torchvision is faster at some of them on a CPU.
+    """
+
+    def __init__(self, steps: Branch, last_steps: Branch, state: ImageState, draws_beside_torch: bool = False) -> None:
+        self.steps, self.last_steps, self.state = steps, last_steps, state
+        self.draws_beside_torch = draws_beside_torch
+        self._next: dict[Any, tuple[Any, Chain | None]] = {}
+
+    def then(self, transform: Any) -> Chain | None:
+        """Return the chain that goes on with a transform as it is now; None if that is not translated."""
+        key = settings_of(transform)
+        found = self._next.get(key)
+        if found is None:
+            if len(self._next) >= MOST_CHAINS:
+                return None
+            found = self._next[key] = transform, self._continued(transform)  # the key has ids of what this holds
+        return found[1]
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The plan of all steps. UnsupportedTransformError: they do not end in a tensor."""
+        return plan_of(self.steps)
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        return any(step.params_doc for step in iter_steps(self.last_steps))
+
+    @functools.cached_property
+    def slow_on_cpu(self) -> bool:
+        return Plan(self.steps, self.state).slow_on_cpu
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch)
+
+    def _continued(self, transform: Any) -> Chain | None:
+        part = translate(transform, state=self.state)
+        if part.refused is not None:
+            return None
+        try:
+            state = output_state(part.steps, self.state)
+        except UnsupportedTransformError:
+            return None
+        if not all(map(keeps_class, part)):
+            state = ImageState(**(vars(state) | {"pure": True}))
+        beside = any(draws_beside_torch(each.transform) for each in part)
+        return Chain(self.steps + part.steps, part.steps, state, beside)
+
+
+def chain_of(plan: Plan, transform: Any) -> Chain:
+    """Return the chain of one transform, which is translated already."""
+    beside = any(draws_beside_torch(each.transform) for each in translate(transform))
+    return Chain(plan.steps, plan.steps, plan.output, beside)
+
+
+def draws_beside_torch(transform: Any) -> bool:
+    """Return whether a transform may draw from Python's or NumPy's generator, too. Most of torchvision's do not."""
+    own = type(transform).__module__.startswith("torchvision.")
+    return not own or type(transform) in (RandomChoice, RandomOrder)
+
+
+def settings_of(transform: Any) -> Any:
+    """Return a key that differs if another transform is given, or if this one's attributes were set since.
+
+    It holds what it tells apart, so that an ID in it cannot become that of another object.
+    """
+    if type(transform) in CONTAINERS:
+        return Same(transform), tuple(map(settings_of, transform.transforms)), _values(transform)
+    return Same(transform), _values(transform)
+
+
+def _values(transform: Any) -> tuple[Any, ...]:
+    return tuple([_value(value) for value in vars(transform).values()])
+
+
+def _value(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list or kind is tuple:
+        return tuple(map(_value, value))
+    if kind is dict:
+        return tuple((key, _value(each)) for key, each in value.items())
+    if kind is torch.Tensor or kind is np.ndarray:
+        return value.tobytes() if kind is np.ndarray else value.numpy().tobytes()
+    return Same(value)
+
+
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+class Same:
+    """An object as a key that equals only the same object."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, object: Any) -> None:
+        self._object = object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._object is other._object
+
+
+START = Chain((), (), ImageState())
+"""Of an RGB image on which no transform was called yet."""
+
+
+def classes_with_rules() -> tuple[type, ...]:
+    """Return the classes that a chain may continue with."""
+    return (*RULES, *CONTAINERS)
