@@ -23,6 +23,7 @@ from PIL import Image
 
 from ..transforms.chain import classes_with_rules
 from ..transforms.registry import learn_timm
+from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
 from .lazy_tensor import LazyTensor, lazy, sample_of, with_values
 from .placeholders import ImageCall
@@ -40,6 +41,7 @@ def meet_transforms(is_for_gpu: bool) -> None:
     _is_for_gpu = is_for_gpu
     if "timm.data.transforms" in sys.modules:
         learn_timm()
+    decode_late()
     for cls in classes_with_rules():
         if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
             setattr(cls, "__call__", _met(cls, cls.__call__))  # noqa: B010

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from PIL import Image
@@ -22,22 +23,32 @@ class Transformed:
 
     Attributes:
         image: the image before all transforms.
+        decode: returns that image as the stock loader's dataset would: as a PIL image, or a tensor.
         chain: the transforms, translated.
         calls: the transforms themselves.
         row: the parameters that were drawn.
         size: (height, width) after the transforms.
     """
 
-    __slots__ = ("_real", "calls", "chain", "image", "row", "size")
+    __slots__ = ("_real", "calls", "chain", "decode", "image", "row", "size")
 
-    def __init__(self, image: EncodedImage, chain: Chain, calls: tuple[Call, ...], row: ParamRow, size: Size) -> None:
-        self.image, self.chain, self.calls, self.row, self.size = image, chain, calls, row, size
+    def __init__(
+        self,
+        image: EncodedImage,
+        decode: Callable[[], Any],
+        chain: Chain = START,
+        calls: tuple[Call, ...] = (),
+        row: ParamRow | None = None,
+        size: Size | None = None,
+    ) -> None:
+        self.image, self.decode, self.chain, self.calls = image, decode, chain, calls
+        self.row, self.size = row or ParamRow(), size or (image.height, image.width)
         self._real: Any = None
 
     @classmethod
     def of(cls, image: EncodedImage) -> Transformed:
-        """Return an image on which no transform was called yet."""
-        return cls(image, START, (), ParamRow(), (image.height, image.width))
+        """Return an image on which no transform was called yet, and which Pillow would decode."""
+        return cls(image, image.decoded)
 
     def then(self, transform: Any, chain: Chain) -> Transformed:
         """Call a transform, which is the last one of ``chain``: draw its parameters."""
@@ -45,7 +56,7 @@ class Transformed:
         row, size = self.row.copy(), self.size
         for step in chain.last_steps:
             size = step.sample_params(size, row)
-        return Transformed(self.image, chain, (*self.calls, (transform, states)), row, size)
+        return Transformed(self.image, self.decode, chain, (*self.calls, (transform, states)), row, size)
 
     def real(self) -> Any:
         """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.
@@ -54,7 +65,7 @@ class Transformed:
             ImageError: Pillow cannot decode the image.
         """
         if self._real is None:
-            image: Any = self.image.decoded()
+            image: Any = self.decode()
             for transform, states in self.calls:
                 if states is None:
                     image = transform(image)

@@ -64,7 +64,8 @@ def _compiled(transform: Any, options: LoaderOptions, warnings: list[str]) -> An
     except UnsupportedTransformError as error:
         if options.unsupported != "auto":
             raise
-        warnings.append(f"torchvision does {_named(error)} in the workers, which is slower: {error.reason}")
+        if error.code != "no-tensor":  # which may be as the dataset decodes images to tensors itself
+            warnings.append(f"torchvision does {_named(error)} in the workers, which is slower: {error.reason}")
         return transform
 
 

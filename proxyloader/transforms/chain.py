@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torchvision.transforms import RandomChoice, RandomOrder
+from torchvision.transforms import PILToTensor, RandomChoice, RandomOrder
 
 from ..errors import UnsupportedTransformError
 from .plan import Branch, ImageState, Plan, iter_steps, output_state, plan_of
@@ -132,7 +132,10 @@ class Same:
 
 
 START = Chain((), (), ImageState())
-"""Of an RGB image on which no transform was called yet."""
+"""Of an RGB image in Pillow on which no transform was called yet."""
+
+START_AS_TENSOR = cast(Chain, START.then(PILToTensor()))
+"""Of an RGB image as a tensor, uint8 (3, H, W), on which no transform was called yet."""
 
 
 def classes_with_rules() -> tuple[type, ...]:

@@ -1,0 +1,59 @@
+"""Tensors of JPEGs that ``torchvision.io`` decodes, decoded late. Runs where the dataset runs.
+
+``read_image``, ``decode_image`` and ``decode_jpeg`` call operators of ``torch.ops.image`` by their names. Where images
+are decoded late, these return a LazyTensor for a JPEG that becomes an RGB image: see NOTE [ Tensors decoded late ].
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchvision.io import ImageReadMode
+
+from ..errors import ImageError
+from ..transforms.chain import START_AS_TENSOR
+from .encoded_image import EncodedImage
+from .lazy_image import is_late
+from .lazy_tensor import lazy
+from .placeholders import ImageCall
+from .transformed import Transformed
+
+OPERATORS = ("decode_image", "decode_jpeg")
+COLORS = 3
+
+
+def decode_late() -> None:
+    """Let ``torchvision.io`` decode JPEGs late, in this process from now on, wherever images are decoded late."""
+    for name in OPERATORS:
+        operator = getattr(torch.ops.image, name, None)  # there are none if torchvision was built without
+        if operator is not None and not hasattr(operator, "__wrapped__"):
+            setattr(torch.ops.image, name, _met(operator))
+
+
+def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(operator, assigned=(), updated=())
+    def decoded(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
+        image = _encoded(data, mode) if is_late() and not apply_exif_orientation else None
+        if image is None:
+            return operator(data, mode, apply_exif_orientation)
+        bytes_ = data.clone()  # it may be changed before it is used
+        transformed = Transformed(image, functools.partial(operator, bytes_, mode), START_AS_TENSOR)
+        return lazy(ImageCall.of(transformed, START_AS_TENSOR.plan), 0)
+
+    return decoded
+
+
+def _encoded(data: Any, mode: int) -> EncodedImage | None:
+    """Return the JPEG; None if it becomes no RGB image, or DALI might decode it in another way."""
+    if not isinstance(data, torch.Tensor) or mode not in (ImageReadMode.UNCHANGED.value, ImageReadMode.RGB.value):
+        return None
+    try:
+        image = EncodedImage.of_jpeg(data.numpy().tobytes())
+    except (ImageError, RuntimeError, TypeError):
+        return None
+    if image is None or image.header is None or (mode == 0 and len(image.header.component_ids) != COLORS):
+        return None
+    return image
