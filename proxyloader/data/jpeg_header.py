@@ -73,8 +73,12 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
             if components == 1 and data[at + 11] != _NO_SAMPLING:
                 alike = False  # meaningless in a grey image, but the GPU's decoders apply it
             frame = height, width, alike, ids, marker == 0xC2
+        elif marker in (0xE0, 0xEE) and length < 9 and bytes(data[at + 4 : at + 8]) in (b"JFIF", b"Adob"):
+            return None  # Pillow reads a version from it
         elif marker == 0xEE and length >= 14 and bytes(data[at + 4 : at + 9]) == b"Adobe":
             adobe_transform = data[at + 15]
+        elif marker == 0xDB and not _has_whole_tables(data, at + 4, at + 2 + length):
+            return None
         elif marker not in _BEFORE_SCANS and marker != 0xDA:
             return None  # see NOTE [ What DALI cannot parse ] in dali/api.py
         elif marker == 0xDA:
@@ -85,6 +89,13 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
             return JpegHeader(height, width, alike, progressive, at, ids)
         at += 2 + length
     return None
+
+
+def _has_whole_tables(data: bytes, at: int, end: int) -> bool:
+    """Return whether the quantization tables of a segment are whole, which Pillow asks for."""
+    while at < end:
+        at += 129 if data[at] >> 4 else 65
+    return at == end
 
 
 def count_scans(data: bytes | memoryview, header: JpegHeader) -> tuple[int, int]:

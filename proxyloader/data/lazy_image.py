@@ -1,16 +1,16 @@
 """LazyImage: a PIL image of a JPEG that is decoded when its pixels are first used. Runs where the dataset runs.
 
 NOTE [ Decoded late ]
-``Image.open`` finds the class of a file in a registry of Pillow's. Here JPEGs get a class that reads the file where
-Pillow decodes it, and decodes where a pixel is used. So code that opens, converts and copies an image, and gives it to
-a compiled transform, hands on the bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
+``Image.open`` finds the class of a file in a registry of Pillow's. Here JPEGs get a class that reads the whole file,
+and decodes where a pixel is used. So code that opens, converts and copies an image, and gives it to a compiled
+transform, hands on the bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
 
 This holds in the workers of a loader whose images DALI decodes, in all of their threads. Without workers it holds in
 the thread that fetches a batch, until it is fetched. Elsewhere ``Image.open`` is Pillow's own,
 and so it is with Pillow 10, whose images have no place to decode them late.
 
-When a file is read, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
-Then Pillow decodes it at once. So a dataset that catches the error of such a file catches it where it always did.
+When a file is opened, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
+Then it is Pillow's own image. So a dataset that catches the error of such a file catches it where it always did.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
 from .transformed import Transformed
 
-_MODES = ("RGB", "L")
+_MODES = {1: "L", 3: "RGB"}
+"""The modes of JPEGs by their number of components."""
+
+_ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
+"""What Pillow gives an image that has no pixels yet."""
 
 _in_process = False
 _in_thread = threading.local()
@@ -40,6 +44,22 @@ class _DecodedLate(Image.Image):
 
     _encoded: EncodedImage | Transformed | None = None
     """The image while it is not decoded: a file, or one on which transforms were called."""
+
+    _header = b""
+    """A JPEG with the header of the file that the image comes from; empty once Pillow has read it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not self._header or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        known = self._known_to_pillow()
+        self._header = b""
+        for key, value in known.items():
+            vars(self).setdefault(key, value)
+        return getattr(self, name)
+
+    def _known_to_pillow(self) -> dict[str, Any]:
+        """Return the attributes that Pillow finds in the header."""
+        raise NotImplementedError
 
     @property
     def im(self) -> Any:
@@ -84,42 +104,59 @@ class LazyImage(_DecodedLate):
     """An image that is not decoded yet, as others take it for a copy of one. It has the ``info`` of ``image``."""
 
     def __init__(self, image: Image.Image | None, encoded: EncodedImage | Transformed) -> None:
-        super().__init__()
+        vars(self).update(_ATTRIBUTES)
         self._mode, self._size, self._encoded = "RGB", encoded.size, encoded
         if isinstance(encoded, Transformed):
             self._mode, self._size = "RGB" if encoded.chain.state.channels == 3 else "L", encoded.size[::-1]
-        info = image.info if image is not None else {}
-        self.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
+        info = {} if image is None else vars(image).get("info")
+        if info is None:
+            assert isinstance(image, _DecodedLate)
+            self._header = image._header
+        else:
+            self.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._new(self.im).__reduce_ex__(protocol)  # as the decoded image that others take it for
 
+    def _known_to_pillow(self) -> dict[str, Any]:
+        return {"info": vars(JpegImageFile(io.BytesIO(self._header)))["info"]}
+
 
 class LazyJpegFile(_DecodedLate, JpegImageFile):
-    """A JPEG file as ``Image.open`` returns it, which is read by ``load``, and decoded when its pixels are used."""
+    """A JPEG file as ``Image.open`` returns it, whose pixels are decoded when they are used.
 
-    _is_read = False
+    It is in memory. Pillow reads its header when an attribute is asked for that is not needed to decode it.
+    """
+
+    _unread: EncodedImage | None = None
+    """The image before ``load``."""
+
+    @classmethod
+    def of(cls, data: bytes, encoded: EncodedImage, mode: str, file: Any, filename: Any) -> LazyJpegFile:
+        image = cls.__new__(cls)
+        vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False)
+        image._mode, image._size, image._header, image._unread = mode, encoded.size, data, encoded
+        return image
+
+    def _known_to_pillow(self) -> dict[str, Any]:
+        return vars(JpegImageFile(io.BytesIO(self._header)))
 
     def _read(self) -> None:
-        if self._is_read:
+        encoded, self._unread = self._unread, None
+        if encoded is None or self.fp is None:  # as it was closed
             return
-        self._is_read = True
-        file = getattr(self, "fp", None)
-        if file is None or self.mode not in _MODES:
-            return
-        size_bytes = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        data = file.read(size_bytes) if size_bytes <= MOST_READ_BYTES else b""  # of more, Pillow reads what it needs
-        with contextlib.suppress(ImageError):  # it takes long to decode, which Pillow does without a word
-            self._encoded = EncodedImage.of_jpeg(data, self.filename if isinstance(self.filename, str) else "")
-        if self._encoded is not None:  # as Pillow leaves a file that it has decoded
-            self.tile, self.readonly = [], 0
-            if self._exclusive_fp:
-                file.close()
-            self.fp = None
+        self._encoded = encoded
+        self.tile, self.readonly = [], 0  # as Pillow leaves a file that it has decoded
+        if self._exclusive_fp:
+            self.fp.close()
+        self.fp = None
+
+    def close(self) -> None:
+        self._unread = None
+        super().close()
 
     def draft(self, mode: str | None, size: Any) -> Any:
-        self._is_read = True  # Pillow decodes in another way then
+        self._unread = None  # Pillow decodes in another way then
         return super().draft(mode, size)
 
 
@@ -189,9 +226,26 @@ def _register() -> bool:
 
 
 def _opened(file: Any, filename: Any = None) -> JpegImageFile:
-    if is_late():
-        image = LazyJpegFile(file, filename)
-        if "mp" not in image.info:  # it may be a file of several pictures, which has a class of its own
-            return image
-        file.seek(0)
-    return JpegImagePlugin.jpeg_factory(file, filename)
+    late = _opened_late(file, filename) if is_late() else None
+    if late is not None:
+        return late
+    file.seek(0)
+    image: JpegImageFile = JpegImagePlugin.jpeg_factory(file, filename)
+    return image
+
+
+def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
+    """Return a JPEG that is decoded late; None if Pillow is to open it."""
+    size_bytes, encoded = file.seek(0, os.SEEK_END), None
+    if size_bytes > MOST_READ_BYTES:  # Pillow reads what it needs
+        return None
+    file.seek(0)
+    data = file.read(size_bytes)
+    with contextlib.suppress(ImageError):  # it takes long to decode, which Pillow does without a word
+        encoded = EncodedImage.of_jpeg(data, filename if isinstance(filename, str) else "")
+    if encoded is None or encoded.header is None:
+        return None
+    if data.find(b"MPF\0", 0, encoded.header.first_scan) >= 0:  # several pictures, which have a class of their own
+        return None
+    mode = _MODES[len(encoded.header.component_ids)]
+    return LazyJpegFile.of(data, encoded, mode, file, filename)
