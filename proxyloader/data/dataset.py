@@ -32,6 +32,7 @@ class Translated(NamedTuple):
         is_late: whether images are decoded late there; see NOTE [ Where transforms are met ].
         reason: why torch loads the dataset by itself; "" if it does not.
         warnings: what makes it slower than it might be.
+        in_workers: the transforms that are not translated, and why. Whether that makes it slower shows the first epoch.
     """
 
     dataset: Any
@@ -39,6 +40,7 @@ class Translated(NamedTuple):
     is_late: bool = False
     reason: str = ""
     warnings: tuple[str, ...] = ()
+    in_workers: tuple[str, ...] = ()
 
 
 def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:

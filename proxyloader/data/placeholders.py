@@ -111,7 +111,7 @@ def _unpack_run(data: torch.Tensor) -> ProxyInputBatch:
 
 NO_TENSOR_YET = (
     "inside the dataset a transformed image is no tensor yet: behind proxyloader.DataLoader DALI makes the tensors of "
-    "a whole batch at once. Do this on the batch, in a collate_fn, or in the transform, there with unsupported='cpu' "
+    "a whole batch at once. Do this on the batch, in a collate_fn, or in the transform, there with unsupported='auto' "
     "if it is refused; or use torch.utils.data.DataLoader for this dataset. torch's default collate_fn needs such "
     "images in all samples of a batch, or in none"
 )

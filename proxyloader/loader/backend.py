@@ -58,6 +58,8 @@ class ImageCounts:
         self._name = name_of(dataset)
         self._by_dali = self._by_pillow = self._by_torchvision = 0
         self._is_said = False
+        self.in_workers: tuple[str, ...] = ()
+        """The transforms that are not translated, and why."""
 
     def add(self, batch: PackedBatch) -> None:
         by_dali, by_pillow, by_torchvision = batch.images_by
@@ -86,7 +88,7 @@ class ImageCounts:
         if self._by_pillow:
             reasons.append("Pillow decodes what is no JPEG, or one that DALI would decode differently")
         if self._by_torchvision:
-            reasons.append(
-                "torchvision makes images whose pixels the dataset uses, or with a transform that is not translated"
-            )
-        return f". That is slower: {'; '.join(reasons)}"
+            made = "torchvision makes images whose pixels the dataset uses, and those that are not RGB"
+            not_translated = "; and all before ".join(self.in_workers)
+            reasons.append(f"{made}. It does all before {not_translated}" if not_translated else made)
+        return f". That is slower. {'. '.join(reasons)}"

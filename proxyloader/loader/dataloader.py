@@ -303,6 +303,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     def _warn_of(self, found: Translated) -> None:
         """Log what makes the dataset slower than it might be, once for this loader."""
+        self._counts.in_workers = found.in_workers
         for warning in found.warnings:
             if warning not in self._said:
                 self._said.add(warning)

@@ -33,9 +33,10 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         missing = "NVIDIA DALI is not installed"
         return Translated(dataset, {}, reason=missing, warnings=(f"{missing}: torch loads it, at its speed",))
     warnings: list[str] = []
+    in_workers: list[str] = []
     try:
         wrapped = wrap(
-            dataset, options.max_pixels, compile=functools.partial(_compiled, options=options, warnings=warnings)
+            dataset, options.max_pixels, compile=functools.partial(_compiled, options=options, in_workers=in_workers)
         )
     except UnsupportedTransformError as error:
         if options.unsupported != "cpu":
@@ -54,10 +55,10 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         return Translated(wrapped, plans, reason="" if plans else "its samples are in memory, with nothing to decode")
     if options.server is None and isinstance(getattr(_innermost(dataset), "transform", None), Proxy):
         warnings.append(NO_SERVER)
-    return Translated(wrapped, plans, is_late=True, warnings=tuple(warnings))
+    return Translated(wrapped, plans, is_late=True, warnings=tuple(warnings), in_workers=tuple(in_workers))
 
 
-def _compiled(transform: Any, options: LoaderOptions, warnings: list[str]) -> Any:
+def _compiled(transform: Any, options: LoaderOptions, in_workers: list[str]) -> Any:
     """Translate a transform, or return it as it is if its parts are to be met where they are called."""
     try:
         return compile_for_loader(transform, options.unsupported)
@@ -65,7 +66,7 @@ def _compiled(transform: Any, options: LoaderOptions, warnings: list[str]) -> An
         if options.unsupported != "auto":
             raise
         if error.code != "no-tensor":  # which may be as the dataset decodes images to tensors itself
-            warnings.append(f"torchvision does {_named(error)} in the workers, which is slower: {error.reason}")
+            in_workers.append(f"{_named(error)}: {error.reason}")
         return transform
 
 

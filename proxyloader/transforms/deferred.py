@@ -52,7 +52,7 @@ class DeferredTransforms:
             raise InputError(
                 f"{self.position} and what follows it were called on a batch of images, {list(batch.shape)}, as "
                 f"unsupported='batch' says, and gave {got}; a tensor of {len(batch)} images is expected. "
-                "With unsupported='cpu' they are called on each image",
+                "With unsupported='auto' they are called on each image",
                 code="wrong-output",
             )
         return images

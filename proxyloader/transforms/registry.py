@@ -147,7 +147,7 @@ def _refuse_on_batches(state: ImageState, error: UnsupportedTransformError) -> N
     else:
         return
     reason = error.reason.replace(f". {ON_BATCHES}", "")  # this advice does not apply here
-    reason = f"{reason}. (unsupported='batch' does not help: {why}; unsupported='cpu' does)"
+    reason = f"{reason}. (unsupported='batch' does not help: {why}; unsupported='auto' does)"
     raise _named(UnsupportedTransformError(reason, code="no-batch"), error.transform, error.position)
 
 

@@ -13,7 +13,7 @@ from ..errors import UnsupportedTransformError
 LEAVE_OUT = "Leave it out, or use torch.utils.data.DataLoader for this dataset"
 ON_BATCHES = (
     "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
-    "by then, or in the workers with unsupported='cpu'"
+    "by then, or in the workers with unsupported='auto'"
 )
 LISTED = "docs/transforms.md lists what is translated, and `proxyloader explain` shows it of a transform"
 STOCK_LOADER = "Use torch.utils.data.DataLoader for this dataset"
@@ -38,7 +38,7 @@ REFUSED = {
     "CutMix": MIXES,
     "ElasticTransform": (
         "it fetches every pixel from a place of its own, which DALI does on GPUs only. Leave it out, or to torchvision "
-        "in the workers with unsupported='cpu'"
+        "in the workers with unsupported='auto'"
     ),
     "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
     "LinearTransformation": (
