@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 from ..transforms.chain import classes_with_rules
 from ..transforms.registry import learn_timm
 from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
-from .lazy_tensor import LazyTensor, lazy, sample_of, with_values
+from .lazy_tensor import LazyTensor, lazy, real, sample_of, with_values
 from .placeholders import ImageCall
 from .transformed import Transformed
 
@@ -50,27 +51,42 @@ def meet_transforms(is_for_gpu: bool) -> None:
 def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def called(self: Any, *inputs: Any, **named: Any) -> Any:
-        if not is_late() or len(inputs) != 1 or named:
+        if not is_late():
             return call(self, *inputs, **named)
-        image = inputs[0]
-        if type(self) is cls and isinstance(image, (Image.Image, LazyTensor)):
-            result = _after(self, image)
+        if type(self) is cls and inputs and not named and isinstance(inputs[0], (Image.Image, LazyTensor)):
+            result = _after(self, inputs[0]) if _leaves_alone(self, inputs[1:]) else None
             if result is not None:
-                return result
-        made = call(self, image)
-        is_of_image = isinstance(image, (Image.Image, np.ndarray)) and isinstance(made, torch.Tensor)
-        return with_values(made) if is_of_image and not isinstance(made, LazyTensor) else made
+                return result if len(inputs) == 1 else (result, *inputs[1:])
+        made = call(self, *inputs, **named)
+        if len(inputs) == 1:
+            return _of_image(inputs[0], made)
+        is_for_each = isinstance(made, tuple) and len(made) == len(inputs)
+        return tuple(map(_of_image, inputs, made)) if is_for_each else made
 
     return called
+
+
+def _leaves_alone(transform: Any, others: tuple[Any, ...]) -> bool:
+    """Return whether a transform returns what it is given beside an image as it is, such as a label."""
+    return not others or (isinstance(transform, v2.Transform) and all(type(each) in _LABELS for each in others))
+
+
+_LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
+
+
+def _of_image(given: Any, made: Any) -> Any:
+    """Return what a transform made with values. A tensor that it made of an image counts as an image."""
+    return with_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
 
 
 def _after(transform: Any, image: Any) -> Any:
     """Return what a transform makes of an image that is not decoded; None if it is, or cannot stay so."""
     transformed = _transformed(image)
     chain = transformed.chain.then(transform) if transformed is not None else None
-    if transformed is None or chain is None or (chain.slow_on_cpu and not _is_for_gpu):
+    if transformed is None or chain is None or chain.state.images > 1:
         return None
-    if chain.state.images > 1:
+    if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
+        _ = image.im if isinstance(image, Image.Image) else real(image)
         return None
     if chain.state.kind == "pil":
         return LazyImage(image, transformed.then(transform, chain))

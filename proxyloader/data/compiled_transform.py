@@ -17,7 +17,7 @@ from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import Plan
 from ..transforms.registry import is_holder, plan_for
 from .encoded_image import EncodedImage, refuse_too_large
-from .lazy_image import encoded_in
+from .lazy_image import LazyImage, encoded_in, is_late
 from .lazy_tensor import lazy, with_values
 from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
 from .transformed import Transformed
@@ -64,7 +64,11 @@ class CompiledTransform(TransformStandIn):
         except InputError:
             if not self.takes_all:
                 raise
+            if isinstance(image, EncodedImage):
+                image = LazyImage(None, image) if is_late() else image.decoded()
             made = self.original(image, *others)
+            if isinstance(made, tuple) and others:
+                return with_values(made[0]), *made[1:]
             return with_values(made)  # type: ignore[no-any-return]
         refuse_too_large(encoded.height, encoded.width, encoded.path, self.max_pixels)
         call = ImageCall.of(Transformed.of(encoded).then(self.original, self._chain), self.plan)

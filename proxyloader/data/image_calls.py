@@ -38,12 +38,12 @@ def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
     kind = type(content)
     if kind is tuple or kind is list:
         return all(_note_calls(each, found) for each in content)
-    if kind is LazyTensor:
+    if issubclass(kind, LazyTensor):
         content = content._node
     if isinstance(content, Node):
         found.update({id(call): call for call in _calls_of(content)})
         return True
-    return kind in _WITHOUT_CALLS or kind is LazyTensor
+    return kind in _WITHOUT_CALLS or issubclass(kind, LazyTensor)
 
 
 def _calls_of(node: Any) -> list[ImageCall]:

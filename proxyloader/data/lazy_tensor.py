@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from torchvision import tv_tensors
 
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import Node, Operation, leaves, mapped, operator_of, value_of
@@ -111,17 +112,27 @@ class LazyTensor(torch.Tensor):
         return mapped(with_values, result)
 
 
+class LazyImageTensor(LazyTensor):
+    """A LazyTensor that others take for a ``torchvision.tv_tensors.Image``."""
+
+    __class__ = property(lambda self: tv_tensors.Image)
+
+
 def lazy(call: ImageCall, output: int) -> LazyTensor:
     """Return the tensor of an output of an image."""
     assert call.transformed is not None
     state, size = call.plan.output, call.transformed.size
     like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
-    return LazyTensor(like, ProxySample(call, output))
+    return (LazyTensor if state.pure else LazyImageTensor)(like, ProxySample(call, output))
 
 
 def with_values(value: Any) -> Any:
-    """Return a tensor with values as a LazyTensor; any other value unchanged."""
-    return LazyTensor(value, value) if isinstance(value, torch.Tensor) else value
+    """Return a tensor or an image with values as a LazyTensor; any other value unchanged."""
+    if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, tv_tensors.Image):
+        return LazyImageTensor(value, value)
+    return value if isinstance(value, tv_tensors.TVTensor) else LazyTensor(value, value)
 
 
 def sample_of(tensor: LazyTensor) -> ProxySample | None:
@@ -365,4 +376,4 @@ def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     return result
 
 
-default_collate_fn_map[LazyTensor] = _collated
+default_collate_fn_map.update(dict.fromkeys((LazyTensor, LazyImageTensor), _collated))
