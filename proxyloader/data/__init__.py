@@ -16,5 +16,6 @@ __all__ = [
     "placeholders",
     "recorded",
     "sharded_sampler",
+    "transformed",
 ]
 """Modules that other folders may import."""

@@ -32,7 +32,7 @@ class Translated(NamedTuple):
         is_late: whether images are decoded late there; see NOTE [ Where transforms are met ].
         reason: why torch loads the dataset by itself; "" if it does not.
         warnings: what makes it slower than it might be.
-        in_workers: the transforms that are not translated, and why. Whether that makes it slower shows the first epoch.
+        not_translated: the transforms that are not translated, and why. The first epoch shows if that makes it slower.
     """
 
     dataset: Any
@@ -40,7 +40,7 @@ class Translated(NamedTuple):
     is_late: bool = False
     reason: str = ""
     warnings: tuple[str, ...] = ()
-    in_workers: tuple[str, ...] = ()
+    not_translated: tuple[str, ...] = ()
 
 
 def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:

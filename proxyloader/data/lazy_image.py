@@ -27,7 +27,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
-from .transformed import Transformed
+from .transformed import PixelUses, Transformed
 
 _MODES = {1: "L", 3: "RGB"}
 """The modes of JPEGs by their number of components."""
@@ -64,6 +64,7 @@ class _DecodedLate(Image.Image):
     @property
     def im(self) -> Any:
         if isinstance(self._encoded, EncodedImage):
+            PixelUses.count += 1
             image: Image.Image = JpegImageFile(io.BytesIO(self._encoded.data))
             image.load()
             self.im = image.im if image.mode == self.mode else image.convert(self.mode).im

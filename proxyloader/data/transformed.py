@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL import Image
 
@@ -14,6 +14,12 @@ from .encoded_image import EncodedImage
 
 Call = tuple[Any, tuple[Any, ...] | None]
 """A transform that was called, and the states of the generators before it; None: it draws nothing."""
+
+
+class PixelUses:
+    """How often this process has decoded an image that was to be decoded late, as its pixels were used."""
+
+    count: ClassVar[int] = 0
 
 
 class Transformed:
@@ -65,6 +71,7 @@ class Transformed:
             ImageError: Pillow cannot decode the image.
         """
         if self._real is None:
+            PixelUses.count += 1
             image: Any = self.decode()
             for transform, states in self.calls:
                 if states is None:

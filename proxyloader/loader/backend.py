@@ -52,43 +52,41 @@ def _names(plan: Plan) -> list[str]:
 
 
 class ImageCounts:
-    """How many images of the first epoch of a loader were decoded and transformed by whom, for the log."""
+    """How many images of the first epoch of a loader were made by whom, for the log."""
 
     def __init__(self, dataset: Any) -> None:
         self._name = name_of(dataset)
-        self._by_dali = self._by_pillow = self._by_torchvision = 0
+        self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_said = False
-        self.in_workers: tuple[str, ...] = ()
+        self.not_translated: tuple[str, ...] = ()
         """The transforms that are not translated, and why."""
 
     def add(self, batch: PackedBatch) -> None:
-        by_dali, by_pillow, by_torchvision = batch.images_by
+        by_dali, by_pillow, in_workers = batch.images_by
         self._by_dali += by_dali
         self._by_pillow += by_pillow
-        self._by_torchvision += by_torchvision
+        self._in_workers += in_workers
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
-        total = self._by_dali + self._by_pillow + self._by_torchvision
+        total = self._by_dali + self._by_pillow + self._in_workers
         if self._is_said or not total:
             return
         self._is_said = True
-        slow = (self._by_pillow + self._by_torchvision) / total
+        is_slow = (self._by_pillow + self._in_workers) / total > MANY
         log.log(
-            logging.WARNING if slow > MANY else logging.INFO,
-            "%s: DALI decoded and transformed %s of %s images; it transformed %s that Pillow decoded; torchvision made "
-            "%s in the workers%s",
+            logging.WARNING if is_slow else logging.INFO,
+            "%s, first epoch: DALI decoded %s images, Pillow %s that DALI then transformed; %s were made in the workers"
+            "%s",
             self._name,
-            *(f"{count:,}" for count in (self._by_dali, total, self._by_pillow, self._by_torchvision)),
-            self._reason() if slow > MANY else "",
+            *(f"{count:,}" for count in (self._by_dali, self._by_pillow, self._in_workers)),
+            self._reason() if is_slow else "",
         )
 
     def _reason(self) -> str:
-        reasons = []
+        reasons = ["That is slower"]
         if self._by_pillow:
             reasons.append("Pillow decodes what is no JPEG, or one that DALI would decode differently")
-        if self._by_torchvision:
-            made = "torchvision makes images whose pixels the dataset uses, and those that are not RGB"
-            not_translated = "; and all before ".join(self.in_workers)
-            reasons.append(f"{made}. It does all before {not_translated}" if not_translated else made)
-        return f". That is slower. {'. '.join(reasons)}"
+        if self._in_workers:
+            reasons.append("The workers make images whose pixels are used there, and images that are not RGB")
+        return ". ".join(["", *reasons, *(f"They do what comes before {each}" for each in self.not_translated)])

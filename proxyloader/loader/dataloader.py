@@ -261,7 +261,7 @@ class DataLoader(CheckpointedLoader[T]):
             servers = self._servers.of(pool.plans, options)
             pin = self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available()
             if self._loader_state is None:
-                log.info("%r", self)
+                log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
             assembler = BatchAssembler(pool, servers, self._errors, self.collate_fn, self._counts, pin, options)
             serve = functools.partial(self._servers.serve, options=options)
             return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve)
@@ -303,7 +303,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     def _warn_of(self, found: Translated) -> None:
         """Log what makes the dataset slower than it might be, once for this loader."""
-        self._counts.in_workers = found.in_workers
+        self._counts.not_translated = found.not_translated
         for warning in found.warnings:
             if warning not in self._said:
                 self._said.add(warning)

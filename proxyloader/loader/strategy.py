@@ -33,11 +33,10 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         missing = "NVIDIA DALI is not installed"
         return Translated(dataset, {}, reason=missing, warnings=(f"{missing}: torch loads it, at its speed",))
     warnings: list[str] = []
-    in_workers: list[str] = []
+    not_translated: list[str] = []
     try:
-        wrapped = wrap(
-            dataset, options.max_pixels, compile=functools.partial(_compiled, options=options, in_workers=in_workers)
-        )
+        compile = functools.partial(_compiled, options=options, not_translated=not_translated)
+        wrapped = wrap(dataset, options.max_pixels, compile=compile)
     except UnsupportedTransformError as error:
         if options.unsupported != "cpu":
             raise
@@ -55,10 +54,10 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         return Translated(wrapped, plans, reason="" if plans else "its samples are in memory, with nothing to decode")
     if options.server is None and isinstance(getattr(_innermost(dataset), "transform", None), Proxy):
         warnings.append(NO_SERVER)
-    return Translated(wrapped, plans, is_late=True, warnings=tuple(warnings), in_workers=tuple(in_workers))
+    return Translated(wrapped, plans, is_late=True, warnings=tuple(warnings), not_translated=tuple(not_translated))
 
 
-def _compiled(transform: Any, options: LoaderOptions, in_workers: list[str]) -> Any:
+def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
     """Translate a transform, or return it as it is if its parts are to be met where they are called."""
     try:
         return compile_for_loader(transform, options.unsupported)
@@ -66,7 +65,7 @@ def _compiled(transform: Any, options: LoaderOptions, in_workers: list[str]) -> 
         if options.unsupported != "auto":
             raise
         if error.code != "no-tensor":  # which may be as the dataset decodes images to tensors itself
-            in_workers.append(f"{_named(error)}: {error.reason}")
+            not_translated.append(f"{_named(error)}: {error.reason}")
         return transform
 
 

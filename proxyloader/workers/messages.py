@@ -130,8 +130,8 @@ class PackedBatch:
         kept: tensors that the content refers to, if it stays in the process.
         collated: whether the content is a batch; otherwise it is the list of samples, for the collate_fn in the main
             process.
-        images_by: number of images that DALI decodes; that Pillow has decoded and DALI transforms; and that torchvision
-            has transformed, if transforms are met where they are called.
+        images_by: number of images that DALI decodes; that Pillow has decoded and DALI transforms; and that the worker
+            has made, of which some may be among the former.
         is_computed: whether the content has tensors that are computed from outputs of the runs.
         batched: whether the batch was made from a list of samples, not from one sample.
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.

@@ -21,6 +21,7 @@ from torch.utils.data import default_collate, get_worker_info
 from ..data.lazy_tensor import LazyTensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import value_of
+from ..data.transformed import PixelUses
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun, aligned
 from .request_sampler import BatchRequest
@@ -61,18 +62,22 @@ class Packer:
         self._batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans = has_images, plans
         self._new_plans: set[str] = set()
+        self._pixel_uses = PixelUses.count
 
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
-        if not self._has_images and not LazyTensor.was_made and not ProxySample.was_handed_out:
+        uses_pixels = PixelUses.count > self._pixel_uses
+        if not self._has_images and not (uses_pixels or LazyTensor.was_made or ProxySample.was_handed_out):
             return PackedBatch(request, content=self._collate_fn(samples))
         collates = self._collate_fn is default_collate or not ProxySample.was_handed_out
         content = self._collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self._takes)
         data = pickler.dumps(content)
-        if not pickler.runs and not pickler.is_computed:
-            return PackedBatch(request, content=content if collates else self._collate_fn(content))
         each = samples if self._batched else [samples]
+        images_by = self._images_by(pickler, len(each))
+        if not pickler.runs and not pickler.is_computed:
+            content = content if collates else self._collate_fn(content)
+            return PackedBatch(request, content=content, images_by=images_by)
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         layout, blob = _Layout(), None
         runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
@@ -90,12 +95,20 @@ class Packer:
             content=data,
             kept=tuple(pickler.kept),
             collated=collates,
-            images_by=_images_by(pickler, len(each)),
+            images_by=images_by,
             is_computed=pickler.is_computed,
             batched=self._batched,
             samples=samples_alone,
             plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
         )
+
+    def _images_by(self, pickler: _ContentPickler, samples: int) -> tuple[int, int, int]:
+        """Return ``images_by`` of the PackedBatch, and begin to count for the next one."""
+        calls = [call for run in pickler.runs for call in run if isinstance(call, ImageCall)]
+        encoded = sum(call.image.header is not None for call in calls)
+        used, self._pixel_uses = PixelUses.count - self._pixel_uses, PixelUses.count
+        others = samples - len(calls) if pickler.is_computed else 0
+        return encoded, len(calls) - encoded, max(used, others)
 
     def _takes(self, call: ProxyInputs) -> bool:
         """Return whether DALI may make the image of a call."""
@@ -215,13 +228,6 @@ class _Layout:
     def write(self, memory: Memory) -> None:
         for start, array in self._arrays:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-
-
-def _images_by(pickler: _ContentPickler, samples: int) -> tuple[int, int, int]:
-    """Return ``images_by`` of the PackedBatch."""
-    calls = [call for run in pickler.runs for call in run if isinstance(call, ImageCall)]
-    encoded = sum(call.image.header is not None for call in calls)
-    return encoded, len(calls) - encoded, max(0, samples - len(calls)) if pickler.is_computed else 0
 
 
 def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
