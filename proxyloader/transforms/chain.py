@@ -87,17 +87,21 @@ def draws_beside_torch(transform: Any) -> bool:
 
 
 def settings_of(transform: Any) -> Any:
-    """Return a key that differs if another transform is given, or if this one's attributes were set since.
+    """Return a key that is the same for transforms of the same class with the same attributes.
 
-    It holds what it tells apart, so that an ID in it cannot become that of another object.
+    It holds what it tells apart by identity, so that an ID in it cannot become that of another object.
     """
-    if type(transform) in CONTAINERS:
-        return Same(transform), tuple(map(settings_of, transform.transforms)), _values(transform)
-    return Same(transform), _values(transform)
+    kind = type(transform)
+    if kind in CONTAINERS:
+        return kind, tuple(map(settings_of, transform.transforms)), _values(transform)
+    return (kind, _values(transform)) if kind in RULES else Same(transform)
 
 
 def _values(transform: Any) -> tuple[Any, ...]:
-    return tuple([_value(value) for value in vars(transform).values()])
+    return tuple([_value(value) for name, value in vars(transform).items() if name not in _OF_MODULES])
+
+
+_OF_MODULES = frozenset({*vars(torch.nn.Module()), "transforms"})
 
 
 def _value(value: Any) -> Any:

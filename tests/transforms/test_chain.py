@@ -1,0 +1,91 @@
+"""Transforms that are called one after the other: what they are told apart by, and what they draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader.transforms import chain
+from proxyloader.transforms.chain import START, Chain, draws_beside_torch
+from proxyloader.transforms.plan import ParamRow
+from proxyloader.transforms.registry import plan_for
+
+MADE = {
+    "crop": lambda: v1.RandomCrop(32),
+    "v2 crop": lambda: v2.RandomResizedCrop(32, scale=[0.5, 1.0]),
+    "normalize": lambda: v1.Normalize([0.5] * 3, [0.2] * 3),
+    "choice": lambda: v1.RandomApply([v1.RandomHorizontalFlip(), v1.Grayscale(3)]),
+    "order": lambda: v2.RandomOrder([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]),
+}
+
+
+def after(*transforms: Any) -> Chain:
+    found = START
+    for transform in transforms:
+        following = found.then(transform)
+        assert following is not None
+        found = following
+    return found
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_transforms_made_alike_are_one(name: str) -> None:
+    start = after(v1.ToTensor()) if name == "normalize" else START
+    found = start.then(MADE[name]())
+    assert found is not None and all(start.then(MADE[name]()) is found for _ in range(3))
+
+
+def test_one_that_was_changed_is_another() -> None:
+    crop, held = v1.RandomCrop(32), v1.RandomHorizontalFlip(0.5)
+    container = v1.RandomApply([held], p=0.5)
+    first, both = START.then(crop), START.then(container)
+    crop.size, held.p = (40, 40), 0.25
+    assert START.then(crop) is not first and START.then(crop) is START.then(v1.RandomCrop(40))
+    assert START.then(container) is not both
+
+
+def test_functions_are_told_apart() -> None:
+    one, other = (v1.RandomApply([lambda image: image.rotate(10)]) for _ in range(2))
+    assert chain.settings_of(one) != chain.settings_of(other)
+    assert chain.settings_of(one) == chain.settings_of(one)
+    assert START.then(one) is None
+
+
+def test_transforms_of_endless_variety_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "MOST_CHAINS", 3)
+    start = Chain(START.steps, START.last_steps, START.state)
+    found = [start.then(v1.RandomCrop(size)) for size in range(10, 15)]
+    assert [each is None for each in found] == [False, False, False, True, True]
+    assert start.then(v1.RandomCrop(10)) is found[0]
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [v1.RandomCrop(64), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)],
+        [v2.RandomResizedCrop(32), v2.ColorJitter(0.2), v2.ToImage(), v2.RandomErasing(p=1, value="random")],
+        [v2.ToImage(), v2.RandomRotation(20), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()],
+    ],
+)
+def test_its_plan_and_its_draws_are_those_of_a_compose(transforms: list[Any]) -> None:
+    plan = plan_for(v1.Compose(transforms))
+    assert after(*transforms).plan.key == plan.key
+    torch.manual_seed(0)
+    wanted = plan.sample_params(90, 110)
+    torch.manual_seed(0)
+    row, size, found = ParamRow(), (90, 110), START
+    for transform in transforms:
+        found, row = after(*transforms[: transforms.index(transform) + 1]), row.copy()
+        for step in found.last_steps:
+            size = step.sample_params(size, row)
+    np.testing.assert_array_equal(row.packed(), wanted)
+
+
+def test_which_generators_a_transform_draws_from() -> None:
+    assert draws_beside_torch(v1.RandomChoice([v1.RandomCrop(3)])) and not draws_beside_torch(v1.RandomCrop(3))
+    assert draws_beside_torch(object())
