@@ -74,12 +74,15 @@ class LazyTensor(torch.Tensor):
     _sharing: list[weakref.ref[LazyTensor]]
     """All tensors that share its memory."""
 
+    _has_known_order: bool
+    """Whether its strides are those that torchvision's tensor has, in whose order random numbers are dealt out."""
+
     @staticmethod
     def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor) -> LazyTensor:
         made: LazyTensor = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=torch.device("cpu")
         )
-        made._node, made._source, made._sharing = node, None, []
+        made._node, made._source, made._sharing, made._has_known_order = node, None, [], True
         LazyTensor.was_made = True
         return made
 
@@ -123,7 +126,9 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
     assert call.transformed is not None
     state, size = call.plan.output, call.transformed.size
     like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
-    return (LazyTensor if state.pure else LazyImageTensor)(like, ProxySample(call, output))
+    made = (LazyTensor if state.pure else LazyImageTensor)(like, ProxySample(call, output))
+    made._has_known_order = state.order is not None
+    return made
 
 
 def with_values(value: Any) -> Any:
@@ -209,11 +214,12 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation without values; NotImplemented if it needs them."""
     name, tags = str(operator), operator.tags
     packet = name.split(".")[1]
-    if packet in _WITHOUT_VALUES:
+    found = [each for each in leaves((args, kwargs)) if isinstance(each, LazyTensor)]
+    has_known_order = all(each._has_known_order for each in found)
+    if packet in _WITHOUT_VALUES and (has_known_order or _Tag.nondeterministic_seeded not in tags):
         return operator(*mapped(_empty, args), **mapped(_empty, kwargs))
     if operator is torch.ops.aten.stack.default and _is_first(*args[1:], **kwargs):
         return stacked(args[0])
-    found = [each for each in leaves((args, kwargs)) if isinstance(each, LazyTensor)]
     if all(map(is_real, found)) or _uses_values(packet, tags, args):
         return NotImplemented
     is_in_place = operator._schema.is_mutable
@@ -231,15 +237,17 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 operator(*args, **kwargs)
         args[0]._node = made
         return args[0]
+
+    def result(like: torch.Tensor, node: Operation, part: int | None = None) -> LazyTensor:
+        tensor = _shared(LazyTensor(like, node), operator, args, kwargs, part)
+        tensor._has_known_order = has_known_order
+        return tensor
+
     if isinstance(like, torch.Tensor):
-        return _shared(LazyTensor(like, made), operator, args, kwargs, None)
+        return result(like, made)
     if not isinstance(like, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in like):
         return NotImplemented
-    parts = [
-        _shared(LazyTensor(each, Operation("take", (made, k), {})), operator, args, kwargs, k)
-        for k, each in enumerate(like)
-    ]
-    return type(like)(parts)
+    return type(like)(result(each, Operation("take", (made, k), {}), k) for k, each in enumerate(like))
 
 
 def _uses_values(packet: str, tags: Any, args: Any) -> bool:

@@ -68,8 +68,8 @@ def test_transforms_of_endless_variety_do_not_fill_the_memory(monkeypatch: pytes
     "transforms",
     [
         [v1.RandomCrop(64), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)],
-        [v2.RandomResizedCrop(32), v2.ColorJitter(0.2), v2.ToImage(), v2.RandomErasing(p=1, value="random")],
-        [v2.ToImage(), v2.RandomRotation(20), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()],
+        [v2.RandomResizedCrop(32), v2.ColorJitter(0.2), v2.ToImage(), v2.ToDtype(torch.float32), v2.GaussianNoise()],
+        [v2.ToImage(), v2.RandomRotation(20), v2.ToDtype(torch.float32, scale=True), v2.RandomErasing(p=1)],
     ],
 )
 def test_its_plan_and_its_draws_are_those_of_a_compose(transforms: list[Any]) -> None:
