@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .data.dataset import wrap as wrap
     from .data.distributed import World as World
     from .data.encoded_image import EncodedImage as EncodedImage
+    from .data.remote_folder import RemoteImageFolder as RemoteImageFolder
     from .data.sharded_sampler import LastBatchPolicy as LastBatchPolicy
     from .data.sharded_sampler import ShardedSampler as ShardedSampler
     from .errors import ImageError as ImageError
@@ -46,6 +47,7 @@ _HOMES = {
     "PipelineError": "errors",
     "ProxyLoaderError": "errors",
     "ProxyServer": "dali.server",
+    "RemoteImageFolder": "data.remote_folder",
     "ShardedSampler": "data.sharded_sampler",
     "UnsupportedTransformError": "errors",
     "World": "data.distributed",

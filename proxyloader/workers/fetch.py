@@ -100,6 +100,8 @@ class Fetcher:
             # The dataset made the batch itself, so it is not known which image belongs to which index.
             self._leave_to_pillow(at_once, indices)
             return Fetched(at_once, indices)
+        if not is_at_once:
+            self._fetch_ahead(indices)
         fetched = Fetched()
         for place, index in enumerate(indices):
             try:
@@ -186,6 +188,14 @@ class Fetcher:
             if self._on_error == "raise" or not is_about_the_file(error):
                 raise
             return _NOTHING  # read each sample by itself to find the unreadable one
+
+    def _fetch_ahead(self, indices: Sequence[Any]) -> None:
+        """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch at the same time."""
+        dataset = self.dataset
+        while isinstance(dataset, Subset):
+            indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
+        if hasattr(dataset, "fetch_ahead"):
+            dataset.fetch_ahead(indices)
 
     def _leave_to_pillow(self, sample: Any, indices: Sequence[Any]) -> None:
         """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
