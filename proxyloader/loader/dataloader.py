@@ -85,14 +85,15 @@ class DataLoader(CheckpointedLoader[T]):
             This takes 0.6 to 0.9 ms. Pillow decodes damaged JPEGs, and all progressive ones, in which damage may go
             unnoticed. If False, CUDA decodes them, and a damaged image may show parts of other images.
         unsupported: what to do with a part of the dataset's ``.transform`` that is not translated. "auto" runs it in
-            the worker, on the stock loader's image, and logs a warning. What it does to a tensor is done on ``device``.
-            "raise" raises when the loader is built. "batch" calls it and the parts after it on each batch (N, C, H, W)
-            on ``device``. This needs tensors of one size at that point, and draws random numbers once per batch, in the
-            main process. "cpu" runs the whole transform with torchvision in the workers and returns CPU tensors.
-            Without a GPU this is always done for a dataset with a transform at which torchvision is faster than DALI.
-            With "auto", torchvision also takes inputs in the worker that DALI does not take, such as a grey image.
+            the worker, on the stock loader's image. What it does to a tensor is done on ``device``. If the first epoch
+            is slower for it, a warning names it. "raise" raises when the loader is built. "batch" calls it and the
+            parts after it on each batch (N, C, H, W) on ``device``. This needs tensors of one size at that point, and
+            draws random numbers once per batch, in the main process. "cpu" runs the whole transform with torchvision in
+            the workers and returns CPU tensors. Without a GPU this is always done for a dataset with a transform at
+            which torchvision is faster than DALI. With "auto", torchvision also takes inputs in the worker that DALI
+            does not take, such as a grey image.
         translate: if False, torch loads the dataset, without DALI. Tensors of four dimensions count as images, and are
-            returned on ``device``. All other arguments apply.
+            returned on ``device``. ``dtype``, ``memory_format``, ``seed``, ``on_error`` and states work as with DALI.
         num_shards: number of processes that share the dataset, each of which loads its shard. See ``ShardedSampler``.
             "auto" uses ``World.current()``. Default: each process loads the whole dataset, as in torch. With
             ``shuffle=True`` the order depends only on ``seed``, or 0, and the epoch. ``generator`` is not used for it.
