@@ -122,7 +122,9 @@ class WorkerTransform(TransformStandIn):
 def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["raise", "batch"] = "raise") -> Any:
     """Translate a torchvision transform that your own dataset calls.
 
-    ``DataLoader`` does this by itself for every dataset that keeps its transform in ``dataset.transform``.
+    ``DataLoader`` does this by itself for ``dataset.transform``, and takes other transforms where they are called. So
+    it is needed only for a dataset that gives them an ``EncodedImage``, and for one that is to have DALI transform
+    images that it has decoded, or several images of one, in another attribute.
 
     Args:
         transform: a torchvision Compose (v1 or v2) or one transform. Or an object of your own that holds such

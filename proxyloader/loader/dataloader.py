@@ -48,15 +48,20 @@ class DataLoader(CheckpointedLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
 
     It takes every argument of torch's loader, positionally and by keyword, with the same meaning and defaults. Worker
-    processes read files and draw random numbers. The main process decodes, transforms and collates. Under the same seed
+    processes read files, draw random numbers and collate. The main process decodes and transforms. Under the same seed
     the batches have the order, labels and crops of the stock loader.
 
-    Images are returned as tensors (N, C, H, W) on ``device``, floating-point or uint8 depending on the transform.
-    Labels and all other data are returned as by torch's loader. A dataset without images is loaded as by torch's.
+    Images are returned as tensors (N, C, H, W) on ``device``, floating-point or uint8 depending on the transform. So is
+    all that the dataset or a ``collate_fn`` computes from them. Labels and all other data are returned as by torch's
+    loader. A dataset without images is loaded as by torch's.
 
     Args:
-        dataset: the dataset. See ``proxyloader.wrap`` for the datasets that are translated.
-        collate_fn: as in torch, but called on decoded samples, in the main process.
+        dataset: the dataset. In its ``__getitem__``, JPEGs that ``Image.open`` or ``torchvision.io`` reads are decoded
+            late. DALI does the transforms of torchvision and timm that are translated, wherever they are called. They
+            return tensors whose values are computed late. Code that uses pixels or values gets those of the stock
+            loader. The loader uses a copy of the dataset with another ``.transform``; see ``proxyloader.wrap``.
+        collate_fn: as in torch. It runs in the worker. With a ``server``, or a part that ``unsupported="batch"`` leaves
+            to the batches, it is called on decoded samples, in the main process.
         num_workers: as in torch. With 0, images are decoded in the calling thread.
         device: device of the images. Default: the current CUDA device if there is one, else the CPU. In a script under
             ``torchrun`` that has not set a device, it is the device of ``LOCAL_RANK``.
@@ -79,11 +84,16 @@ class DataLoader(CheckpointedLoader[T]):
         check_scans: check in the worker that the scan of a JPEG is complete, before the first time a GPU decodes it.
             This takes 0.6 to 0.9 ms. Pillow decodes damaged JPEGs, and all progressive ones, in which damage may go
             unnoticed. If False, CUDA decodes them, and a damaged image may show parts of other images.
-        unsupported: what to do with a transform that is not translated. "raise" raises when the loader is built.
-            "batch" calls it and the transforms after it on each batch (N, C, H, W) on ``device``. This needs tensors of
-            one size at that point, and draws random numbers once per batch, in the main process. "cpu" runs the whole
-            transform with torchvision in the workers and returns CPU tensors. Without a GPU this is always done for a
-            dataset with a transform at which torchvision is faster than DALI.
+        unsupported: what to do with a part of the dataset's ``.transform`` that is not translated. "auto" runs it in
+            the worker, on the stock loader's image. What it does to a tensor is done on ``device``. If the first epoch
+            is slower for it, a warning names it. "raise" raises when the loader is built. "batch" calls it and the
+            parts after it on each batch (N, C, H, W) on ``device``. This needs tensors of one size at that point, and
+            draws random numbers once per batch, in the main process. "cpu" runs the whole transform with torchvision in
+            the workers and returns CPU tensors. Without a GPU this is always done for a dataset with a transform at
+            which torchvision is faster than DALI. With "auto", torchvision also takes inputs in the worker that DALI
+            does not take, such as a grey image.
+        translate: if False, torch loads the dataset, without DALI. Tensors of four dimensions count as images, and are
+            returned on ``device``. ``dtype``, ``memory_format``, ``seed``, ``on_error`` and states work as with DALI.
         num_shards: number of processes that share the dataset, each of which loads its shard. See ``ShardedSampler``.
             "auto" uses ``World.current()``. Default: each process loads the whole dataset, as in torch. With
             ``shuffle=True`` the order depends only on ``seed``, or 0, and the epoch. ``generator`` is not used for it.
@@ -100,7 +110,8 @@ class DataLoader(CheckpointedLoader[T]):
             on average, the share is 0.65, and there are up to 16 threads.
 
     Raises:
-        UnsupportedTransformError: the dataset's transform is not translated. The error names its position and class.
+        UnsupportedTransformError: a part of ``.transform`` is not translated, and ``unsupported`` is "raise", or
+            "batch" and it cannot be called on batches. The error names its position and class.
         ImageError: an image cannot be read. Raised by the loop at the batch of the image, with the dataset index and
             the file. The loop may continue with the next batch.
         TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
