@@ -1,7 +1,7 @@
 """Exceptions that proxyloader raises.
 
     ProxyLoaderError
-    ├── UnsupportedTransformError (ValueError)   a transform has no equal in DALI; raised when the loader is built
+    ├── UnsupportedTransformError (ValueError)   a transform has no equal in DALI, and unsupported="raise"
     ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
     ├── InputError (ValueError)                  the proxy was called with something DALI cannot take
     ├── PipelineError (RuntimeError)             DALI failed on a batch whose images are all sound

@@ -24,6 +24,7 @@ from torchvision.transforms import v2
 
 from ..transforms.chain import classes_with_rules
 from ..transforms.registry import learn_timm
+from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
 from .lazy_tensor import LazyTensor, lazy, real, sample_of, with_values
@@ -53,10 +54,12 @@ def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
     def called(self: Any, *inputs: Any, **named: Any) -> Any:
         if not is_late():
             return call(self, *inputs, **named)
-        if type(self) is cls and inputs and not named and isinstance(inputs[0], (Image.Image, LazyTensor)):
+        if type(self) is cls and inputs and not named and isinstance(inputs[0], _IMAGES):
             result = _after(self, inputs[0]) if _leaves_alone(self, inputs[1:]) else None
             if result is not None:
                 return result if len(inputs) == 1 else (result, *inputs[1:])
+        if inputs and isinstance(inputs[0], EncodedImage):
+            inputs = inputs[0].decoded(), *inputs[1:]
         made = call(self, *inputs, **named)
         if len(inputs) == 1:
             return _of_image(inputs[0], made)
@@ -71,6 +74,8 @@ def _leaves_alone(transform: Any, others: tuple[Any, ...]) -> bool:
     return not others or (isinstance(transform, v2.Transform) and all(type(each) in _LABELS for each in others))
 
 
+_IMAGES = (Image.Image, EncodedImage, LazyTensor)
+
 _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 
 
@@ -83,18 +88,25 @@ def _after(transform: Any, image: Any) -> Any:
     """Return what a transform makes of an image that is not decoded; None if it is, or cannot stay so."""
     transformed = _transformed(image)
     chain = transformed.chain.then(transform) if transformed is not None else None
-    if transformed is None or chain is None or chain.state.images > 1:
+    if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
     if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
-        _ = image.im if isinstance(image, Image.Image) else real(image)
+        _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     if chain.state.kind == "pil":
         return LazyImage(image, transformed.then(transform, chain))
-    return lazy(ImageCall.of(transformed.then(transform, chain), chain.plan), 0)
+    made = ImageCall.of(transformed.then(transform, chain), chain.plan)
+    if chain.state.images == 1:
+        return lazy(made, 0)
+    return tuple(lazy(made, output) for output in range(chain.state.images))
 
 
 def _transformed(image: Any) -> Transformed | None:
+    if isinstance(image, EncodedImage):
+        return Transformed.of(image)
     if not isinstance(image, LazyTensor):
         return transformed_in(image)
     sample = sample_of(image)
-    return sample.call.transformed if sample is not None and isinstance(sample.call, ImageCall) else None
+    if sample is None or not isinstance(sample.call, ImageCall) or sample.call.plan.output.images > 1:
+        return None
+    return sample.call.transformed

@@ -80,9 +80,8 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
-        opens: Callable[..., Any] = EncodedImage.open if compiled_in(compiled) else _opened_by_pillow
-        if compiled is transform:  # its parts are met where they are called
-            opens = _opened_late
+        is_left = not compiled_in(compiled) and compiled is not transform
+        opens: Callable[..., Any] = _opened_by_pillow if is_left else _opened_late
         changed["loader"] = opens if max_pixels is None else functools.partial(opens, max_pixels=max_pixels)
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"

@@ -33,7 +33,28 @@ class Operation:
         return self._real
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _replayed, (self.name, self.args, self.kwargs)  # pickled, it becomes its result
+        # Pickled, it becomes its result.
+        return _replayed, (self.name, mapped(_as_recorded, self.args), mapped(_as_recorded, self.kwargs))
+
+
+class _Input:
+    """An output of DALI's that an operation is done to. Pickled, it becomes the tensor, in the dtype of the transform.
+
+    DALI makes it in the dtype of the loader, to which the result of the operation is converted at last.
+    """
+
+    __slots__ = ("output",)
+
+    def __init__(self, output: ProxySample | ProxyBatch) -> None:
+        self.output = output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        call = self.output.call if isinstance(self.output, ProxySample) else self.output.run.calls[0]
+        return torch.Tensor.to, (self.output, getattr(torch, call.plan.output.dtype))  # type: ignore[attr-defined]
+
+
+def _as_recorded(value: Any) -> Any:
+    return _Input(value) if isinstance(value, (ProxySample, ProxyBatch)) else value
 
 
 Node = Operation | ProxySample | ProxyBatch

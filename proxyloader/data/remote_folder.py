@@ -114,7 +114,7 @@ class RemoteFiles:
         return self._cache
 
 
-class RemoteImageFolder(VisionDataset):
+class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
     """``torchvision.datasets.ImageFolder`` for a folder that fsspec opens: "s3://", "gs://", "hf://" and others.
 
     Samples, classes and labels are those of ``ImageFolder`` for the same files. The files of a batch are fetched at the

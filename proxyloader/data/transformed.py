@@ -71,8 +71,8 @@ class Transformed:
             ImageError: Pillow cannot decode the image.
         """
         if self._real is None:
-            PixelUses.count += 1
-            image: Any = self.decode()
+            uses, image = PixelUses.count, self.decode()
+            PixelUses.count = uses + 1  # Pillow may have counted it, too
             for transform, states in self.calls:
                 if states is None:
                     image = transform(image)

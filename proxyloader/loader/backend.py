@@ -1,19 +1,26 @@
-"""What loads the images of a loader, in words: for ``loader.backend`` and the log. Main process."""
+"""What loads the images of a loader, chosen, and in words: for ``loader.backend`` and the log. Main process."""
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import DataLoader as TorchDataLoader
 
 from ..data.dataset import Translated
 from ..transforms.plan import Plan
+from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
 from .options import LoaderOptions
+from .plan_servers import PlanServers
+from .strategy import translated
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MANY = 0.05
 """Share of the images of an epoch from which it is worth a warning that DALI does not make them."""
@@ -34,7 +41,7 @@ def described(found: Translated, plans: Iterable[Plan], options: LoaderOptions, 
         return f"torch: {found.reason}"
     if has_begun:
         return "torch: no transform that is translated was called on an image that was not decoded"
-    return f"DALI on {device}, for the transforms that the dataset will call on JPEGs"
+    return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
 def name_of(dataset: Any) -> str:
@@ -86,7 +93,49 @@ class ImageCounts:
     def _reason(self) -> str:
         reasons = ["That is slower"]
         if self._by_pillow:
-            reasons.append("Pillow decodes what is no JPEG, or one that DALI would decode differently")
+            reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
         if self._in_workers:
             reasons.append("The workers make images whose pixels are used there, and images that are not RGB")
         return ". ".join(["", *reasons, *(f"They do what comes before {each}" for each in self.not_translated)])
+
+
+class DescribedLoader(TorchDataLoader[T]):
+    """Base class of DataLoader that says what loads its images."""
+
+    _servers: PlanServers
+    _counts: ImageCounts
+    _loader_state: LoaderState | None
+
+    _said: frozenset[str] = frozenset()
+    """The warnings that were logged for this loader."""
+
+    @property
+    def backend(self) -> str:
+        """What loads the images: "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason.
+
+        Transforms that no attribute of the dataset holds are known after the first batch.
+        """
+        found = self._translate()
+        plans = (found.plans | self._servers.found).values()
+        return described(found, plans, self._options, has_begun=self._loader_state is not None)
+
+    def __repr__(self) -> str:
+        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
+
+    def _warn_of(self, found: Translated) -> None:
+        """Log what makes the dataset slower than it might be, once for this loader."""
+        self._counts.not_translated = found.not_translated
+        for warning in found.warnings:
+            if warning not in self._said:
+                log.warning("%s: %s", name_of(self.dataset), warning)
+        self._said |= set(found.warnings)
+
+    @property
+    def _options(self) -> LoaderOptions:
+        return LoaderOptions.of(self)
+
+    @property
+    def _translate(self) -> Callable[[], Translated]:
+        """A function that returns the dataset of the workers."""
+        # It holds no reference to this loader, as an iterator may outlive the loader.
+        return functools.partial(translated, self.dataset, self._options)

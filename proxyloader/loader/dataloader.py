@@ -16,7 +16,6 @@ from torch.utils.data import Sampler
 
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.called_transforms import meet_transforms
-from ..data.dataset import Translated
 from ..data.distributed import Auto
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, build_sampler
@@ -24,12 +23,11 @@ from ..workers.fetch import IntegrityTable
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
 from .assembly import BatchAssembler
-from .backend import ImageCounts, described, name_of
+from .backend import ImageCounts
 from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
 from .options import LoaderOptions, Unsupported
 from .plan_servers import PlanServers
-from .strategy import translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -213,21 +211,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
         self._counts = ImageCounts(dataset)
-        self._said: set[str] = set()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
-
-    @property
-    def backend(self) -> str:
-        """What loads the images: "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason.
-
-        Transforms that no attribute of the dataset holds are known after the first batch.
-        """
-        found = self._translate()
-        plans = (found.plans | self._servers.found).values()
-        return described(found, plans, self._options, has_begun=self._loader_state is not None)
-
-    def __repr__(self) -> str:
-        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
 
     @property
     def _iterator(self) -> Any:
@@ -289,10 +273,6 @@ class DataLoader(CheckpointedLoader[T]):
         """The samples of all epochs that could not be read."""
         return self._errors
 
-    @property
-    def _options(self) -> LoaderOptions:
-        return LoaderOptions.of(self)
-
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
         own: dict[str, Any] = {
@@ -305,20 +285,6 @@ class DataLoader(CheckpointedLoader[T]):
         return (
             self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
         )
-
-    @property
-    def _translate(self) -> Callable[[], Translated]:
-        """A function that returns the dataset of the workers."""
-        # It holds no reference to this loader, as an iterator may outlive the loader.
-        return functools.partial(translated, self.dataset, self._options)
-
-    def _warn_of(self, found: Translated) -> None:
-        """Log what makes the dataset slower than it might be, once for this loader."""
-        self._counts.not_translated = found.not_translated
-        for warning in found.warnings:
-            if warning not in self._said:
-                self._said.add(warning)
-                log.warning("%s: %s", name_of(self.dataset), warning)
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)

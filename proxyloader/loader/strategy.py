@@ -41,6 +41,10 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         if options.unsupported != "cpu":
             raise
         return _left_to_torchvision(dataset, options, f"{_named(error)} is not translated, and unsupported='cpu'")
+    except TypeError:  # its transform cannot be set
+        if options.unsupported != "auto":
+            raise
+        wrapped = dataset
     plans = plans_in(wrapped)
     for plan in plans.values():
         options.format.check(plan)

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from ..data.lazy_tensor import LazyTensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
-from ..data.recorded import value_of
+from ..data.recorded import Operation, value_of
 from ..data.transformed import PixelUses
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun, aligned
@@ -190,7 +190,7 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.owner.is_computed = True
-            return computed, (obj._node if isinstance(obj, LazyTensor) else value_of(obj),)
+            return computed, (_parts(obj),)
         # Sending labels by value is cheaper than opening a shared file for each of them.
         if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided:
             return NotImplemented
@@ -203,6 +203,13 @@ class _Pickler(ForkingPickler):
 def computed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that was computed from images."""
     return tensor
+
+
+def _parts(value: LazyTensor | ProxySample | ProxyBatch) -> Any:
+    """Return what stands for a tensor that DALI does not make alone."""
+    if isinstance(value, ProxyBatch):
+        return Operation("aten.stack.default", ([ProxySample(call, value.output) for call in value.run.calls],), {})
+    return value_of(value) if isinstance(value, ProxySample) else value._node
 
 
 def restore_tensor(
