@@ -378,8 +378,10 @@ def _is_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and not isinstance(one, (Operation, ProxySample, ProxyBatch)) and bool(one == other)
 
 
-def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors, for ``torch.utils.data.default_collate``."""
+    if any(isinstance(each, ProxySample) for each in batch):  # of a hand-written pipeline
+        return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
     if any(isinstance(each, LazyTensor) and not is_real(each) for each in batch):
         return stacked(batch)
     found = collate_tensor_fn([real(each) for each in batch], collate_fn_map=collate_fn_map)
@@ -387,4 +389,4 @@ def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     return result
 
 
-default_collate_fn_map.update(dict.fromkeys((LazyTensor, LazyImageTensor), _collated))
+default_collate_fn_map.update(dict.fromkeys((LazyTensor, LazyImageTensor, ProxySample), _collated))
