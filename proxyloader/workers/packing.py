@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 
+from ..data.image_calls import holds
 from ..data.lazy_tensor import LazyTensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import value_of
@@ -66,12 +67,12 @@ class Packer:
 
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
-        uses_pixels = PixelUses.count > self._pixel_uses
-        if not self._has_images and not (uses_pixels or LazyTensor.was_made or ProxySample.was_handed_out):
-            return PackedBatch(request, content=self._collate_fn(samples))
-        collates = self._collate_fn is default_collate or not ProxySample.was_handed_out
+        has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
+        collates = self._collate_fn is default_collate or not has_placeholders
         content = self._collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self._takes)
+        if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
+            return PackedBatch(request, content=content, images_by=self._images_by(pickler, 0))
         data = pickler.dumps(content)
         each = samples if self._batched else [samples]
         images_by = self._images_by(pickler, len(each))
