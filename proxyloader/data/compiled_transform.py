@@ -59,11 +59,13 @@ class CompiledTransform(TransformStandIn):
             ImageError: the image is too large, or Pillow cannot read the bytes.
             InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
+        encoded = None
         try:
             encoded = self._encoded(image, *others)
         except InputError:
             if not self.takes_all:
                 raise
+        if encoded is None:
             if isinstance(image, EncodedImage):
                 image = LazyImage(None, image) if is_late() else image.decoded()
             made = self.original(image, *others)
