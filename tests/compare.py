@@ -19,11 +19,13 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
+from proxyloader._random_state import preserve_rng
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
+from proxyloader.data.image_calls import image_calls_in
 from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.plan import OneOf, Plan, Step
@@ -194,12 +196,15 @@ def run(
         stock = [transform(picture) for _ in range(times) for picture in pictures]
     state, python_state, numpys_state = torch.get_rng_state(), random.getstate(), numpy_state()
     ours = run_ours(transform, device, files, seed=seed, times=times)
+    values = run_late(transform, files, seed=seed)
     assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
     assert random.getstate() == python_state, "Python's generator was left in another state"
     assert numpy_state() == numpys_state, "numpy's generator was left in another state"
     for name, a, b in zip(itertools.cycle(files), stock, ours):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
+    for name, a, b in zip(files, stock, values):
+        assert torch.equal(a, b), f"{name}: who asks for the values gets others"
     frame = slice(inner, -inner or None)
     level = _level(the_plan(compile_transforms(transform)))
     return Outputs([a[:, frame, frame] for a in stock], [b.cpu()[:, frame, frame] for b in ours], level)
@@ -254,10 +259,18 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times
     server = server_of(the_plan(compiled), device, len(files))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
-        calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
+        calls = image_calls_in([compiled(EncodedImage.from_bytes(data)) for data in files.values()])
         (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
         outputs += output
     return outputs
+
+
+def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tensor]:
+    """The tensors whose values are made when they are asked for. The generators are left as they are."""
+    compiled = compile_transforms(transform)
+    with preserve_rng():
+        _seed(seed)
+        return [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
 
 
 Done = tuple[type[Step], tuple[float, ...]]
