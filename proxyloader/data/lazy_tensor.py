@@ -24,9 +24,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch.utils._mode_utils import no_dispatch
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 from torchvision import tv_tensors
 
+from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import Node, Operation, leaves, mapped, operator_of, value_of
 
@@ -64,6 +66,9 @@ class LazyTensor(torch.Tensor):
 
     was_made: ClassVar[bool] = False
     """Whether this process has created one, so that batches may contain some."""
+
+    is_packed: ClassVar[bool] = False
+    """Whether this process is a worker of a loader that takes tensors without values."""
 
     _node: Node | torch.Tensor
     """What its values will be; a tensor when they are there."""
@@ -131,6 +136,9 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
     like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
     made = (LazyTensor if state.pure else LazyImageTensor)(like, ProxySample(call, output))
     made._has_known_order = state.order is not None
+    if get_worker_info() is not None and not LazyTensor.is_packed and not is_late():
+        # A stock loader's worker pickles in a thread, which must not draw beside the dataset.
+        real(made)
     return made
 
 
