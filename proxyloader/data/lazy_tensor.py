@@ -94,7 +94,7 @@ class LazyTensor(torch.Tensor):
     def __init__(self, like: torch.Tensor, node: Node | torch.Tensor) -> None: ...
 
     def as_subclass(self, cls: Any) -> Any:
-        return real(self).as_subclass(cls)  # torch asks neither of the functions below
+        return with_values(real(self).as_subclass(cls))  # torch asks neither of the functions below
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
