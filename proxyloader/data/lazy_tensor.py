@@ -114,13 +114,12 @@ class LazyTensor(torch.Tensor):
         result = _recorded(operator, args, kwargs)
         if result is not NotImplemented:
             return result
+        given = {id(real(each)): each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
         result = operator(*mapped(real, args), **mapped(real, kwargs))
-        if operator._schema.is_mutable and isinstance(args[0], LazyTensor):
-            if _Tag.inplace_view in operator.tags:
-                with no_dispatch():
-                    operator(*args, **kwargs)
-            return args[0]
-        return mapped(with_values, result)
+        if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
+            with no_dispatch():
+                operator(*args, **kwargs)
+        return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
 
 
 class LazyImageTensor(LazyTensor):
