@@ -129,7 +129,7 @@ class _ContentPickler:
     def __init__(self, run_size: int, takes: Callable[[ProxyInputs], bool]) -> None:
         self._takes = takes
         self.runs: list[list[ProxyInputs]] = []
-        self.kept: list[torch.Tensor] = []
+        self.kept: list[Any] = []
         self.is_computed = False
         """Whether there are tensors that are computed from images."""
         self._run_size = run_size
@@ -144,8 +144,8 @@ class _ContentPickler:
         pickler.dump(content)
         return buffer.getvalue()
 
-    def _place(self, proxy: ProxyBatch | ProxySample | torch.Tensor) -> int | tuple[int, Any] | None:
-        if isinstance(proxy, torch.Tensor):
+    def _place(self, proxy: Any) -> int | tuple[int, Any] | None:
+        if not isinstance(proxy, (ProxyBatch, ProxySample)):
             self.kept.append(proxy)
             return len(self.kept) - 1
         if not all(map(self._takes, [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls)):
@@ -176,8 +176,12 @@ class _ContentPickler:
         return self._rows[id(call)]
 
 
+_NAME = "__qualname__"
+"""Attribute of classes and functions, with "<locals>" or "<lambda>" in it if they cannot be imported."""
+
+
 class _Pickler(ForkingPickler):
-    place: Callable[[ProxyBatch | ProxySample | torch.Tensor], Any]
+    place: Callable[[Any], Any]
     owner: _ContentPickler
 
     def persistent_id(self, obj: Any) -> Any:
@@ -185,8 +189,9 @@ class _Pickler(ForkingPickler):
             obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
-        # In the main process, tensors are not sent anywhere, so they are kept as the same objects.
-        return self.place(obj) if isinstance(obj, torch.Tensor) and get_worker_info() is None else None
+        # In the main process nothing is sent anywhere, so tensors, and what cannot be pickled, are the same objects.
+        is_kept = get_worker_info() is None and (isinstance(obj, torch.Tensor) or "<l" in getattr(obj, _NAME, ""))
+        return self.place(obj) if is_kept else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
@@ -258,7 +263,7 @@ class ContentUnpickler(pickle.Unpickler):
         data: bytes,
         resolve: Callable[[int, Any], Any],
         pin: bool = False,
-        kept: Sequence[torch.Tensor] = (),
+        kept: Sequence[Any] = (),
         device: torch.device | None = None,
     ) -> None:
         super().__init__(io.BytesIO(data))
@@ -266,7 +271,8 @@ class ContentUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
-            return self._kept[pid].pin_memory() if self._pin else self._kept[pid]
+            kept = self._kept[pid]
+            return kept.pin_memory() if self._pin and isinstance(kept, torch.Tensor) else kept
         return self._resolve(*pid)
 
     def find_class(self, module: str, name: str) -> Any:
