@@ -266,6 +266,8 @@ def _uses_values(packet: str, tags: Any, args: Any) -> bool:
     if _Tag.dynamic_output_shape in tags:  # but not for indices that are whole numbers
         dtypes = {each.dtype for each in leaves(args[1:]) if isinstance(each, torch.Tensor)}
         return packet != "index" or not dtypes <= {torch.int64, torch.int32}
+    if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
+        return True  # which the meta device does not refuse
     return any(part in packet for part in DEVICES_DIFFER)
 
 
@@ -306,7 +308,11 @@ def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if alone:
         try:
             with no_dispatch():
-                _on_meta(tensor)[mapped(_on_meta, index)] = _on_meta(value)
+                meta, place = _on_meta(tensor), mapped(_on_meta, index)
+                meta[place] = _on_meta(value)
+                if isinstance(value, torch.Tensor):  # of lists of indices, the line above does not look at shapes
+                    extra = max(0, value.ndim - meta[place].ndim)
+                    meta[place].copy_(_on_meta(value).reshape(value.shape[extra:]))
         except Exception:
             alone = False
     if alone:
