@@ -30,7 +30,7 @@ from torchvision import tv_tensors
 
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recorded import Node, Operation, leaves, mapped, operator_of, value_of
+from .recorded import Node, Operation, leaves, mapped, stack_of, value_of
 
 RESIZE = (
     "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
@@ -338,7 +338,7 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         refuse_several_sizes(tensors, RESIZE)
         dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
     like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
-    batch: torch.Tensor = LazyTensor(like, _stack_of(nodes))
+    batch: torch.Tensor = LazyTensor(like, stack_of(nodes))
     return batch
 
 
@@ -357,38 +357,6 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
             f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
             f"{' and others' if len(shapes) > 2 else ''}. {advice}"
         )
-
-
-def _stack_of(nodes: Sequence[Any]) -> Node:
-    first = nodes[0]
-    if all(isinstance(node, ProxySample) and node.output == first.output for node in nodes):
-        return collate_proxy_samples(nodes)
-    if _is_pointwise(first) and all(_is_alike(first, node) for node in nodes):
-        inner = _stack_of([node.args[0] for node in nodes])
-        return Operation(first.name, (inner, *first.args[1:]), first.kwargs)
-    return Operation("aten.stack.default", (list(nodes),), {})
-
-
-def _is_pointwise(node: Any) -> bool:
-    """Return whether a node is an operation on each value of its first argument by itself."""
-    if not isinstance(node, Operation) or not node.name.startswith("aten.") or not isinstance(node.args[0], Node):
-        return False
-    return _Tag.pointwise in operator_of(node.name).tags
-
-
-def _is_alike(first: Operation, node: Any) -> bool:
-    """Return whether an operation does the same, with the same numbers, to another tensor."""
-    if not isinstance(node, Operation) or node.name != first.name:
-        return False
-    rest, others = list(leaves((first.args[1:], first.kwargs))), list(leaves((node.args[1:], node.kwargs)))
-    return len(rest) == len(others) and all(map(_is_equal, rest, others))
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        # One of fewer dimensions is broadcast to a batch of images as it is to an image.
-        return one.ndim <= 3 and one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and not isinstance(one, (Operation, ProxySample, ProxyBatch)) and bool(one == other)
 
 
 def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
