@@ -38,6 +38,7 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg_integrity import is_whole
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
@@ -120,7 +121,7 @@ def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
     dataset = wrap(ImageFolder(root, transform_with()))
     torch.manual_seed(0)
-    calls = [dataset[index][0].call for index in range(len(dataset))]
+    calls = image_calls_in([dataset[index] for index in range(len(dataset))])
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
 
     @pipeline_def(batch_size=len(dataset), num_threads=1, device_id=None, exec_dynamic=True)

@@ -19,11 +19,13 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
+from proxyloader._random_state import preserve_rng
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
+from proxyloader.data.image_calls import image_calls_in
 from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.plan import OneOf, Plan, Step
@@ -194,6 +196,11 @@ def run(
         stock = [transform(picture) for _ in range(times) for picture in pictures]
     state, python_state, numpys_state = torch.get_rng_state(), random.getstate(), numpy_state()
     ours = run_ours(transform, device, files, seed=seed, times=times)
+    with _one_thread():
+        differ = [
+            name for name, a, b in zip(files, stock, run_late(transform, files, seed=seed)) if not torch.equal(a, b)
+        ]
+    assert not differ, f"who asks for the values of {', '.join(differ)} gets others"
     assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
     assert random.getstate() == python_state, "Python's generator was left in another state"
     assert numpy_state() == numpys_state, "numpy's generator was left in another state"
@@ -254,10 +261,18 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times
     server = server_of(the_plan(compiled), device, len(files))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
-        calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
+        calls = image_calls_in([compiled(EncodedImage.from_bytes(data)) for data in files.values()])
         (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
         outputs += output
     return outputs
+
+
+def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tensor]:
+    """The tensors whose values are made when they are asked for. The generators are left as they are."""
+    compiled = compile_transforms(transform)
+    with preserve_rng():
+        _seed(seed)
+        return [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
 
 
 Done = tuple[type[Step], tuple[float, ...]]

@@ -89,6 +89,16 @@ def one_epoch(loader: Any) -> Any:
     return epochs(loader, 1)
 
 
+def by_dali(loader: Any) -> Any:
+    """As ``epochs``; and DALI has made every image of ours, in pipelines of their transforms."""
+    seen = epochs(loader)
+    if isinstance(loader, proxyloader.DataLoader):
+        assert loader.backend.startswith(f"DALI on {loader.device}: "), loader.backend
+        assert loader._counts._by_dali + loader._counts._by_pillow > 0
+        assert not loader._counts._by_torchvision, f"torchvision made {loader._counts._by_torchvision} images"
+    return seen
+
+
 def used(loader_class: Any, build: Build, use: Use) -> Any:
     torch.manual_seed(17)
     random.seed(17)
@@ -171,5 +181,5 @@ def _assert_same_tensor(ours: torch.Tensor, theirs: torch.Tensor, where: str) ->
 
 
 def is_of_images(tensor: torch.Tensor) -> bool:
-    """(3, H, W) or (N, 3, H, W)."""
-    return tensor.dtype == torch.float32 and tensor.ndim in (3, 4) and tensor.shape[-3] == 3 and tensor.numel() > 0
+    """(..., 3, H, W)."""
+    return tensor.dtype == torch.float32 and tensor.ndim >= 3 and tensor.shape[-3] == 3 and tensor.numel() > 0

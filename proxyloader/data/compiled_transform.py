@@ -43,6 +43,12 @@ class CompiledTransform(TransformStandIn):
     def _chain(self) -> Chain:
         return chain_of(self.plan, self.original)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self.plan.rest is None:
+            return self.__dict__
+        # The rest is called in the main process, so it need not be pickled.
+        return self.__dict__ | {"original": None, "_chain": self._chain}
+
     def __call__(
         self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes, *others: Any
     ) -> ProxySample | torch.Tensor | tuple[ProxySample | torch.Tensor, ...]:
@@ -59,11 +65,13 @@ class CompiledTransform(TransformStandIn):
             ImageError: the image is too large, or Pillow cannot read the bytes.
             InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
+        encoded = None
         try:
             encoded = self._encoded(image, *others)
         except InputError:
             if not self.takes_all:
                 raise
+        if encoded is None:
             if isinstance(image, EncodedImage):
                 image = LazyImage(None, image) if is_late() else image.decoded()
             made = self.original(image, *others)

@@ -1,4 +1,4 @@
-"""Which images a sample or a batch holds that DALI is to decode. Worker."""
+"""What a sample or a batch holds that is not computed yet: images that DALI is to decode, placeholders. Worker."""
 
 from __future__ import annotations
 
@@ -65,3 +65,26 @@ class _Walk(ForkingPickler):
         elif not isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)):
             return None
         return ""
+
+
+def holds(content: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a sample or a batch holds an object of these kinds, in any object that pickle would visit."""
+    if type(content) in (tuple, list):
+        return any(holds(each, kinds) for each in content)
+    if isinstance(content, kinds) or type(content) in _WITHOUT_CALLS:
+        return isinstance(content, kinds)
+    search = _Search(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+    search.kinds = kinds
+    with contextlib.suppress(Exception):  # what cannot be pickled is not searched further
+        search.dump(content)
+    return search.has_found
+
+
+class _Search(ForkingPickler):
+    kinds: tuple[type, ...]
+    has_found = False
+
+    def persistent_id(self, obj: Any) -> Any:
+        self.has_found |= isinstance(obj, self.kinds)
+        is_large = isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image))
+        return "" if self.has_found or is_large else None

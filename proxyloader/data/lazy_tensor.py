@@ -24,11 +24,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch.utils._mode_utils import no_dispatch
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 from torchvision import tv_tensors
 
+from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recorded import Node, Operation, leaves, mapped, operator_of, value_of
+from .recorded import Node, Operation, leaves, mapped, stack_of, value_of
 
 RESIZE = (
     "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
@@ -65,6 +67,9 @@ class LazyTensor(torch.Tensor):
     was_made: ClassVar[bool] = False
     """Whether this process has created one, so that batches may contain some."""
 
+    is_packed: ClassVar[bool] = False
+    """Whether this process is a worker of a loader that takes tensors without values."""
+
     _node: Node | torch.Tensor
     """What its values will be; a tensor when they are there."""
 
@@ -88,6 +93,9 @@ class LazyTensor(torch.Tensor):
 
     def __init__(self, like: torch.Tensor, node: Node | torch.Tensor) -> None: ...
 
+    def as_subclass(self, cls: Any) -> Any:
+        return with_values(real(self).as_subclass(cls))  # torch asks neither of the functions below
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
@@ -106,13 +114,12 @@ class LazyTensor(torch.Tensor):
         result = _recorded(operator, args, kwargs)
         if result is not NotImplemented:
             return result
+        given = {id(real(each)): each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
         result = operator(*mapped(real, args), **mapped(real, kwargs))
-        if operator._schema.is_mutable and isinstance(args[0], LazyTensor):
-            if _Tag.inplace_view in operator.tags:
-                with no_dispatch():
-                    operator(*args, **kwargs)
-            return args[0]
-        return mapped(with_values, result)
+        if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
+            with no_dispatch():
+                operator(*args, **kwargs)
+        return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
 
 
 class LazyImageTensor(LazyTensor):
@@ -128,6 +135,9 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
     like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
     made = (LazyTensor if state.pure else LazyImageTensor)(like, ProxySample(call, output))
     made._has_known_order = state.order is not None
+    if get_worker_info() is not None and not LazyTensor.is_packed and not is_late():
+        # A stock loader's worker pickles in a thread, which must not draw beside the dataset.
+        real(made)
     return made
 
 
@@ -256,6 +266,8 @@ def _uses_values(packet: str, tags: Any, args: Any) -> bool:
     if _Tag.dynamic_output_shape in tags:  # but not for indices that are whole numbers
         dtypes = {each.dtype for each in leaves(args[1:]) if isinstance(each, torch.Tensor)}
         return packet != "index" or not dtypes <= {torch.int64, torch.int32}
+    if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
+        return True  # which the meta device does not refuse
     return any(part in packet for part in DEVICES_DIFFER)
 
 
@@ -296,7 +308,11 @@ def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if alone:
         try:
             with no_dispatch():
-                _on_meta(tensor)[mapped(_on_meta, index)] = _on_meta(value)
+                meta, place = _on_meta(tensor), mapped(_on_meta, index)
+                meta[place] = _on_meta(value)
+                if isinstance(value, torch.Tensor):  # of lists of indices, the line above does not look at shapes
+                    extra = max(0, value.ndim - meta[place].ndim)
+                    meta[place].copy_(_on_meta(value).reshape(value.shape[extra:]))
         except Exception:
             alone = False
     if alone:
@@ -322,7 +338,7 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         refuse_several_sizes(tensors, RESIZE)
         dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
     like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
-    batch: torch.Tensor = LazyTensor(like, _stack_of(nodes))
+    batch: torch.Tensor = LazyTensor(like, stack_of(nodes))
     return batch
 
 
@@ -343,40 +359,10 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
         )
 
 
-def _stack_of(nodes: Sequence[Any]) -> Node:
-    first = nodes[0]
-    if all(isinstance(node, ProxySample) and node.output == first.output for node in nodes):
-        return collate_proxy_samples(nodes)
-    if _is_pointwise(first) and all(_is_alike(first, node) for node in nodes):
-        inner = _stack_of([node.args[0] for node in nodes])
-        return Operation(first.name, (inner, *first.args[1:]), first.kwargs)
-    return Operation("aten.stack.default", (list(nodes),), {})
-
-
-def _is_pointwise(node: Any) -> bool:
-    """Return whether a node is an operation on each value of its first argument by itself."""
-    if not isinstance(node, Operation) or not node.name.startswith("aten.") or not isinstance(node.args[0], Node):
-        return False
-    return _Tag.pointwise in operator_of(node.name).tags
-
-
-def _is_alike(first: Operation, node: Any) -> bool:
-    """Return whether an operation does the same, with the same numbers, to another tensor."""
-    if not isinstance(node, Operation) or node.name != first.name:
-        return False
-    rest, others = list(leaves((first.args[1:], first.kwargs))), list(leaves((node.args[1:], node.kwargs)))
-    return len(rest) == len(others) and all(map(_is_equal, rest, others))
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        # One of fewer dimensions is broadcast to a batch of images as it is to an image.
-        return one.ndim <= 3 and one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and not isinstance(one, (Operation, ProxySample, ProxyBatch)) and bool(one == other)
-
-
-def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors, for ``torch.utils.data.default_collate``."""
+    if any(isinstance(each, ProxySample) for each in batch):  # of a hand-written pipeline
+        return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
     if any(isinstance(each, LazyTensor) and not is_real(each) for each in batch):
         return stacked(batch)
     found = collate_tensor_fn([real(each) for each in batch], collate_fn_map=collate_fn_map)
@@ -384,4 +370,4 @@ def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     return result
 
 
-default_collate_fn_map.update(dict.fromkeys((LazyTensor, LazyImageTensor), _collated))
+default_collate_fn_map.update(dict.fromkeys((LazyTensor, LazyImageTensor, ProxySample), _collated))

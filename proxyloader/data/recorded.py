@@ -6,12 +6,12 @@ They are recorded in the worker. Pickled, an operation becomes its result: it is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .placeholders import ProxyBatch, ProxySample
+from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 
 
 class Operation:
@@ -113,6 +113,39 @@ def done(name: str, args: Any, kwargs: Any) -> Any:
 @functools.cache
 def operator_of(name: str) -> Any:
     return functools.reduce(getattr, name.split("."), torch.ops)
+
+
+def stack_of(nodes: Sequence[Any]) -> Node:
+    """Return the node of a stack. An operation that was done alike to each is done once, for all of them."""
+    first = nodes[0]
+    if all(isinstance(node, ProxySample) and node.output == first.output for node in nodes):
+        return collate_proxy_samples(nodes)
+    if _is_pointwise(first) and all(_is_alike(first, node) for node in nodes):
+        inner = stack_of([node.args[0] for node in nodes])
+        return Operation(first.name, (inner, *first.args[1:]), first.kwargs)
+    return Operation("aten.stack.default", (list(nodes),), {})
+
+
+def _is_pointwise(node: Any) -> bool:
+    """Return whether a node is an operation on each value of its first argument by itself."""
+    if not isinstance(node, Operation) or not node.name.startswith("aten.") or not isinstance(node.args[0], Node):
+        return False
+    return torch.Tag.pointwise in operator_of(node.name).tags
+
+
+def _is_alike(first: Operation, node: Any) -> bool:
+    """Return whether an operation does the same, with the same numbers, to another tensor."""
+    if not isinstance(node, Operation) or node.name != first.name:
+        return False
+    rest, others = list(leaves((first.args[1:], first.kwargs))), list(leaves((node.args[1:], node.kwargs)))
+    return len(rest) == len(others) and all(map(_is_equal, rest, others))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        # One of fewer dimensions is broadcast to a batch of images as it is to an image.
+        return one.ndim <= 3 and one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and not isinstance(one, (Operation, ProxySample, ProxyBatch)) and bool(one == other)
 
 
 def _replayed(name: str, args: Any, kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 
+from ..data.image_calls import holds
 from ..data.lazy_tensor import LazyTensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import Operation, value_of
@@ -66,12 +67,12 @@ class Packer:
 
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
-        uses_pixels = PixelUses.count > self._pixel_uses
-        if not self._has_images and not (uses_pixels or LazyTensor.was_made or ProxySample.was_handed_out):
-            return PackedBatch(request, content=self._collate_fn(samples))
-        collates = self._collate_fn is default_collate or not ProxySample.was_handed_out
+        has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
+        collates = self._collate_fn is default_collate or not has_placeholders
         content = self._collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self._takes)
+        if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
+            return PackedBatch(request, content=content, images_by=self._images_by(pickler, 0))
         data = pickler.dumps(content)
         each = samples if self._batched else [samples]
         images_by = self._images_by(pickler, len(each))
@@ -128,7 +129,7 @@ class _ContentPickler:
     def __init__(self, run_size: int, takes: Callable[[ProxyInputs], bool]) -> None:
         self._takes = takes
         self.runs: list[list[ProxyInputs]] = []
-        self.kept: list[torch.Tensor] = []
+        self.kept: list[Any] = []
         self.is_computed = False
         """Whether there are tensors that are computed from images."""
         self._run_size = run_size
@@ -143,8 +144,8 @@ class _ContentPickler:
         pickler.dump(content)
         return buffer.getvalue()
 
-    def _place(self, proxy: ProxyBatch | ProxySample | torch.Tensor) -> int | tuple[int, Any] | None:
-        if isinstance(proxy, torch.Tensor):
+    def _place(self, proxy: Any) -> int | tuple[int, Any] | None:
+        if not isinstance(proxy, (ProxyBatch, ProxySample)):
             self.kept.append(proxy)
             return len(self.kept) - 1
         if not all(map(self._takes, [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls)):
@@ -175,8 +176,12 @@ class _ContentPickler:
         return self._rows[id(call)]
 
 
+_NAME = "__qualname__"
+"""Attribute of classes and functions, with "<locals>" or "<lambda>" in it if they cannot be imported."""
+
+
 class _Pickler(ForkingPickler):
-    place: Callable[[ProxyBatch | ProxySample | torch.Tensor], Any]
+    place: Callable[[Any], Any]
     owner: _ContentPickler
 
     def persistent_id(self, obj: Any) -> Any:
@@ -184,8 +189,9 @@ class _Pickler(ForkingPickler):
             obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
-        # In the main process, tensors are not sent anywhere, so they are kept as the same objects.
-        return self.place(obj) if isinstance(obj, torch.Tensor) and get_worker_info() is None else None
+        # In the main process nothing is sent anywhere, so tensors, and what cannot be pickled, are the same objects.
+        is_kept = get_worker_info() is None and (isinstance(obj, torch.Tensor) or "<l" in getattr(obj, _NAME, ""))
+        return self.place(obj) if is_kept else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
@@ -264,7 +270,7 @@ class ContentUnpickler(pickle.Unpickler):
         data: bytes,
         resolve: Callable[[int, Any], Any],
         pin: bool = False,
-        kept: Sequence[torch.Tensor] = (),
+        kept: Sequence[Any] = (),
         device: torch.device | None = None,
     ) -> None:
         super().__init__(io.BytesIO(data))
@@ -272,7 +278,8 @@ class ContentUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
-            return self._kept[pid].pin_memory() if self._pin else self._kept[pid]
+            kept = self._kept[pid]
+            return kept.pin_memory() if self._pin and isinstance(kept, torch.Tensor) else kept
         return self._resolve(*pid)
 
     def find_class(self, module: str, name: str) -> Any:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 from ..data.bad_samples import UnreadableSample
 from ..data.called_transforms import meet_transforms
 from ..data.lazy_image import open_late
+from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
@@ -112,6 +113,7 @@ def set_up_worker(
     elif isinstance(dataset, StatefulStream):
         object.__setattr__(info, "dataset", dataset.dataset)
     keep_freed_memory()
+    LazyTensor.is_packed = True
     if is_late:
         open_late()
         meet_transforms(is_for_gpu)

@@ -22,6 +22,7 @@ from proxyloader.dali.operators import OPERATORS
 from proxyloader.dali.operators.resize import EXACT_EDGES_BELOW
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
+from proxyloader.data.image_calls import image_calls_in
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.type_conversion import ToFloat, ToTensor
@@ -83,7 +84,7 @@ class Compiled:
         self.server = compare.server_of(self.transform.plan, device, batch_size)
 
     def calls(self, files: Images) -> list[Any]:
-        return [self.transform(EncodedImage.from_bytes(data)).call for data in files.values()]
+        return image_calls_in([self.transform(EncodedImage.from_bytes(data)) for data in files.values()])
 
     def outputs(self, calls: list[Any]) -> Any:
         return self.server.collect(
@@ -240,7 +241,7 @@ class TestOutputs:
         expected = torch.stack(compare.run_ours(transform, device, files))
         compiled = compile_transforms(transform)
         torch.manual_seed(0)
-        calls = [compiled(EncodedImage.from_bytes(data)).call for data in files.values()]
+        calls = image_calls_in([compiled(EncodedImage.from_bytes(data)) for data in files.values()])
         device_id = None if device == "cpu" else 0
         for threads, depth in ((1, 1), (3, 4)):
             options = PipelineOptions(4, device_id=device_id, num_threads=threads, prefetch_queue_depth=depth)

@@ -31,7 +31,8 @@ from proxyloader import (
 )
 from proxyloader.data.compiled_transform import CompiledTransform, WorkerTransform
 from proxyloader.data.dataset import plans_in
-from proxyloader.data.placeholders import ProxySample
+from proxyloader.data.image_calls import image_calls_in
+from proxyloader.data.lazy_tensor import LazyTensor
 
 from ..outcomes import raises
 
@@ -53,10 +54,11 @@ def test_a_wrapped_folder_hands_out_bytes_and_drawn_numbers(folder: ImageFolder)
     folder.transform = TRANSFORM
     folder.target_transform = str
     sample, target = wrap(folder)[5]
-    assert isinstance(sample, ProxySample) and target == "0"
-    encoded, row = sample.call.inputs
+    assert isinstance(sample, LazyTensor) and target == "0"
+    (call,) = image_calls_in(sample)
+    encoded, row = call.inputs
     assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes() and row.tolist()[-2:] == [20, 30]
-    assert sample.call.source == folder.samples[5][0]
+    assert call.source == folder.samples[5][0]
 
 
 def test_wrapping_twice_is_wrapping_once(folder: ImageFolder) -> None:
@@ -68,7 +70,7 @@ def test_wrapping_twice_is_wrapping_once(folder: ImageFolder) -> None:
 def test_a_wrapped_dataset_can_be_pickled(folder: ImageFolder) -> None:
     folder.transform = transforms.Compose([transforms.RandomResizedCrop(20), transforms.ToTensor()])
     wrapped = pickle.loads(pickle.dumps(wrap(folder)))
-    assert isinstance(wrapped[0][0], ProxySample)
+    assert isinstance(wrapped[0][0], LazyTensor)
 
 
 def test_what_stands_in_subsets_and_concatenations_is_wrapped_at_any_depth(folder: ImageFolder) -> None:
@@ -76,8 +78,8 @@ def test_what_stands_in_subsets_and_concatenations_is_wrapped_at_any_depth(folde
     part, _ = random_split(folder, [8, 40])
     nested = Subset(ConcatDataset([folder, part]), [3, 50])
     wrapped = wrap(nested)
-    assert all(isinstance(wrapped[k][0], ProxySample) for k in range(2))
-    assert isinstance(nested[0][0], torch.Tensor)
+    assert all(isinstance(wrapped[k][0], LazyTensor) for k in range(2))
+    assert type(nested[0][0]) is torch.Tensor
     assert len(plans_in(wrapped)) == 1
 
 
@@ -103,8 +105,8 @@ def test_a_loader_of_the_users_own_is_called_and_its_pixels_travel_uncompressed(
     dataset = DatasetFolder(folder.root, own_loader, ("jpg",), transform=TRANSFORM)
     wrapped = wrap(dataset)
     assert wrapped.loader is own_loader
-    encoded = wrapped[0][0].call.inputs[0].tobytes()
-    assert encoded.startswith(b"P6\n8 8\n255\n\xff\x00\x00")
+    (call,) = image_calls_in(wrapped[0])
+    assert call.inputs[0].tobytes().startswith(b"P6\n8 8\n255\n\xff\x00\x00")
 
 
 def test_torchvisions_pil_loader_is_exchanged_wherever_it_was_given(folder: ImageFolder) -> None:
@@ -121,7 +123,7 @@ def test_imagenet_is_a_folder_like_any_other(tmp_path: Path, photos: Path) -> No
             (tmp_path / "val" / wnid / path.name).write_bytes(path.read_bytes())
     dataset = ImageNet(tmp_path, "val", transform=TRANSFORM)
     wrapped = wrap(dataset)
-    assert isinstance(wrapped[3][0], ProxySample) and wrapped.classes == [("tench", "Tinca tinca"), ("goldfish",)]
+    assert isinstance(wrapped[3][0], LazyTensor) and wrapped.classes == [("tench", "Tinca tinca"), ("goldfish",)]
 
 
 def test_a_dataset_of_arrays_with_a_torchvision_transform_travels_uncompressed(tmp_path: Path) -> None:
@@ -129,7 +131,8 @@ def test_a_dataset_of_arrays_with_a_torchvision_transform_travels_uncompressed(t
     dataset.data = np.full((4, 32, 32, 3), 7, np.uint8)
     dataset.targets, dataset.transform, dataset.target_transform = [0, 1, 2, 3], TRANSFORM, None
     sample, target = wrap(dataset)[2]
-    assert target == 2 and sample.call.inputs[0].tobytes().startswith(b"P6\n32 32\n255\n\x07")
+    (call,) = image_calls_in(sample)
+    assert target == 2 and call.inputs[0].tobytes().startswith(b"P6\n32 32\n255\n\x07")
 
 
 class Photographs(Dataset[Any]):
@@ -148,7 +151,7 @@ class Photographs(Dataset[Any]):
 @pytest.mark.parametrize("transform", [TRANSFORM, compile_transforms(TRANSFORM)], ids=["torchvision", "compiled"])
 def test_a_dataset_of_ones_own_may_open_images_without_decoding_them(folder: ImageFolder, transform: Any) -> None:
     wrapped = wrap(Photographs([path for path, _ in folder.samples], transform))
-    assert isinstance(wrapped[1][0], ProxySample) and isinstance(wrapped.transform, CompiledTransform)
+    assert isinstance(wrapped[1][0], LazyTensor) and isinstance(wrapped.transform, CompiledTransform)
 
 
 class Calculates(Photographs):
@@ -212,7 +215,8 @@ def test_the_wrapped_transform_says_which_inputs_it_takes() -> None:
     compiled = compile_transforms(TRANSFORM)
     with pytest.raises(ValueError, match=r"a Tensor\[3, 4, 4\]; it must be a PIL image, an EncodedImage, an array"):
         compiled(torch.zeros(3, 4, 4))
-    assert compiled(np.zeros((5, 4, 3), np.uint8)).call.inputs[0].tobytes().startswith(b"P6\n4 5\n")
+    (call,) = image_calls_in(compiled(np.zeros((5, 4, 3), np.uint8)))
+    assert call.inputs[0].tobytes().startswith(b"P6\n4 5\n")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # timm's reader leaves the closing of files to Python
@@ -226,9 +230,10 @@ class TestOfTimm:
 
     def test_the_images_of_an_image_dataset_travel_encoded(self, dataset: ImageDataset) -> None:
         sample, target = wrap(dataset)[5]
-        assert isinstance(sample, ProxySample) and target == dataset.reader.samples[5][1]
-        assert sample.call.inputs[0].tobytes() == Path(dataset.reader.samples[5][0]).read_bytes()
-        assert not dataset.load_bytes and isinstance(dataset[5][0], torch.Tensor)
+        assert isinstance(sample, LazyTensor) and target == dataset.reader.samples[5][1]
+        (call,) = image_calls_in(sample)
+        assert call.inputs[0].tobytes() == Path(dataset.reader.samples[5][0]).read_bytes()
+        assert not dataset.load_bytes and type(dataset[5][0]) is torch.Tensor
 
     def test_what_cannot_be_read_is_named_by_its_file(self, dataset: ImageDataset, tmp_path: Path) -> None:
         broken = tmp_path / "broken.jpg"
@@ -265,7 +270,7 @@ class TestOfTimm:
 
         dataset.__class__ = Own
         wrapped = wrap(dataset)
-        assert not wrapped.load_bytes and isinstance(wrapped[3][0], ProxySample)
+        assert not wrapped.load_bytes and isinstance(wrapped[3][0], LazyTensor)
 
     def test_one_of_three_transforms_is_left_alone(self, dataset: ImageDataset) -> None:
         dataset.transform = create_transform(24, is_training=True, separate=True, auto_augment="augmix-m3")

@@ -19,6 +19,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms, wrap
+from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg_integrity import ScanStatus, is_whole, leave_to_pillow
 from proxyloader.data.placeholders import Proxy
 from proxyloader.tools.synthetic.photograph import photograph
@@ -57,7 +58,8 @@ def looked_at(data: bytes, known: ScanStatus, max_pixels: int | None = None) -> 
     transform = dataclasses.replace(compile_transforms(TRANSFORM), max_pixels=max_pixels)
     sample = transform(EncodedImage.from_bytes(data, max_pixels=max_pixels)), 0
     found = leave_to_pillow(sample, known)
-    return bytes(sample[0].call.inputs[0]), found
+    (call,) = image_calls_in(sample)
+    return bytes(call.inputs[0]), found
 
 
 def pixels_of(data: bytes) -> Any:
@@ -179,7 +181,8 @@ BATCHES = [BatchRequest(k, 0, list(range(k, k + 8)), True, None) for k in range(
 
 
 def is_by_pillow(sample: Any) -> bool:
-    return bytes(sample[0].call.inputs[0][:2]) == b"P6"
+    (call,) = image_calls_in(sample)
+    return bytes(call.inputs[0][:2]) == b"P6"
 
 
 class Looks:
@@ -267,7 +270,7 @@ def test_in_a_batch_of_the_datasets_own_making_all_are_looked_at(
     for expected in (48, 48 + 16):  # the images of a batch with damage are looked at each time
         for request in BATCHES:
             images, _ = fetcher(request).samples
-            by_pillow = [bytes(call.inputs[0][:2]) == b"P6" for call in images.run.calls]
+            by_pillow = [bytes(call.inputs[0][:2]) == b"P6" for call in image_calls_in(images)]
             assert by_pillow == [index in DAMAGED for index in request.indices]
         assert looks.count == expected
 
@@ -306,8 +309,8 @@ def test_replacements_are_looked_at_only_where_that_was_asked_for(
     damaged_folder: ImageFolder, check_scans: bool
 ) -> None:
     fetcher = Fetcher(wrap(damaged_folder), "replace", scans=IntegrityTable(48) if check_scans else None)
-    index, (image, _) = fetcher.next_readable(4, 0, [])
-    assert index == 5 and (bytes(image.call.inputs[0][:2]) == b"P6") is check_scans
+    index, sample = fetcher.next_readable(4, 0, [])
+    assert index == 5 and is_by_pillow(sample) is check_scans
 
 
 def test_only_images_that_dali_decodes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

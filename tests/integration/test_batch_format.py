@@ -231,9 +231,17 @@ def test_a_hand_written_pipeline_makes_no_whole_levels_of_floats(photos: Path, d
             next(iter(DataLoader(dataset, 8, dtype=torch.uint8, server=server)))
 
 
-def test_floats_never_become_whole_levels(photos: Path, device: str) -> None:
-    loader = DataLoader(Untranslated(photos, TRAINING), 8, dtype=torch.uint8, device=device)
-    with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 32, 32\]"):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "dtype=torch.uint8, and the transform gives floats. Leave out what makes them"),
+        ({"translate": False}, r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 32, 32\]"),
+    ],
+    ids=["met", "not translated"],
+)
+def test_floats_never_become_whole_levels(photos: Path, arguments: Any, message: str, device: str) -> None:
+    loader = DataLoader(Untranslated(photos, TRAINING), 8, dtype=torch.uint8, device=device, **arguments)
+    with pytest.raises(ValueError, match=message):
         next(iter(loader))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets import ImageFolder
@@ -23,7 +24,8 @@ from proxyloader import DataLoader, ImageError, InputError, PipelineError
 
 from ..limits import LONG_S, WAIT_S
 from ..outcomes import outcomes
-from .roads import BATCH, PICTURES, Road, assert_batches_match, assert_pictures_match, next_error
+from ..side_by_side import Failed, assert_as_torch, one_epoch
+from .roads import BATCH, PICTURES, Road, assert_batches_match, assert_pictures_match, next_error, picture_folder
 
 BATCHES = PICTURES // BATCH
 
@@ -196,16 +198,34 @@ OTHERS = {
 }
 
 
+def strict(road: Road) -> dict[str, Any]:
+    """Arguments with which what DALI does not take is refused on each road."""
+    return {"unsupported": "raise"} if road.name == "compiled" else {}
+
+
 @pytest.mark.parametrize("place", [0, 2], ids=["first in its batch", "within its batch"])
 def test_an_input_that_differs_within_its_batch_is_an_input_error_of_that_batch(
     road: Road, start_method: str, place: int
 ) -> None:
     dataset = road.dataset(GivesOthers)
     dataset.others = {BATCH * at + place: other for at, other in enumerate(OTHERS.values(), start=1)}
-    loader = road.loader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context=start_method)
+    arguments = {"persistent_workers": True, "multiprocessing_context": start_method} | strict(road)
+    loader = road.loader(dataset, num_workers=1, **arguments)
     for _ in range(2):
         assert_only_these_fail(outcomes(loader), set(range(1, 1 + len(OTHERS))), (InputError,))
     assert_batches_match(road.loader())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_dali_does_not_take_is_given_to_torchvision_with_its_errors(spelled_root: Path, workers: int) -> None:
+    def build(kind: Any) -> Any:
+        dataset = picture_folder(spelled_root, kind=GivesOthers)
+        dataset.others = {BATCH * at: other for at, other in enumerate(OTHERS.values(), start=1)}
+        dataset.others[3] = Image.new("L", (50, 40), 99).convert("RGB")  # and what it takes, but not as a file
+        return kind(dataset, BATCH, num_workers=workers)
+
+    seen = assert_as_torch(build, one_epoch)["epochs"][0]["batches"]
+    assert [isinstance(batch, Failed) for batch in seen] == [0 < at <= len(OTHERS) for at in range(BATCHES)]
 
 
 @pytest.mark.parametrize("road", ["server", "produced"], indirect=True)
@@ -322,5 +342,5 @@ def test_a_timeout_ends_the_wait_for_a_worker(road: Road, start_method: str) -> 
 def test_a_refused_input_needs_no_timeout(road: Road) -> None:
     dataset = road.dataset(GivesOthers)
     dataset.others = {BATCH + 1: np.float64([1, 2])}
-    found = outcomes(road.loader(dataset, num_workers=1, timeout=WAIT_S))
+    found = outcomes(road.loader(dataset, num_workers=1, timeout=WAIT_S, **strict(road)))
     assert_only_these_fail(found, {1}, (InputError,))

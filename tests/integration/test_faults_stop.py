@@ -182,7 +182,7 @@ def wrong_constructions(root: Path) -> dict[str, Any]:
         ),
         "no server": (lambda: DataLoader(picture_folder(root), server="a server"), TypeError, "ProxyServer"),
         "no transform": (
-            lambda: DataLoader(picture_folder(root, elastic)),
+            lambda: DataLoader(picture_folder(root, elastic), unsupported="raise"),
             UnsupportedTransformError,
             "ElasticTransform",
         ),

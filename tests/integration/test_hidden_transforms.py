@@ -164,8 +164,25 @@ def test_a_format_that_the_transform_does_not_give_is_refused_at_its_batch(folde
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_under_the_stock_loader_the_error_says_which_loader_it_takes(folder: ImageFolder, workers: int) -> None:
-    images, _ = next(iter(StockLoader(Hides(folder), 8, num_workers=workers)))
+def test_under_the_stock_loader_the_images_are_torchvisions(folder: ImageFolder, workers: int) -> None:
+    found = []
+    for is_stock in (False, True):
+        torch.manual_seed(5)
+        found.append(list(StockLoader(Hides(folder, is_stock), 8, shuffle=True, num_workers=workers)))
+    for (images, indices), (stock, stock_indices) in zip(*found, strict=True):
+        assert torch.equal(indices, stock_indices)
+        assert images.numpy().tobytes() == stock.numpy().tobytes()
+        assert torch.equal(1 - images.to("cpu"), 1 - stock)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_under_the_stock_loader_the_error_of_a_placeholder_says_which_loader_it_takes(
+    folder: ImageFolder, workers: int
+) -> None:
+    rest = transforms.Compose([*TRANSFORM.transforms, transforms.Lambda(len)])
+    folder.transform = compile_transforms(rest, unsupported="batch")
+    folder.loader = EncodedImage.open
+    images, _ = next(iter(StockLoader(folder, 8, num_workers=workers)))
     with pytest.raises(AttributeError, match=r"called a compiled transform.*proxyloader\.DataLoader\(dataset"):
         images.to("cpu")
     with pytest.raises(TypeError, match=r"proxyloader\.DataLoader"):

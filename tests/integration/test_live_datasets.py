@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader, EncodedImage, UnsupportedTransformError
 
 from ..outcomes import raises
+from ..side_by_side import MEAN_ALLOWED
 
 
 def transform_to(size: int) -> transforms.Compose:
@@ -165,10 +167,28 @@ def test_a_dataset_with_slots_is_read_from_a_copy_that_is_made_for_each_batch(ph
 
 def test_a_transform_that_is_not_translated_is_refused_at_the_batch_that_meets_it(photos: Path) -> None:
     dataset = folder(photos)
-    batches: Any = iter(DataLoader(dataset, 4, device="cpu"))
+    batches: Any = iter(DataLoader(dataset, 4, device="cpu", unsupported="raise"))
     next(batches)
     dataset.transform = transforms.Compose([transforms.Lambda(lambda image: image), transforms.ToTensor()])
     with raises(UnsupportedTransformError, transform="Lambda"):
         next(batches)
     dataset.transform = transform_to(16)
     assert next(batches)[0].shape[2:] == (16, 16)
+
+
+def turned(image: Any) -> Any:
+    return image.rotate(180).crop((0, 0, 100, 100))
+
+
+def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_meets_it_on(photos: Path) -> None:
+    found = []
+    for kind in (StockLoader, functools.partial(DataLoader, device="cpu")):
+        dataset = folder(photos)
+        batches: Any = iter(kind(dataset, 4))
+        images = [next(batches)[0]]
+        for transform in (transforms.Compose([transforms.Lambda(turned), transforms.ToTensor()]), transform_to(16)):
+            dataset.transform = transform
+            images.append(next(batches)[0])
+        found.append(images)
+    for ours, theirs in zip(*reversed(found), strict=True):
+        assert ours.shape == theirs.shape and (ours - theirs).abs().mean() <= MEAN_ALLOWED

@@ -77,15 +77,15 @@ def test_in_the_loop(folder: ImageFolder, mix: Mix, workers: int, device: str) -
 
 
 @each_mixer
-def test_in_a_collate_fn_the_numbers_are_drawn_in_the_main_process(folder: ImageFolder, mix: Mix, device: str) -> None:
+@each_number_of_workers
+def test_in_a_collate_fn_the_numbers_are_drawn_where_torch_draws_them(
+    folder: ImageFolder, mix: Mix, workers: int, device: str
+) -> None:
     folder.transform = TRAIN_V2
-    batches = list(epoch(StockLoader, folder, workers=2))
-    torch.manual_seed(SEED)
-    theirs = [mix(images, labels) for images, labels in batches]
-    mixing = functools.partial(mixing_collate, mix=mix)
-    ours = epoch(proxyloader.DataLoader, folder, workers=2, device=device, collate_fn=mixing)
-    torch.manual_seed(SEED)
-    assert_same(on_the_cpu(ours), on_the_cpu(theirs))
+    arguments: dict[str, Any] = dict(workers=workers, collate_fn=functools.partial(mixing_collate, mix=mix))
+    theirs = on_the_cpu(epoch(StockLoader, folder, **arguments))
+    ours = on_the_cpu(epoch(proxyloader.DataLoader, folder, device=device, **arguments))
+    assert_same(ours, theirs)
 
 
 @each_mixer

@@ -309,7 +309,7 @@ WRONG = {
     "a string": "a string",
     "a number": 13,
     "one part too few": (torch.zeros(3, 64, 64),),
-    "a plain tensor as the image": (torch.zeros(3, 64, 64), 13),
+    "a tensor of another size as the image": (torch.zeros(3, 60, 64), 13),
     "None as the image": (None, 13),
     "a string as the label": (torch.zeros(3, 64, 64), "label"),
 }
@@ -326,6 +326,16 @@ def test_a_sample_of_the_wrong_kind_is_an_error_of_its_batch(spelled_root: Path,
         with pytest.raises((TypeError, ValueError, RuntimeError, AttributeError)):
             next(batches)
         assert numbers + all_numbers(batches) == [*range(12), *range(16, 48)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_tensor_of_the_datasets_own_stands_beside_images(spelled_root: Path, workers: int) -> None:
+    own = torch.linspace(0, 1, 3 * 64 * 64).reshape(3, 64, 64)
+    batches = list(DataLoader(GivesAt13(spelled_root, (own, 13)), BATCH, num_workers=workers, device="cpu"))
+    assert all_numbers([*batches[:3], *batches[4:]]) == [*range(12), *range(16, 48)]
+    images, numbers = batches[3]
+    assert numbers.tolist() == [12, 13, 14, 15] and torch.equal(images[1], own)
+    assert numbers_of([images[[0, 2, 3]], numbers[[0, 2, 3]]]) == [12, 14, 15]
 
 
 class Raises(Spelled):
@@ -406,9 +416,17 @@ def test_a_batch_that_cannot_be_pickled_does_not_hang(spelled_root: Path) -> Non
     assert found == [0, 1, 2, 3] or "pickle" in found
 
 
-def test_a_collate_fn_may_make_what_cannot_be_pickled_where_there_are_pictures(spelled_root: Path) -> None:
-    loader = loader_of(spelled_root, workers=1, collate_fn=collate_to_a_lambda)
+def test_a_collate_fn_may_make_what_cannot_be_pickled_where_there_are_no_workers(spelled_root: Path) -> None:
+    loader = loader_of(spelled_root, workers=0, collate_fn=collate_to_a_lambda)
     assert all_numbers(batch for batch, _ in loader) == list(range(48))
+    assert [made() for _, made in loader] == [None] * len(loader)
+
+
+def test_in_a_worker_what_cannot_be_pickled_is_an_error_and_no_wait_without_end(spelled_root: Path) -> None:
+    batches = iter(loader_of(spelled_root, workers=1, collate_fn=collate_to_a_lambda))
+    for _ in range(2):
+        with pytest.raises((AttributeError, TypeError, RuntimeError), match="pickle"):
+            next(batches)
 
 
 # --- workers that hang -----------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, explain
+from proxyloader.data.image_calls import image_calls_in
+from proxyloader.data.lazy_tensor import sample_of
 
 from .. import compare
 from ..outcomes import raises
@@ -43,10 +45,13 @@ def views(transform: Any, device: str) -> tuple[list[torch.Tensor], list[torch.T
     torch.manual_seed(1)
     compiled = compile_transforms(transform)
     samples = [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
+    calls = image_calls_in(samples)
     assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
-    assert [[each.output for each in of_one] for of_one in samples] == [list(range(len(theirs[0])))] * len(files)
+    for stock, late in zip(theirs, samples, strict=True):
+        assert [sample_of(each).output for each in late] == list(range(len(stock)))  # type: ignore[union-attr]
+        assert all(map(torch.equal, stock, late))  # what the worker gets that asks for values
     server = compare.server_of(compiled.plan, device, len(files))
-    inputs = zip(*(of_one[0].call.inputs for of_one in samples))
+    inputs = zip(*(call.inputs for call in calls))
     ours = server.collect(server.submit([list(arrays) for arrays in inputs]))
     return [torch.stack(each) for each in zip(*theirs)], [each.cpu() for each in ours]
 

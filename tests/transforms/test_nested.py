@@ -15,11 +15,13 @@ from proxyloader import EncodedImage, InputError, UnsupportedTransformError, com
 from proxyloader.data.compiled_transform import (
     CompiledTransform,
     WorkerTransform,
+    compile_for_loader,
     compiled_in,
     left_to_torchvision,
     with_max_pixels,
 )
-from proxyloader.data.placeholders import ProxySample
+from proxyloader.data.image_calls import image_calls_in
+from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.transforms.nested import find_nested, replace_nested
 
 from .. import compare
@@ -114,9 +116,11 @@ def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) 
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     plans = {each.plan.key: each.plan for each in compiled_in(compiled)}
     for a, b in zip(leaves(theirs), leaves(ours), strict=True):
-        assert isinstance(b, ProxySample)
-        assert plans[b.call.server].output.dtype == str(a.dtype).removeprefix("torch.")
-        assert plans[b.call.server].output.size in (None, tuple(a.shape[1:]))
+        assert isinstance(b, LazyTensor) and (b.dtype, b.shape) == (a.dtype, a.shape)
+        (call,) = image_calls_in(b)
+        assert plans[call.server].output.dtype == str(a.dtype).removeprefix("torch.")
+        assert plans[call.server].output.size in (None, tuple(a.shape[1:]))
+        assert torch.equal(b, a)
 
 
 def test_the_original_stays_as_it_is() -> None:
@@ -201,13 +205,29 @@ def test_what_cannot_be_called_so_is_refused_by_its_place(transform: Any, positi
         compile_transforms(transform)
 
 
-def test_one_transform_upon_another_says_that_there_is_no_tensor_yet() -> None:
-    class Chained(TwoCrops):
-        def __call__(self, image: Any) -> Any:
-            return self.transform(self.transform(image))
+class Chained(TwoCrops):
+    def __call__(self, image: Any) -> Any:
+        return self.transform(self.transform(image))
 
-    with raises(InputError, code="not-decoded"):
-        compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(compare.images("small")["small"]))
+
+def test_one_transform_upon_another_is_refused_where_the_user_compiled_them() -> None:
+    data = compare.images("small")["small"]
+    with raises(InputError, code="wrong-input"):
+        compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(data))
+    with raises(InputError, code="not-decoded"):  # of a part that is left to the batches, there is a placeholder
+        rest = v2.Compose([*FLIP.transforms, v2.Lambda(lambda image: image)])
+        compile_transforms(Chained(compile_transforms(rest, unsupported="batch")))(EncodedImage.from_bytes(data))
+
+
+def test_one_transform_upon_another_is_torchvisions_in_a_loader() -> None:
+    data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
+    torch.manual_seed(2)
+    theirs = [chained(compare.opened(data)) for _ in range(5)]
+    state, compiled = torch.get_rng_state(), compile_for_loader(chained, "auto")
+    torch.manual_seed(2)
+    ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
 
 
 def test_the_explanation_has_the_rows_of_each_and_what_comes_out() -> None:

@@ -91,7 +91,8 @@ def test_samples_without_images_are_collated_in_the_worker() -> None:
     assert Packer(len, None, 4)([1, 2, 3]).content == 3
 
 
-def test_samples_with_images_wait_for_the_users_collate_fn() -> None:
+def test_samples_with_placeholders_wait_for_the_users_collate_fn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProxySample, "was_handed_out", True)
     batch, content = unpacked(Packer(len, None, 4), [(sample(1), "a"), (sample(2), "b")])
     assert not batch.collated and content == [(((0, 0), 0), "a"), (((0, 1), 0), "b")]
 

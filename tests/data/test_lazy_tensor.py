@@ -1,0 +1,630 @@
+"""LazyTensor: what is recorded gives what it gives on the real tensor, and who asks for values gets the real ones."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import operator
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+from torchvision import tv_tensors
+from torchvision.transforms import functional as v1_functional
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as v2_functional
+
+from proxyloader import EncodedImage, compile_transforms
+from proxyloader.data.lazy_tensor import LazyTensor, is_real
+from proxyloader.workers.packing import ContentUnpickler, _ContentPickler
+
+from .. import compare
+
+FLOAT = v1.Compose([v1.RandomResizedCrop((8, 10)), v1.RandomHorizontalFlip(), v1.ToTensor()])
+WHOLE = v1.Compose([v1.RandomCrop((8, 10)), v1.PILToTensor()])
+FILES = ("landscape", "portrait", "small")
+
+
+def both(transform: Any = FLOAT, seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Tensors that are decoded late, and what torchvision makes of the same images."""
+    files = compare.images(*FILES)
+    torch.manual_seed(seed)
+    real = [transform(compare.opened(data)) for data in files.values()]
+    compiled = compile_transforms(transform)
+    torch.manual_seed(seed)
+    late = [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
+    assert all(isinstance(each, LazyTensor) and not is_real(each) for each in late)
+    return late, real
+
+
+def replayed(content: Any) -> Any:
+    """What arrives in the main process, where DALI's images are exactly torchvision's."""
+    pickler = _ContentPickler(256, lambda _: True)
+    data = pickler.dumps(content)
+
+    def resolve(output: int, place: Any) -> torch.Tensor:
+        if isinstance(place, int):
+            return torch.stack([call.real()[output] for call in pickler.runs[place]])  # type: ignore[attr-defined]
+        if isinstance(place, list):
+            return torch.stack([resolve(output, each) for each in place])
+        run, row = place
+        found: torch.Tensor = pickler.runs[run][row].real()[output]  # type: ignore[attr-defined]
+        return found
+
+    return ContentUnpickler(data, resolve, kept=pickler.kept, device=torch.device("cpu")).load()
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+    else:
+        yield value
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    if tensor.dtype is torch.bfloat16:  # which numpy does not have
+        tensor = tensor.float()
+    data: bytes = tensor.numpy().tobytes()
+    return data
+
+
+def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
+    """Same form, same values to the bit, NaN included."""
+    for a, b in zip(tensors_in(ours), tensors_in(theirs), strict=True):
+        assert isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor), where
+        if not isinstance(b, torch.Tensor):
+            assert a == b, where
+            continue
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), where
+        assert bytes_of(a) == bytes_of(b), f"{where}: {a}, and torch's is {b}"
+
+
+def assert_same_form(ours: Any, theirs: Any) -> None:
+    """Shape, dtype and strides are known without values."""
+    for a, b in zip(tensors_in(ours), tensors_in(theirs), strict=True):
+        assert isinstance(a, LazyTensor) and not is_real(a)
+        assert (a.shape, a.dtype, a.stride(), a.device) == (b.shape, b.dtype, b.stride(), b.device)
+        assert a.is_contiguous() == b.is_contiguous() and len(a.size()) == a.ndim == b.dim()
+
+
+OTHER = torch.linspace(0.1, 1.4, 240).reshape(3, 8, 10)
+MASK = OTHER > 0.7
+
+RECORDED: dict[str, Callable[[Any], Any]] = {
+    "plus": lambda x: x + 1,
+    "from": lambda x: 1 - x,
+    "times": lambda x: x * 2.5,
+    "over": lambda x: x / 3,
+    "floor division": lambda x: x // 0.3,
+    "remainder": lambda x: x % 0.3,
+    "power": lambda x: x**2,
+    "negative": lambda x: -x,
+    "by a tensor": lambda x: x * OTHER + OTHER,
+    "under a tensor": lambda x: OTHER / (x + 1),
+    "by a channel's": lambda x: x * torch.tensor([0.2, 0.4, 0.9]).reshape(3, 1, 1),
+    "by numpy's number": lambda x: x * np.float64(0.3),
+    "abs": lambda x: (x - 0.5).abs(),
+    "clamp": lambda x: x.clamp(0.3, 0.7),
+    "round": lambda x: torch.round(x * 9),
+    "exp": torch.exp,
+    "sqrt": torch.sqrt,
+    "sigmoid": torch.sigmoid,
+    "relu": lambda x: F.relu(x - 0.4),
+    "leaky": lambda x: F.leaky_relu(x - 0.4),
+    "maximum": lambda x: torch.maximum(x, OTHER),
+    "lerp": lambda x: torch.lerp(x, OTHER, 0.3),
+    "addcmul": lambda x: torch.addcmul(x, OTHER, OTHER, value=0.1),
+    "compared": lambda x: x > 0.5,
+    "compared twice": lambda x: (x > 0.2) & (x < 0.6) | MASK,
+    "equal": lambda x: x == OTHER,
+    "where": lambda x: torch.where(x > 0.5, x, OTHER),
+    "masked fill": lambda x: x.masked_fill(MASK, 0.5),
+    "isnan": torch.isnan,
+    "nan_to_num": torch.nan_to_num,
+    "a channel": lambda x: x[0],
+    "the last": lambda x: x[-1, -1, -1],
+    "a window": lambda x: x[:, 2:5, 3:],
+    "steps": lambda x: x[..., ::3],
+    "a new axis": lambda x: x[None, :, None],
+    "a list of channels": lambda x: x[[2, 0, 1]],
+    "a tensor of channels": lambda x: x[torch.tensor([2, 0])],
+    "two lists": lambda x: x[[0, 1], [2, 3]],
+    "index_select": lambda x: x.index_select(2, torch.tensor([9, 0, 0])),
+    "gather": lambda x: x.gather(0, torch.zeros(1, 8, 10, dtype=torch.long)),
+    "take": lambda x: torch.take_along_dim(x, torch.zeros(3, 1, 10, dtype=torch.long), 1),
+    "narrow": lambda x: x.narrow(1, 2, 3),
+    "flip": lambda x: x.flip(2),
+    "roll": lambda x: x.roll((1, 2), (1, 2)),
+    "rot90": lambda x: torch.rot90(x, 1, (1, 2)),
+    "permute": lambda x: x.permute(1, 2, 0),
+    "transpose": lambda x: x.transpose(0, 2),
+    "mT": lambda x: x.mT,
+    "movedim": lambda x: x.movedim(0, -1),
+    "reshape": lambda x: x.reshape(24, -1),
+    "reshape with a copy": lambda x: x.permute(1, 2, 0).reshape(-1, 3),
+    "view": lambda x: x.view(3, 80),
+    "flatten": lambda x: x.flatten(1),
+    "unsqueeze": lambda x: x.unsqueeze(0),
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "expand": lambda x: x[:1].expand(3, -1, -1),
+    "repeat": lambda x: x.repeat(1, 2, 1),
+    "tile": lambda x: torch.tile(x, (2,)),
+    "unfold": lambda x: x.unfold(2, 4, 3),
+    "diagonal": lambda x: x.diagonal(dim1=1, dim2=2),
+    "triu": lambda x: x.triu(1),
+    "contiguous": lambda x: x.permute(1, 2, 0).contiguous(),
+    "channels_last": lambda x: x[None].to(memory_format=torch.channels_last),
+    "clone": torch.clone,
+    "detach": torch.detach,
+    "chunk": lambda x: x.chunk(2),
+    "split": lambda x: x.split([2, 1]),
+    "unbind": lambda x: x.unbind(0),
+    "iterated": list,
+    "unpacked": lambda x: (lambda a, b, c: [a + b, c])(*x),
+    "cat": lambda x: torch.cat([x, OTHER, x[:1]]),
+    "cat of axis 2": lambda x: torch.cat([x, x], 2),
+    "stack": lambda x: torch.stack([x, OTHER]),
+    "stack of axis 1": lambda x: torch.stack([x, x * 2], 1),
+    "hstack": lambda x: torch.hstack([x, OTHER]),
+    "pad": lambda x: F.pad(x, (1, 2, 3, 0), value=0.7),
+    "pad by reflection": lambda x: F.pad(x, (1, 2, 3, 0), mode="reflect"),
+    "mean": lambda x: x.mean(),
+    "mean of axes": lambda x: x.mean((1, 2), keepdim=True),
+    "std": lambda x: x.std(0),
+    "sum": lambda x: x.sum(-1),
+    "max": lambda x: x.max(),
+    "max of an axis": lambda x: x.max(1),
+    "amin": lambda x: x.amin((1, 2)),
+    "argmax": lambda x: x.argmax(0),
+    "any": lambda x: (x > 0.5).any(0),
+    "cumsum": lambda x: x.cumsum(1),
+    "sort": lambda x: x.sort(2),
+    "topk": lambda x: x.topk(2, 1),
+    "softmax": lambda x: x.softmax(0),
+    "standardised": lambda x: (x - x.mean()) / x.std(),
+    "half": torch.Tensor.half,
+    "double": torch.Tensor.double,
+    "to bytes": lambda x: (x * 255).to(torch.uint8),
+    "bfloat16": lambda x: x.to("cpu", torch.bfloat16),
+    "type": lambda x: x.type(torch.float64),
+    "type_as": lambda x: x.type_as(torch.zeros(1, dtype=torch.float64)),
+    "one hot": lambda x: F.one_hot((x[0] > 0.5).long(), 2),
+    "scatter": lambda x: x.scatter(0, torch.zeros(1, 8, 10, dtype=torch.long), 0.5),
+    "erased": lambda x: v1_functional.erase(x, 1, 2, 3, 4, torch.tensor(0.5)),
+    "normalised": lambda x: v1_functional.normalize(x, [0.5] * 3, [0.2] * 3),
+    "normalised by v2": lambda x: v2_functional.normalize(x, [0.5] * 3, [0.2] * 3),
+    "turned by torchvision": v1_functional.hflip,
+    "cropped": lambda x: v2_functional.crop(x, 1, 2, 4, 5),
+    "brighter": lambda x: v1_functional.adjust_brightness(x, 1.3),
+    "grey": v2_functional.rgb_to_grayscale,
+    "inverted": v2_functional.invert,
+    "as floats": v2_functional.to_dtype,
+}
+"""Operations that need no values."""
+
+IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "add_": lambda x: x.add_(1),
+    "iadd": lambda x: operator.iadd(x, OTHER),
+    "imul": lambda x: operator.imul(x, 2),
+    "sub_ and div_": lambda x: x.sub_(0.5).div_(0.2),
+    "clamp_": lambda x: x.clamp_(0.4, 0.6),
+    "fill_": lambda x: x.fill_(3),
+    "zero_": lambda x: x.zero_(),
+    "copy_": lambda x: x.copy_(OTHER),
+    "masked_fill_": lambda x: x.masked_fill_(MASK, 2),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "transpose_": lambda x: x.transpose_(0, 1).add_(1),
+    "with an argument of their own": lambda x: x.mul_(x),
+    "relu": lambda x: F.relu(x, inplace=True),
+}
+
+ASSIGNED: dict[str, Callable[[Any], None]] = {
+    "a channel": lambda x: x.__setitem__(0, 0.5),
+    "a window": lambda x: x.__setitem__((slice(None), slice(2, 5), slice(3, None)), 0),
+    "a tensor": lambda x: x.__setitem__((slice(None), 3), OTHER[:, 3]),
+    "itself": lambda x: x.__setitem__(0, x[1]),
+    "a mask": lambda x: x.__setitem__(MASK, 7),
+    "a mask of its own": lambda x: x.__setitem__(x > 0.5, 7),
+    "a list": lambda x: x.__setitem__([2, 0], 1.5),
+    "an ellipsis": lambda x: x.__setitem__((..., 4), 1.5),
+    "a number": lambda x: x.__setitem__((1, 2, 3), 9),
+    "all": lambda x: x.__setitem__(slice(None), OTHER),
+}
+
+
+def into_a_batch(x: Any) -> torch.Tensor:
+    batch = torch.zeros(2, 3, 8, 10)
+    batch[0] = x
+    batch[1] += x
+    return batch
+
+
+WITH_VALUES: dict[str, Callable[[Any], Any]] = {
+    "item": lambda x: x.max().item(),
+    "float": lambda x: float(x.mean()),
+    "int": lambda x: int(x.sum()),
+    "bool": lambda x: bool((x > 0.9).any()),
+    "tolist": torch.Tensor.tolist,
+    "equal": lambda x: torch.equal(x, OTHER),
+    "allclose": lambda x: torch.allclose(x, OTHER),
+    "contains": lambda x: 0.5 in x,
+    "format": lambda x: f"{x.mean():.3f}",
+    "a mask": lambda x: x[x > 0.5],
+    "nonzero": lambda x: (x > 0.5).nonzero(),
+    "unique": lambda x: (x * 9).round().unique(),
+    "masked_select": lambda x: x.masked_select(MASK),
+    "an index": lambda x: OTHER[:, int(x[0, 0, 0] * 7)],
+    "numpy": lambda x: x.numpy().sum().item(),
+    "asarray": lambda x: np.asarray(x).mean().item(),
+    "asarray of another dtype": lambda x: np.asarray(x, dtype=np.float64).tolist(),
+    "a function of numpy's": lambda x: np.stack([x, x]).tolist(),
+    "out of torch's": lambda x: torch.add(x, 1, out=torch.empty(3, 8, 10)),
+    "out of ours": lambda x: torch.add(OTHER, 1, out=x),
+    "into a tensor": lambda x: torch.zeros(3, 8, 10).copy_(x),
+    "into a batch": into_a_batch,
+    "pad_sequence": lambda x: torch.nn.utils.rnn.pad_sequence([x[:2], x]),
+    "matmul": lambda x: x @ OTHER.mT,
+    "einsum": lambda x: torch.einsum("chw,cgw->hg", x, OTHER),
+    "conv": lambda x: F.conv2d(x[None], torch.ones(1, 3, 3, 3)),
+    "interpolate": lambda x: F.interpolate(x[None], size=(4, 5), mode="bilinear"),
+    "pool": lambda x: F.avg_pool2d(x, 2),
+    "fft": lambda x: torch.fft.rfft(x).abs(),
+    "norm": lambda x: torch.linalg.vector_norm(x),
+    "histc": lambda x: x.histc(5),
+    "to PIL": lambda x: v1_functional.to_pil_image(x).tobytes(),
+    "resized": lambda x: v2_functional.resize(x, [4, 4]),
+    "through a module": lambda x: torch.nn.Flatten()(x[None]),
+    "tv_tensors": lambda x: tv_tensors.Image(x).as_subclass(torch.Tensor),
+    "from_dlpack": torch.from_dlpack,
+    "as_tensor": lambda x: torch.as_tensor(x, dtype=torch.float64),
+    "repr": repr,
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_operation_is_recorded_and_gives_what_it_gives_on_the_real_tensor(name: str) -> None:
+    (late, *_), (real, *_) = both()
+    ours, theirs = RECORDED[name](late), RECORDED[name](real)
+    assert_same_form(ours, theirs)
+    assert not is_real(late)
+    assert_same(replayed(ours), theirs)
+    assert_same(ours, theirs)
+    assert_same(late, real)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name not in ("erased",)])
+def test_of_whole_numbers_too(name: str) -> None:
+    (late, *_), (real, *_) = both(WHOLE)
+    try:
+        theirs = RECORDED[name](real)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            replayed(RECORDED[name](late))
+        return
+    ours = RECORDED[name](late)
+    assert_same_form(ours, theirs)
+    assert_same(replayed(ours), theirs)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_an_operation_in_place_is_recorded(name: str) -> None:
+    (late, *_), (real, *_) = both()
+    ours, theirs = IN_PLACE[name](late), IN_PLACE[name](real)
+    assert ours is late and theirs is real
+    assert_same_form(late, real)
+    assert_same(replayed(late), real)
+    assert_same(late, real)
+
+
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_an_assignment_to_an_index_is_done(name: str) -> None:
+    (late, *_), (real, *_) = both()
+    ASSIGNED[name](late)
+    ASSIGNED[name](real)
+    assert_same(replayed(late), real)
+    assert_same(late, real)
+
+
+def test_what_is_changed_after_it_was_used_counts_as_it_was() -> None:
+    (late, *_), (real, *_) = both()
+    found = []
+    for image in (late, real):
+        other, index = torch.ones(3, 8, 10), torch.tensor([2, 0])
+        parts = [image * other, image[index], image + 0]
+        other.zero_()
+        index.fill_(1)
+        image.mul_(2)
+        found.append([*parts, image])
+    assert_same(replayed(found[0]), found[1])
+    assert_same(found[0], found[1])
+
+
+@pytest.mark.parametrize("name", WITH_VALUES)
+def test_who_asks_for_values_gets_the_real_ones(name: str) -> None:
+    (late, *_), (real, *_) = both()
+    ours, theirs = WITH_VALUES[name](late), WITH_VALUES[name](real)
+    assert_same(ours, theirs)
+    assert_same(late, real)
+    assert_same(replayed(late), real)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "a channel": lambda x: x[1],
+    "a window": lambda x: x[:, 2:5, 3:],
+    "permuted": lambda x: x.permute(2, 0, 1),
+    "reshaped": lambda x: x.view(-1),
+    "of a view": lambda x: x[:2].unsqueeze(0)[..., 1:, :],
+    "one of several": lambda x: x.unbind(0)[2],
+    "detached": lambda x: x.detach(),
+}
+
+
+@pytest.mark.parametrize("is_view_changed", [True, False], ids=["the view", "the image"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_shares_the_memory(name: str, is_view_changed: bool) -> None:
+    (late, *_), (real, *_) = both()
+    found = []
+    for image in (late, real):
+        view = VIEWS[name](image)
+        later = VIEWS[name](image)
+        before = image * 1
+        (view if is_view_changed else image).mul_(3)
+        found.append([image, view, later, before])
+    assert_same(found[0], found[1])
+    assert_same(replayed(found[0]), found[1])
+
+
+def test_arrays_and_tensors_of_the_values_share_the_memory() -> None:
+    (late, *_), (real, *_) = both()
+    for image in (late, real):
+        image.numpy()[0] = 4
+        image.add_(1)
+        image.detach().numpy()[1] = 9
+    assert_same(late, real)
+    assert_same(replayed(late), real)
+
+
+@pytest.mark.parametrize("copies", [copy.deepcopy, copy.copy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_have_the_values(copies: Callable[[Any], Any]) -> None:
+    (late, *_), (real, *_) = both()
+    assert_same(copies({"a": [late, 1 - late]})["a"], [real, 1 - real])
+    assert_same([late, 1 - late], [real, 1 - real])
+
+
+def test_it_is_saved_and_loaded() -> None:
+    (late, *_), (real, *_) = both()
+    file = io.BytesIO()
+    torch.save(late, file)
+    file.seek(0)
+    assert_same(torch.load(file), real)
+
+
+def test_what_others_see_is_a_tensor() -> None:
+    (late, *_), (real, *_) = both()
+    assert isinstance(late, torch.Tensor) and torch.is_tensor(late) and late.is_floating_point()
+    assert (late.numel(), len(late), late.nbytes, late.element_size()) == (240, 3, 960, 4)
+    assert not late.requires_grad and late.is_leaf and late.layout is torch.strided
+    assert late.size(1) == 8 and late.data.shape == real.shape and hash(late) is not None
+    assert not is_real(late)
+    assert repr(late) == repr(real) and str(late) == str(real)
+
+
+class TestBatches:
+    @pytest.mark.parametrize("transform", [FLOAT, WHOLE], ids=["float", "uint8"])
+    @pytest.mark.parametrize(
+        "collate",
+        [
+            default_collate,
+            torch.stack,
+            torch.cat,
+            lambda images: torch.stack([image * 2 - 1 for image in images]),
+            lambda images: torch.stack([(image.float() - 0.5) / torch.ones(3, 1, 1) for image in images]),
+            lambda images: torch.stack([image * k for k, image in enumerate(images)]),
+            lambda images: torch.stack([images[0], images[1].flip(2), images[2] + 1]),
+            lambda images: torch.stack([images[0], images[0]]),
+            lambda images: torch.stack(images, -1),
+            lambda images: torch.stack([image.float().mean() for image in images]),
+            lambda images: default_collate([{"image": image, "flag": k} for k, image in enumerate(images)])["image"],
+            lambda images: default_collate([(image, image + 1) for image in images]),
+            lambda images: default_collate([images[0], images[1].clone(), torch.zeros_like(images[2])]),
+            lambda images: torch.cat([image[None] for image in images]).contiguous(),
+        ],
+        ids=range(14),
+    )
+    def test_they_are_those_of_the_real_tensors(self, transform: Any, collate: Any) -> None:
+        late, real = both(transform)
+        ours, theirs = collate(late), collate(real)
+        assert_same_form(ours, theirs)
+        assert_same(replayed(ours), list(theirs) if isinstance(theirs, list) else theirs)
+        assert_same(ours, theirs)
+
+    def test_dtypes_may_differ(self) -> None:
+        late, real = both()
+        found = [torch.stack([a, b.half(), c.double()]) for a, b, c in (late, real)]
+        assert_same(replayed(found[0]), found[1])
+
+    def test_of_several_sizes_they_are_refused_as_by_torch(self) -> None:
+        late, real = both()
+        for images in (late, real):
+            with pytest.raises(RuntimeError):
+                default_collate([images[0], images[1][:, :3]])
+
+    def test_some_may_have_values(self) -> None:
+        late, real = both()
+        assert late[1].sum().item() == real[1].sum().item()
+        assert_same(replayed(default_collate(late)), torch.stack(real))
+        assert_same(replayed(default_collate([late[0], real[1], late[2]])), torch.stack(real))
+
+    @pytest.mark.parametrize("mixing", [v2.MixUp, v2.CutMix], ids=lambda cls: cls.__name__)
+    def test_mixed_ones_are_torchvisions(self, mixing: Any) -> None:
+        late, real = both()
+        found = []
+        for images in (late, real):
+            torch.manual_seed(4)
+            batch = default_collate([(image, k) for k, image in enumerate(images)])
+            found.append([*mixing(num_classes=3)(*batch), torch.rand(1)])
+        assert not is_real(found[0][0])
+        assert_same(replayed(found[0]), found[1])
+        assert_same(found[0], found[1])
+
+
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "rand_like": lambda x: torch.rand_like(x, dtype=torch.float64),
+    "randint_like": lambda x: torch.randint_like(x, 0, 9),
+    "bernoulli": lambda x: x.bernoulli(),
+    "normal": lambda x: torch.normal(x, 0.1),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout of channels": lambda x: F.dropout2d(x[None], 0.5),
+    "uniform_": lambda x: x.uniform_(),
+    "normal_": lambda x: x.normal_().mul_(2),
+    "multinomial": lambda x: x[0].multinomial(2),
+    "randperm": lambda x: x[torch.randperm(3)],
+    "poisson": torch.poisson,
+    "rrelu": lambda x: F.rrelu(x - 0.5, training=True),
+    "RandomErasing": lambda x: v1.RandomErasing(1.0, value="random")(x),
+    "ColorJitter": lambda x: v2.ColorJitter(0.4, 0.4, 0.4, 0.1)(x),
+    "RandomResizedCrop": lambda x: v1.RandomResizedCrop(4)(x),
+    "GaussianNoise": lambda x: v2.GaussianNoise()(x),
+    "a generator of its own": lambda x: x.clone().normal_(generator=torch.Generator().manual_seed(3)),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_functions_draw_what_they_draw_on_the_real_tensor(name: str) -> None:
+    found = []
+    for image in (each[0] for each in both()):
+        torch.manual_seed(11)
+        found.append([RANDOM[name](image), torch.rand(3), image])
+    assert_same(replayed(found[0]), found[1])
+    assert_same(found[0], found[1])
+
+
+def test_values_leave_the_generators_as_they_are() -> None:
+    (late, *_), (real, *_) = both()
+    torch.manual_seed(11)
+    wanted = torch.rand(3)
+    torch.manual_seed(11)
+    assert late.sum().item() == real.sum().item()
+    assert torch.equal(torch.rand(3), wanted)
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+Step = tuple[str, int, int, int]
+"""An operation, the tensors that it takes, and a number."""
+
+
+def small(made: torch.Tensor) -> torch.Tensor:
+    """Of a size that a program may go on with."""
+    return made if 0 < made.numel() < 5000 and made.ndim < 6 else made.reshape(-1)[:7]
+
+
+def assigned(x: torch.Tensor, y: Any, n: int) -> torch.Tensor:
+    index = [n % len(x), slice(n % 3, None, 2), ..., (slice(None), n % 3), [0, -1], None][n % 6]
+    x[index] = y
+    return x
+
+
+PROGRAM: dict[str, Callable[[Any, Any, int], Any]] = {
+    **{name: lambda x, y, n, call=call: call(x) for name, call in {"neg": torch.neg, "clone": torch.clone}.items()},
+    "add": lambda x, y, n: x + y,
+    "mul": lambda x, y, n: x * (n + 0.5),
+    "from": lambda x, y, n: n - x,
+    "maximum": lambda x, y, n: torch.maximum(x, y),
+    "compared": lambda x, y, n: x > n / 4,
+    "where": lambda x, y, n: torch.where(x > y, x, y),
+    "cast": lambda x, y, n: x.to([torch.float32, torch.float64, torch.float16, torch.int64][n % 4]),
+    "channel": lambda x, y, n: x[n % len(x)],
+    "window": lambda x, y, n: x[..., n % 3 :],
+    "steps": lambda x, y, n: x[:: n % 2 + 1],
+    "new axis": lambda x, y, n: x.unsqueeze(n % (x.ndim + 1)),
+    "indices": lambda x, y, n: x[[0, -1, n % len(x)]],
+    "flip": lambda x, y, n: x.flip(n % x.ndim),
+    "transpose": lambda x, y, n: x.transpose(0, n % x.ndim),
+    "reshape": lambda x, y, n: x.reshape(-1),
+    "view": lambda x, y, n: x.view(len(x), -1),
+    "expand": lambda x, y, n: x[None].expand(2, *x.shape),
+    "contiguous": lambda x, y, n: x.contiguous(),
+    "chunk": lambda x, y, n: x.chunk(2)[-1],
+    "cat": lambda x, y, n: torch.cat([x, y]),
+    "stack": lambda x, y, n: torch.stack([x, y], n % 2),
+    "sum": lambda x, y, n: x.sum(n % x.ndim),
+    "mean": lambda x, y, n: x.mean(),
+    "max": lambda x, y, n: x.max(n % x.ndim)[n % 2],
+    "sort": lambda x, y, n: x.sort(n % x.ndim)[0],
+    "mask": lambda x, y, n: x[x > n / 4],
+    "noise": lambda x, y, n: x + torch.rand_like(x.float()),
+    "dropout": lambda x, y, n: F.dropout(x, 0.5),
+    "add_": lambda x, y, n: x.add_(y),
+    "mul_": lambda x, y, n: x.mul_(n),
+    "clamp_": lambda x, y, n: x.clamp_(0, n),
+    "copy_": lambda x, y, n: x.copy_(y),
+    "zero_": lambda x, y, n: x.zero_(),
+    "squeeze_": lambda x, y, n: x.squeeze_(),
+    "transpose_": lambda x, y, n: x.transpose_(0, n % x.ndim),
+    "uniform_": lambda x, y, n: x.uniform_(),
+    "view changed": lambda x, y, n: x[n % len(x)].mul_(3),
+    "assigned": assigned,
+    "number assigned": lambda x, y, n: assigned(x, n, n),
+    "read": lambda x, y, n: float(x.double().sum()),
+    "asked": lambda x, y, n: bool((x > n / 4).any()),
+    "numpy": lambda x, y, n: x.numpy().copy().tolist(),
+    "array changed": lambda x, y, n: x.numpy().fill(n),
+    "forgotten": lambda x, y, n: None,
+}
+
+programs = st.lists(
+    st.tuples(st.sampled_from(sorted(PROGRAM)), st.integers(0, 99), st.integers(0, 99), st.integers(0, 5)),
+    min_size=1,
+    max_size=30,
+)
+
+
+def run(program: list[Step], images: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Any]]:
+    """The tensors that a program leaves, and what it has read."""
+    tensors, read = list(images), []
+    torch.manual_seed(7)
+    for name, first, second, number in program:
+        x, y = tensors[first % len(tensors)], tensors[second % len(tensors)]
+        try:
+            made = PROGRAM[name](x, y, number)
+        except Exception as error:
+            read.append(type(error))
+            continue
+        if name == "forgotten" and len(tensors) > 2:
+            del tensors[first % len(tensors)]
+        elif isinstance(made, torch.Tensor) and len(tensors) < 12:
+            tensors.append(small(made))
+        else:
+            read.append(None if isinstance(made, torch.Tensor) else made)
+    return tensors, [*read, torch.rand(2).tolist()]
+
+
+@functools.cache
+def compiled(transform: Any) -> Any:
+    return compile_transforms(transform)
+
+
+@given(program=programs, is_float=st.booleans())
+@settings(max_examples=400)
+def test_any_program_gives_what_it_gives_on_real_tensors(program: list[Step], is_float: bool) -> None:
+    for is_replayed_first in (True, False):
+        late, real = both(FLOAT if is_float else WHOLE)
+        ours, read = run(program, late)
+        theirs, theirs_read = run(program, real)
+        assert repr(read) == repr(theirs_read)
+        if is_replayed_first:
+            assert_same(replayed(ours), theirs)
+        assert_same(ours, theirs)
