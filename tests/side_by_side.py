@@ -95,7 +95,7 @@ def by_dali(loader: Any) -> Any:
     if isinstance(loader, proxyloader.DataLoader):
         assert loader.backend.startswith(f"DALI on {loader.device}: "), loader.backend
         assert loader._counts._by_dali + loader._counts._by_pillow > 0
-        assert not loader._counts._by_torchvision, f"torchvision made {loader._counts._by_torchvision} images"
+        assert not loader._counts._in_workers, f"the workers made {loader._counts._in_workers} images"
     return seen
 
 

@@ -210,6 +210,7 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         "PipelineError",
         "ProxyLoaderError",
         "ProxyServer",
+        "RemoteImageFolder",
         "ShardedSampler",
         "UnsupportedTransformError",
         "World",

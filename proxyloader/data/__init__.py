@@ -15,6 +15,7 @@ __all__ = [
     "live_dataset",
     "placeholders",
     "recorded",
+    "remote_folder",
     "sharded_sampler",
     "transformed",
 ]

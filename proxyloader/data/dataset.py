@@ -17,7 +17,7 @@ from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
 from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in, with_max_pixels
 from .encoded_image import EncodedImage
-from .lazy_image import LazyImage, is_late
+from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 from .placeholders import Proxy
 
 D = TypeVar("D")
@@ -80,7 +80,7 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
-        is_left = not compiled_in(compiled) and compiled is not transform
+        is_left = not compiled_in(compiled) and not (compiled is transform and PILLOW_DECODES_LATE)
         opens: Callable[..., Any] = _opened_by_pillow if is_left else _opened_late
         changed["loader"] = opens if max_pixels is None else functools.partial(opens, max_pixels=max_pixels)
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
@@ -93,10 +93,10 @@ def _opened_by_pillow(path: str, max_pixels: int | None = None) -> Image.Image:
     return EncodedImage.open(path, max_pixels).decoded()
 
 
-def _opened_late(path: str, max_pixels: int | None = None) -> Image.Image:
+def _opened_late(path: str, max_pixels: int | None = None) -> Image.Image | EncodedImage:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
     encoded = EncodedImage.open(path, max_pixels)
-    return LazyImage(None, encoded) if is_late() else encoded.decoded()
+    return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

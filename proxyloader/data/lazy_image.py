@@ -35,6 +35,9 @@ _MODES = {1: "L", 3: "RGB"}
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """What Pillow gives an image that has no pixels yet."""
 
+PILLOW_DECODES_LATE = isinstance(getattr(Image.Image, "im", None), property)
+"""Whether images have a place to decode late, as from Pillow 11 on."""
+
 _in_process = False
 _in_thread = threading.local()
 
@@ -221,7 +224,7 @@ def _register() -> bool:
     """Put ``_opened`` into Pillow's registry. Return False if another library has put its own there."""
     Image.preinit()
     opens, accepts = Image.OPEN["JPEG"]
-    if opens is JpegImagePlugin.jpeg_factory and isinstance(getattr(Image.Image, "im", None), property):
+    if opens is JpegImagePlugin.jpeg_factory and PILLOW_DECODES_LATE:
         Image.register_open("JPEG", _opened, accepts)
     return Image.OPEN["JPEG"][0] is _opened
 

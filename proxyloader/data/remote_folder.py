@@ -15,7 +15,7 @@ from torchvision.datasets.vision import VisionDataset
 from .._validation import check_int
 from ..errors import ImageError
 from .encoded_image import EncodedImage
-from .lazy_image import LazyImage, is_late
+from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 
 FIRST_PAUSE_S = 0.1
 """Pause before a file is fetched again, in seconds. Each further pause is twice as long."""
@@ -203,7 +203,7 @@ def _opened(data: bytes | Exception, url: str) -> Image.Image:
         advice = "That is a fault of the machine or the network, not of the file"
         raise ImageError(f"{url}: {reason}. {advice}", code="machine", path=url, reason=reason) from data
     encoded = EncodedImage.from_bytes(data, url)
-    return LazyImage(None, encoded) if is_late() else encoded.decoded()
+    return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded.decoded()
 
 
 def _fsspec() -> Any:

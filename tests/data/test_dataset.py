@@ -111,7 +111,8 @@ def test_a_loader_of_the_users_own_is_called_and_its_pixels_travel_uncompressed(
 
 def test_torchvisions_pil_loader_is_exchanged_wherever_it_was_given(folder: ImageFolder) -> None:
     dataset = DatasetFolder(folder.root, pil_loader, ("jpg",), transform=TRANSFORM)
-    assert wrap(dataset).loader == EncodedImage.open
+    (call,) = image_calls_in(wrap(dataset)[0])
+    assert call.inputs[0].tobytes() == Path(dataset.samples[0][0]).read_bytes()
 
 
 def test_imagenet_is_a_folder_like_any_other(tmp_path: Path, photos: Path) -> None:
