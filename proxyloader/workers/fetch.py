@@ -184,10 +184,12 @@ class Fetcher:
             return _NOTHING
         try:
             return self.dataset.__getitems__(request.indices)
+        except ImageError:
+            return _NOTHING  # read each sample by itself to find the unreadable one
         except Exception as error:
             if self._on_error == "raise" or not is_about_the_file(error):
                 raise
-            return _NOTHING  # read each sample by itself to find the unreadable one
+            return _NOTHING
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
         """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch at the same time."""

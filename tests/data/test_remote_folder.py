@@ -1,0 +1,204 @@
+"""Image folders in an object store: the samples are ImageFolder's, and the files of a batch are fetched together."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Subset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import proxyloader
+from proxyloader import ImageError, RemoteImageFolder
+from proxyloader.data import remote_folder
+
+fsspec = pytest.importorskip("fsspec")
+
+TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+LATENCY_S = 0.02
+
+
+@pytest.fixture
+def in_memory(photos: Path) -> Iterator[str]:
+    """The photographs in fsspec's file system in memory, with files beside them that are no images."""
+    files = fsspec.filesystem("memory")
+    files.put(str(photos) + "/", "/bucket/train", recursive=True)
+    files.pipe("/bucket/train/README.txt", b"of no class")
+    files.pipe("/bucket/train/class_000/notes.txt", b"no image")
+    yield "memory://bucket/train"
+    files.store.clear()
+
+
+class Store:
+    """An S3 server that answers each request for a file after ``LATENCY_S``.
+
+    Attributes:
+        most: largest number of files that were asked for at the same time.
+        asked: how many files were asked for.
+        failing: how many of the next requests for a file are answered by an error of the server.
+    """
+
+    def __init__(self) -> None:
+        server = pytest.importorskip("moto.server")
+        from werkzeug.serving import make_server
+
+        self._application = server.DomainDispatcherApplication(server.create_backend_app)
+        self._lock = threading.Lock()
+        self._now = self.most = self.asked = self.failing = 0
+        self._server = make_server("127.0.0.1", 0, self, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="QueueFeederStore")
+        self._thread.start()
+        self.options: dict[str, Any] = dict(
+            key="key",
+            secret="secret",
+            client_kwargs={"endpoint_url": f"http://127.0.0.1:{self._server.port}", "region_name": "eu-west-1"},
+            config_kwargs={"retries": {"max_attempts": 1}, "max_pool_connections": 64},
+        )
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        if environ["REQUEST_METHOD"] != "GET" or not environ["PATH_INFO"].endswith(".jpg"):
+            return self._application(environ, start_response)
+        with self._lock:
+            self.asked += 1
+            self._now += 1
+            self.most = max(self.most, self._now)
+            fails, self.failing = self.failing > 0, max(0, self.failing - 1)
+        try:
+            time.sleep(LATENCY_S)
+            if fails:
+                start_response("503 Slow Down", [("Content-Type", "text/plain")])
+                return [b""]
+            return self._application(environ, start_response)
+        finally:
+            with self._lock:
+                self._now -= 1
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def store(photos: Path) -> Iterator[Store]:
+    server = Store()
+    files = pytest.importorskip("s3fs").S3FileSystem(**server.options)
+    files.mkdir("bucket")
+    files.put(str(photos) + "/", "bucket/train", recursive=True)
+    yield server
+    server.close()
+
+
+def seen(kind: Any, dataset: Any, num_workers: int, **options: Any) -> list[Any]:
+    torch.manual_seed(0)
+    return list(kind(dataset, batch_size=12, shuffle=True, num_workers=num_workers, **options))
+
+
+def test_samples_and_classes_are_those_of_an_image_folder(in_memory: str, photos: Path) -> None:
+    remote, local = RemoteImageFolder(in_memory), ImageFolder(str(photos))
+    assert (remote.classes, remote.class_to_idx, remote.targets) == (local.classes, local.class_to_idx, local.targets)
+    names = [url.removeprefix("memory:///bucket/train/") for url, _ in remote.samples]
+    assert names == [str(Path(path).relative_to(photos)) for path, _ in local.samples]
+    assert len(remote) == len(local) == 48
+    image, label = remote[7]
+    wanted, wanted_label = local[7]
+    assert label == wanted_label and image.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_batches_are_those_of_the_local_folder(
+    in_memory: str, photos: Path, num_workers: int, seed: int | None, device: str
+) -> None:
+    options = dict(device=device, seed=seed)
+    ours = seen(proxyloader.DataLoader, RemoteImageFolder(in_memory, TRAIN), num_workers, **options)
+    local = seen(proxyloader.DataLoader, ImageFolder(str(photos), TRAIN), num_workers, **options)
+    for (images, labels), (wanted, wanted_labels) in zip(ours, local, strict=True):
+        assert torch.equal(images, wanted) and torch.equal(labels, wanted_labels)
+    stock = seen(StockLoader, RemoteImageFolder(in_memory, TRAIN), num_workers)
+    for (images, labels), (wanted, wanted_labels) in zip(stock, seen(StockLoader, ImageFolder(str(photos), TRAIN), 0)):
+        assert num_workers or (torch.equal(images, wanted) and torch.equal(labels, wanted_labels))
+
+
+@pytest.mark.parametrize("kind", [StockLoader, proxyloader.DataLoader])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_files_of_a_batch_are_fetched_at_the_same_time(kind: Any, num_workers: int, store: Store) -> None:
+    store.most = 0
+    dataset = Subset(RemoteImageFolder("s3://bucket/train", TRAIN, storage_options=store.options), range(40))
+    batches = seen(kind, dataset, num_workers, **({"device": "cpu"} if kind is not StockLoader else {}))
+    assert sum(len(labels) for _, labels in batches) == 40
+    assert store.most >= 6
+
+
+def test_at_most_as_many_as_there_may_be_connections(store: Store) -> None:
+    store.most = 0
+    options = dict(storage_options=store.options, connections=2)
+    assert len(seen(proxyloader.DataLoader, RemoteImageFolder("s3://bucket/train", TRAIN, **options), 0)) == 4
+    assert store.most == 2
+
+
+def test_a_request_that_fails_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_folder, "FIRST_PAUSE_S", 0.01)
+    dataset = RemoteImageFolder("s3://bucket/train", TRAIN, storage_options=store.options, connections=1)
+    store.failing = 3
+    assert dataset[0][0].shape == (3, 32, 32) and store.failing == 0
+    store.failing = 100
+    with pytest.raises(ImageError, match=r"s3://bucket/train/.*cannot be fetched") as caught:
+        dataset[1]
+    assert caught.value.code == "machine"
+    store.failing = 0
+
+
+def test_a_missing_file_is_named_and_left_out_where_that_is_asked_for(in_memory: str) -> None:
+    dataset = RemoteImageFolder(in_memory, TRAIN)
+    url, _ = dataset.samples[5]
+    fsspec.filesystem("memory").rm(url)
+    with pytest.raises(ImageError, match=r"dataset\[5\].*memory://.*cannot be fetched"):
+        seen(proxyloader.DataLoader, dataset, 0, device="cpu")
+    loader = proxyloader.DataLoader(dataset, batch_size=12, device="cpu", on_error="skip")
+    assert sum(len(labels) for _, labels in loader) == 47
+    assert [(sample.index, sample.path) for sample in loader.errors] == [(5, url)]
+
+
+def test_files_are_kept_in_a_folder_of_limited_size(store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("diskcache")
+    options = dict(storage_options=store.options, cache_dir=tmp_path)
+    dataset = RemoteImageFolder("s3://bucket/train", TRAIN, **options)
+    first = seen(proxyloader.DataLoader, dataset, 2, device="cpu")
+    asked = store.asked
+    again = seen(proxyloader.DataLoader, RemoteImageFolder("s3://bucket/train", TRAIN, **options), 2, device="cpu")
+    assert store.asked == asked
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(first, again, strict=True))
+
+
+def test_a_folder_that_is_full_lets_the_oldest_go(in_memory: str, tmp_path: Path) -> None:
+    pytest.importorskip("diskcache")
+    limit = 1 << 20
+    dataset = RemoteImageFolder(in_memory, TRAIN, cache_dir=tmp_path, cache_bytes=limit)
+    files = fsspec.filesystem("memory")
+    (name, size, _), data = dataset._listed[0], files.cat_file(dataset.samples[0][0])
+    dataset._listed = [(name, size, str(version)) for version in range(300)]
+    for version in range(300):
+        assert dataset._files.fetch([dataset._listed[version]]) == [data]
+    assert 300 * len(data) > 1.5 * limit > dataset._files._cache.volume()
+
+
+def test_it_can_be_pickled_and_a_root_without_images_is_refused(in_memory: str) -> None:
+    dataset = pickle.loads(pickle.dumps(RemoteImageFolder(in_memory, TRAIN)))
+    assert dataset[3][1] == 0
+    files = fsspec.filesystem("memory")
+    files.pipe("/bucket/train/empty/notes.txt", b"")
+    with pytest.raises(FileNotFoundError, match="no image in empty"):
+        RemoteImageFolder(in_memory)
+    with pytest.raises(FileNotFoundError):
+        RemoteImageFolder("memory://bucket/nothing")
+    with pytest.raises(ValueError, match="connections is a whole number"):
+        RemoteImageFolder(in_memory, connections=0)
