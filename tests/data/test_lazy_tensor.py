@@ -439,8 +439,11 @@ class TestBatches:
             lambda images: default_collate([(image, image + 1) for image in images]),
             lambda images: default_collate([images[0], images[1].clone(), torch.zeros_like(images[2])]),
             lambda images: torch.cat([image[None] for image in images]).contiguous(),
+            lambda images: torch.stack([image.float().mean((1, 2)) * OTHER[:, :3, 0] for image in images]),
+            lambda images: torch.stack([image.float().mean() * torch.tensor(2.0).double() for image in images]),
+            lambda images: torch.stack([image[0] * OTHER for image in images]),
         ],
-        ids=range(14),
+        ids=range(17),
     )
     def test_they_are_those_of_the_real_tensors(self, transform: Any, collate: Any) -> None:
         late, real = both(transform)
