@@ -267,7 +267,7 @@ def test_a_picture_that_the_dataset_forgot_to_convert_is_its_bug_and_not_skipped
     if unsupported == "raise":
         assert isinstance(error, InputError) and (error.code, error.index) == ("wrong-mode", 5)
     else:  # a grey picture cannot be stacked upon others, as under torch
-        assert type(error) is RuntimeError and "(1, 64, 64), (3, 64, 64)" in str(error)
+        assert type(error) is RuntimeError and "these are (1, " in str(error)
     assert len(found) == 5 and len(loader.errors) == 0
 
 
