@@ -133,7 +133,8 @@ class Faulty(Dataset[Any]):
 @pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (1, "spawn")], ids=["none", "fork", "spawn"])
 def test_code_and_fields_come_out_of_a_worker(workers: int, start: str | None, tmp_path: Any) -> None:
     missing = str(tmp_path / "missing.jpg")
-    loader = DataLoader(Faulty(missing), batch_size=1, num_workers=workers, multiprocessing_context=start, device="cpu")
+    arguments: dict[str, Any] = dict(num_workers=workers, multiprocessing_context=start, device="cpu")
+    loader = DataLoader(Faulty(missing), batch_size=1, unsupported="raise", **arguments)
     _, unreadable, grey, refused, machine = outcomes(loader)
     assert isinstance(unreadable, ImageError) and isinstance(machine, ImageError)
     assert (unreadable.code, unreadable.index, unreadable.path, unreadable.errno) == ("unreadable", 1, missing, 2)

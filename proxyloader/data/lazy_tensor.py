@@ -240,7 +240,9 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         like = operator(*mapped(_on_meta, args), **{**mapped(_on_meta, kwargs), **device})
     except Exception:
         return NotImplemented  # with values it raises the right error, or works
-    made = Operation(name, mapped(_node_of, args), mapped(_node_of, kwargs))
+    shape = getattr(args[0], "shape", ()) if args else ()
+    keeps_shape = bool(shape) and getattr(like, "shape", None) == shape
+    made = Operation(name, mapped(_node_of, args), mapped(_node_of, kwargs), keeps_shape)
     if is_in_place:
         if _Tag.inplace_view in tags:
             with no_dispatch():

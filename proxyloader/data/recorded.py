@@ -18,13 +18,14 @@ class Operation:
     """An operation whose values are not computed yet. In its arguments nodes stand for tensors.
 
     ``name`` is that of torch's operator, such as "aten.mul.Tensor". "set" assigns to an index of a copy. "take" takes
-    one of several results.
+    one of several results. ``keeps_shape`` says that the result has the shape of the first argument, not that of a
+    number.
     """
 
-    __slots__ = ("_real", "args", "kwargs", "name")
+    __slots__ = ("_real", "args", "keeps_shape", "kwargs", "name")
 
-    def __init__(self, name: str, args: Any, kwargs: Any) -> None:
-        self.name, self.args, self.kwargs = name, args, kwargs
+    def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False) -> None:
+        self.name, self.args, self.kwargs, self.keeps_shape = name, args, kwargs, keeps_shape
         self._real: Any = None
 
     def real(self) -> Any:
@@ -122,13 +123,13 @@ def stack_of(nodes: Sequence[Any]) -> Node:
         return collate_proxy_samples(nodes)
     if _is_pointwise(first) and all(_is_alike(first, node) for node in nodes):
         inner = stack_of([node.args[0] for node in nodes])
-        return Operation(first.name, (inner, *first.args[1:]), first.kwargs)
+        return Operation(first.name, (inner, *first.args[1:]), first.kwargs, keeps_shape=True)
     return Operation("aten.stack.default", (list(nodes),), {})
 
 
 def _is_pointwise(node: Any) -> bool:
     """Return whether a node is an operation on each value of its first argument by itself."""
-    if not isinstance(node, Operation) or not node.name.startswith("aten.") or not isinstance(node.args[0], Node):
+    if not isinstance(node, Operation) or not node.keeps_shape or not isinstance(node.args[0], Node):
         return False
     return torch.Tag.pointwise in operator_of(node.name).tags
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,14 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms.autoaugment import AugMix, RandAugment
 
 from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, compile_transforms
-from proxyloader.loader import strategy
 
 from ..outcomes import raises
+from ..side_by_side import assert_as_torch, by_dali
+
+
+def reddened(image: Image.Image) -> Image.Image:
+    """A picture of other pixels, which Pillow makes."""
+    return image.point([min(255, 2 * level) for level in range(256)] + list(range(256)) * 2)
 
 
 def doubled(image: torch.Tensor) -> torch.Tensor:
@@ -31,11 +35,6 @@ def doubled(image: torch.Tensor) -> torch.Tensor:
 AUGMENTED = v1.Compose([v1.RandomResizedCrop(32), RandAugment(), v1.ToTensor()])
 MIXED = v1.Compose([v1.Resize((32, 32)), v1.RandomApply([AugMix()], 0.5), v1.ToTensor()])
 OF_MINE = v1.Compose([v1.RandomCrop(32), v1.ToTensor(), v1.Lambda(doubled)])
-
-
-@pytest.fixture(autouse=True)
-def say_again() -> None:
-    strategy._say_once.cache_clear()
 
 
 def assert_as_stock(dataset: Any, workers: int = 2, **arguments: Any) -> None:
@@ -96,9 +95,25 @@ def test_what_is_not_translated_is_refused_or_torchvisions_as_the_user_says(
 ) -> None:
     dataset = ImageFolder(str(photos), OF_MINE)
     with raises(UnsupportedTransformError, position="transform.transforms[2]", transform="Lambda"):
-        DataLoader(dataset, device="cpu")
+        DataLoader(dataset, device="cpu", unsupported="raise")
     assert_as_stock(dataset, unsupported="cpu")
-    assert caplog.text.count("transforms[2]: Lambda is not translated: as unsupported='cpu' says") == 1
+    assert caplog.text.count("transforms[2]: Lambda is not translated, and unsupported='cpu'") == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_by_default_a_function_behind_the_tensor_is_recorded_and_the_rest_is_dalis(photos: Path, workers: int) -> None:
+    assert_as_torch(lambda kind: kind(ImageFolder(str(photos), OF_MINE), 8, num_workers=workers), by_dali)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_once(
+    photos: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    transform = v1.Compose([v1.Lambda(reddened), v1.RandomCrop(32), v1.ToTensor()])
+    assert_as_torch(lambda kind: kind(ImageFolder(str(photos), transform), 8, num_workers=workers))
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "ImageFolder, 48 samples" in warning and "48 were made in the workers" in warning
+    assert "transform.transforms[0]: Lambda: it calls a function" in warning
 
 
 def test_what_ends_with_an_image_is_said_to_be_left_to_torchvision(
@@ -106,7 +121,7 @@ def test_what_ends_with_an_image_is_said_to_be_left_to_torchvision(
 ) -> None:
     dataset = ImageFolder(str(photos), v1.CenterCrop(8))
     iter(DataLoader(dataset, device="cpu", unsupported="cpu", collate_fn=list))
-    assert "transform is not translated: as unsupported='cpu' says" in caplog.text
+    assert "transform is not translated, and unsupported='cpu'" in caplog.text
 
 
 def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:
@@ -154,12 +169,14 @@ def test_a_bad_file_is_named_or_left_out(spelled_root: Path, tmp_path: Path, on_
 
 
 def test_another_word_for_unsupported_is_refused(photos: Path) -> None:
-    with pytest.raises(ValueError, match="unsupported is one of 'raise', 'batch', 'cpu'; got 'gpu'"):
+    with pytest.raises(ValueError, match="unsupported is one of 'auto', 'raise', 'batch', 'cpu'; got 'gpu'"):
         DataLoader(ImageFolder(str(photos), AUGMENTED), unsupported="gpu")  # type: ignore[arg-type]
 
 
-def test_each_is_said_in_the_log_once(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "proxyloader"):
-        for _ in range(3):
-            DataLoader(ImageFolder(str(photos), AUGMENTED), device="cpu")
-    assert len(caplog.records) == 1
+def test_each_loader_says_it_in_the_log_once(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        loader = DataLoader(ImageFolder(str(photos), AUGMENTED), 16, device="cpu")
+        for _ in range(2):
+            list(loader)
+    said = [each.getMessage() for each in caplog.records if "on a CPU torchvision is faster" in each.getMessage()]
+    assert len(said) == 2 and all(line.startswith("ImageFolder, 48 samples: ") for line in said)

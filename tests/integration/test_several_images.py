@@ -14,7 +14,6 @@ from torchvision.transforms import v2
 
 import proxyloader
 from proxyloader import EncodedImage
-from proxyloader.loader import strategy
 
 MEAN_LEVELS_ALLOWED = 0.5
 TRAIN = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -187,6 +186,5 @@ class TestOnBatches:
 
     def test_it_is_said_in_the_log(self, folder: ImageFolder, caplog: pytest.LogCaptureFixture) -> None:
         folder.transform = v1.Compose([v1.CenterCrop(17), v1.ToTensor(), v1.Normalize([0.5], [0.5]), torch.neg])
-        strategy._say_once.cache_clear()
         proxyloader.DataLoader(folder, unsupported="batch", device="cpu")
         assert "transform.transforms[3] is not translated: it and what follows is called on the decoded" in caplog.text

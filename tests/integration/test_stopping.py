@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
-from torchvision.transforms import ToTensor
+from torchvision.transforms import CenterCrop, Compose, ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
 
@@ -521,7 +521,9 @@ def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: P
             raise KeyboardInterrupt
         return torch.utils.data.default_collate(samples)
 
-    loader = loader_of(spelled_root, collate_fn=interrupt, device=device)
+    # What is left to the batches is collated in the main process.
+    dataset = Spelled(spelled_root, transform=Compose([CenterCrop(64), ToTensor(), torch.clone]))
+    loader = DataLoader(dataset, 4, num_workers=2, collate_fn=interrupt, device=device, unsupported="batch")
     batches = iter(loader)
     assert numbers_of(next(batches)) == [0, 1, 2, 3]
     with pytest.raises(KeyboardInterrupt):

@@ -191,7 +191,7 @@ class TestOwnCode:
     def test_may_work_on_batches(self, transform: Any) -> None:
         assert (
             ". Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of "
-            "one size by then, or in the workers with unsupported='cpu'"
+            "one size by then, or in the workers with unsupported='auto'"
         ) in refused(transform).reason
 
     @pytest.mark.parametrize("transform", [Denoise(), a_function, lambda image: image])

@@ -1,0 +1,365 @@
+"""Transforms that a dataset of one's own calls in its own way: met there, and made by DALI, as the stock loader's."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import DataLoader
+
+from ..side_by_side import assert_as_torch, by_dali, epochs
+
+TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
+NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+CROP, FLIP, TO_TENSOR = v1.RandomCrop(40), v1.RandomVerticalFlip(), v1.ToTensor()
+V2 = v2.Compose([v2.RandomResizedCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+
+class Paths(Dataset[Any]):
+    """Opens the photographs by itself."""
+
+    def __init__(self, root: str) -> None:
+        self.samples = ImageFolder(root).samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def opened(self, index: int) -> Image.Image:
+        return Image.open(self.samples[index][0]).convert("RGB")
+
+    def __getitem__(self, index: int) -> Any:
+        return self.of(self.opened(index)), self.samples[index][1]
+
+    def of(self, image: Image.Image) -> Any:
+        raise NotImplementedError
+
+
+class UnderAnyName(Paths):
+    augmentation = TRANSFORM
+
+    def of(self, image: Image.Image) -> Any:
+        return self.augmentation(image)
+
+
+class InADict(Paths):
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.by_phase = {"train": [TRANSFORM], "test": None}
+
+    def of(self, image: Image.Image) -> Any:
+        return self.by_phase["train"][0](image)  # type: ignore[index]
+
+
+class MadeEachTime(Paths):
+    def of(self, image: Image.Image) -> Any:
+        return v1.Compose([v1.Resize((48, 48)), v1.RandomCrop(32), v1.ToTensor(), NORMALIZE])(image)
+
+
+class OneByOne(Paths):
+    def of(self, image: Image.Image) -> Any:
+        image = FLIP(CROP(image))
+        return NORMALIZE(TO_TENSOR(image))
+
+
+class BySize(Paths):
+    """Looks at the image between two transforms."""
+
+    def of(self, image: Image.Image) -> Any:
+        image = v1.Resize(50)(image)
+        width, height = image.size
+        if width > height and image.mode == "RGB":
+            image = FLIP(image)
+        return TO_TENSOR(v1.CenterCrop(min(width, height))(image))
+
+
+class InAClosure(Paths):
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.of = lambda image: TRANSFORM(image)  # type: ignore[method-assign]
+
+
+class InALambda(Paths):
+    transform = v1.Compose([v1.Lambda(lambda image: CROP(image)), v1.Lambda(lambda image: 1 - TO_TENSOR(image))])
+
+    def of(self, image: Image.Image) -> Any:
+        return self.transform(image)
+
+
+class OwnCrop(v1.RandomCrop):
+    """What a subclass does before and after its base is not known, so torchvision does it."""
+
+    def __call__(self, image: Any) -> Any:
+        return super().__call__(image.rotate(90))
+
+
+class WithASubclass(Paths):
+    def of(self, image: Image.Image) -> Any:
+        return TO_TENSOR(OwnCrop(40)(image))
+
+
+class ByV2(Paths):
+    augmentation = V2
+
+    def of(self, image: Image.Image) -> Any:
+        return self.augmentation(image)
+
+
+class LabelsThroughV2(Paths):
+    def __getitem__(self, index: int) -> Any:
+        return V2(self.opened(index), self.samples[index][1])
+
+
+class DrawsBeside(Paths):
+    """From all three generators, between the transforms."""
+
+    def of(self, image: Image.Image) -> Any:
+        if random.random() < 0.5:
+            image = CROP(image)
+        image = v1.RandomResizedCrop(32)(image)
+        return TO_TENSOR(image) * float(np.random.rand()) + torch.rand(3, 1, 1)
+
+
+class Sometimes(Paths):
+    """Applies by hand what RandomApply would."""
+
+    def of(self, image: Image.Image) -> Any:
+        image = v1.CenterCrop(48)(image)
+        for transform in (v1.ColorJitter(0.4, 0.4, 0.4), v1.RandomGrayscale(1.0), v1.RandomRotation(20)):
+            if torch.rand(1) < 0.5:
+                image = transform(image)
+        return TO_TENSOR(image)
+
+
+class TwoImages(Paths):
+    """As in contrastive learning, and a picture of another sample beside it."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, other = self.opened(index), self.opened((index + 7) % len(self))
+        return {"views": [TRANSFORM(image), TRANSFORM(image)], "other": V2(other), "index": index}
+
+
+class ReadBySomeoneElse(OneByOne):
+    def opened(self, index: int) -> Image.Image:
+        image: Image.Image = default_loader(self.samples[index][0])
+        return image
+
+
+class FromAnOpenFile(OneByOne):
+    def opened(self, index: int) -> Image.Image:
+        with open(self.samples[index][0], "rb") as file:
+            return Image.open(file).convert("RGB")
+
+
+class Around(Dataset[Any]):
+    """As a wrapper of a library: the transform is called in the dataset inside, and again outside."""
+
+    def __init__(self, root: str) -> None:
+        self.inner = ImageFolder(root, v1.Compose([v1.Resize(60), v1.RandomCrop(50)]))
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.inner[index]
+        return NORMALIZE(TO_TENSOR(CROP(image))), label, index
+
+
+class InAStream(IterableDataset[Any]):
+    def __init__(self, root: str) -> None:
+        self.inner = OneByOne(root)
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        return (self.inner[index] for index in range(first, len(self.inner), step))
+
+
+BY_DALI = [
+    UnderAnyName,
+    InADict,
+    MadeEachTime,
+    OneByOne,
+    InAClosure,
+    InALambda,
+    ByV2,
+    LabelsThroughV2,
+    DrawsBeside,
+    TwoImages,
+    ReadBySomeoneElse,
+    FromAnOpenFile,
+    Around,
+    InAStream,
+]
+
+
+def loader_over(dataset_class: Any, photos: Path, workers: int, **arguments: Any) -> Any:
+    def build(kind: Any) -> Any:
+        dataset = dataset_class(str(photos))
+        shuffle = not isinstance(dataset, IterableDataset)
+        return kind(dataset, 8, shuffle=shuffle, num_workers=workers, **arguments)
+
+    return build
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset_class", BY_DALI)
+def test_they_are_met_and_dali_makes_the_stock_loaders_batches(
+    photos: Path, dataset_class: Any, workers: int, device: str
+) -> None:
+    assert_as_torch(loader_over(dataset_class, photos, workers), by_dali, device=device)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset_class", [WithASubclass, Sometimes, BySize], ids=lambda cls: cls.__name__)
+def test_what_only_torchvision_can_do_is_done_by_it(
+    photos: Path, dataset_class: Any, workers: int, device: str
+) -> None:
+    arguments = {"collate_fn": list} if dataset_class is BySize else {}
+    assert_as_torch(loader_over(dataset_class, photos, workers, **arguments), device=device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset_class", [OneByOne, TwoImages], ids=lambda cls: cls.__name__)
+def test_workers_that_are_spawned_meet_them_too(photos: Path, dataset_class: Any, device: str) -> None:
+    build = loader_over(dataset_class, photos, 1, multiprocessing_context="spawn", persistent_workers=True)
+    assert_as_torch(build, by_dali, device=device)
+
+
+def collate_with_a_transform(samples: list[Any]) -> Any:
+    """The images are transformed when the batch is made."""
+    return torch.stack([TRANSFORM(image) for image, _ in samples]), [label for _, label in samples]
+
+
+class Untransformed(Paths):
+    def of(self, image: Image.Image) -> Any:
+        return image
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transform_in_a_collate_fn_is_met(photos: Path, workers: int, device: str) -> None:
+    build = loader_over(Untransformed, photos, workers, collate_fn=collate_with_a_transform)
+    assert_as_torch(build, by_dali if workers else epochs, device=device)
+
+
+class ATransformPerImage(Paths):
+    """With more plans than a loader builds pipelines for."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = v1.Resize((30 + index, 40))(self.opened(index))
+        return TO_TENSOR(v1.CenterCrop(24)(image)), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_would_need_too_many_pipelines_is_torchvisions(photos: Path, workers: int, device: str) -> None:
+    assert_as_torch(loader_over(ATransformPerImage, photos, workers), device=device)
+
+
+class PassesAnArray(Paths):
+    """Through numpy, as libraries of augmentations do."""
+
+    def of(self, image: Image.Image) -> Any:
+        array = np.asarray(CROP(image))[:, ::-1].copy()
+        return NORMALIZE(TO_TENSOR(array))
+
+
+class PassesAnImageOn(Paths):
+    """v2's transforms go on from an image of tv_tensors."""
+
+    def of(self, image: Image.Image) -> Any:
+        tensor = v2.functional.to_image(CROP(image))
+        assert isinstance(tensor, tv_tensors.Image)
+        return v2.ToDtype(torch.float32, scale=True)(v2.RandomHorizontalFlip()(tensor))
+
+
+class Draws(Paths):
+    """On the pixels, between two transforms."""
+
+    def of(self, image: Image.Image) -> Any:
+        image = CROP(image)
+        image.putpixel((3, 4), (255, 0, 0))
+        image.paste((0, 255, 0), (5, 5, 9, 9))
+        return TO_TENSOR(FLIP(image))
+
+
+class Catches(Paths):
+    """Leaves out what cannot be transformed."""
+
+    def of(self, image: Image.Image) -> Any:
+        try:
+            return TO_TENSOR(v1.RandomCrop((110, 150))(image))
+        except ValueError:
+            return torch.zeros(3, 110, 150)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "dataset_class", [PassesAnArray, PassesAnImageOn, Draws, Catches], ids=lambda cls: cls.__name__
+)
+def test_who_uses_pixels_between_transforms_gets_the_stock_loaders(
+    photos: Path, dataset_class: Any, workers: int, device: str
+) -> None:
+    assert_as_torch(loader_over(dataset_class, photos, workers), device=device)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parts_of_such_datasets_are_met_too(photos: Path, workers: int, device: str) -> None:
+    def both(root: str) -> Any:
+        return ConcatDataset([Subset(OneByOne(root), range(0, 40, 3)), Subset(Around40(root), range(1, 40, 3))])
+
+    assert_as_torch(loader_over(both, photos, workers), by_dali, device=device)
+
+
+class Around40(Around):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[:2]
+
+
+def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "proxyloader"):
+        loader = DataLoader(OneByOne(str(photos)), 8, num_workers=1, device="cpu")
+        assert loader.backend == "DALI on cpu, for the transforms that the dataset will call on JPEGs"
+        for _ in range(2):
+            list(loader)
+    assert loader.backend.startswith("DALI on cpu: ") and "Normalize" in loader.backend
+    assert repr(loader) == f"<proxyloader.DataLoader of OneByOne, 48 samples: {loader.backend}>"
+    begun, counted = [record.getMessage() for record in caplog.records]
+    assert "OneByOne, 48 samples: DALI on cpu" in begun
+    assert "OneByOne, 48 samples" in counted and "DALI decoded 48 images" in counted
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_translation_torch_loads_the_dataset_to_the_bit(photos: Path, workers: int) -> None:
+    found = []
+    for kind in (StockLoader, functools.partial(DataLoader, translate=False, device="cpu")):
+        torch.manual_seed(3)
+        loader = kind(OneByOne(str(photos)), 8, shuffle=True, num_workers=workers)
+        found.append(list(loader))
+    assert loader.backend == "torch: translate=False"
+    for (images, labels), (stock, stock_labels) in zip(*found, strict=True):
+        assert torch.equal(images, stock) and torch.equal(labels, stock_labels)
+
+
+def test_outside_a_loader_transforms_are_torchvisions(photos: Path) -> None:
+    """Also after a loader without workers has met them in this process."""
+    dataset = OneByOne(str(photos))
+    list(DataLoader(dataset, 8, device="cpu"))
+    image, _ = dataset[0]
+    assert type(image) is torch.Tensor and type(CROP(dataset.opened(0))) is Image.Image
+    collated = default_collate([functools.partial(OneByOne.__getitem__, dataset)(k) for k in range(2)])
+    assert type(collated[0]) is torch.Tensor
