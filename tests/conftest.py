@@ -46,6 +46,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for module in pkgutil.walk_packages(proxyloader.__path__, "proxyloader."):
             if module.name != "proxyloader.__main__":
                 importlib.import_module(module.name)
+    # What is there before the first test stays. Without this each collection would look at all of it, and so would
+    # those of forked workers, for which the kernel then copies it.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

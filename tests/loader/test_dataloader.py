@@ -27,6 +27,7 @@ from proxyloader.dali.run import PipelineRun
 from proxyloader.data.placeholders import Proxy
 from proxyloader.loader import strategy
 
+from .. import scripts
 from ..limits import WAIT_S
 
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
@@ -192,8 +193,7 @@ for _ in range(2):
 
 
 def test_without_dali_the_loader_is_torchs_own_and_says_so_once(dataset: ImageFolder) -> None:
-    command = [sys.executable, "-c", WITHOUT_DALI, dataset.root]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
+    done = scripts.run(WITHOUT_DALI, dataset.root, timeout_s=WAIT_S)
     assert done.stdout.splitlines() == [str([(16, 3, 8, 8)] * 3)] * 2
     assert done.stderr.count("NVIDIA DALI is not installed") == 1
 
