@@ -28,6 +28,7 @@ from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.registry import plan_for
 
 from . import tiers
+from .integration.roads import warm_forkserver as warm_forkserver
 from .limits import STOP_S, WAIT_S
 
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -32,7 +32,7 @@ SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali")
 
 PROXY_BY_DEFAULT = pytest.mark.parametrize("backend", by_default({name: name for name in BACKENDS}, "proxy"))
-IMAGES, VAL_IMAGES = 512, 128
+IMAGES, VAL_IMAGES = 320, 128
 EPOCHS = 5
 SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.1", "--warmup-epochs", "1"]
 TINY = [*SMALL, "--arch", "mobilenet_v3_small", "--workers", "0", "--batch-size", "16", "--ema-decay", "0.9"]
@@ -96,8 +96,8 @@ def learnable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("small")
-    make_dataset(root / "train", images=96, size=(64, 48), progress=False)
-    make_dataset(root / "val", images=23, size=(64, 48), seed=1, progress=False)
+    make_dataset(root / "train", images=96, size=(64, 48), processes=1, progress=False)
+    make_dataset(root / "val", images=23, size=(64, 48), seed=1, processes=1, progress=False)
     return root
 
 
