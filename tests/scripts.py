@@ -12,6 +12,7 @@ import functools
 import gc
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -109,16 +110,14 @@ class Forked:
         self._has_ended = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
+        if self.returncode is None and select.select([self._has_ended], [], [], 0)[0]:
+            self.wait()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._has_ended, selectors.EVENT_READ)
-                if not selector.select(timeout):
-                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            if not select.select([self._has_ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
             os.close(self._has_ended)
             self.returncode = os.waitstatus_to_exitcode(int(_ask({"wait": self.pid})))
         return self.returncode
