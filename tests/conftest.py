@@ -28,6 +28,7 @@ from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.registry import plan_for
 
 from . import tiers
+from .integration.roads import warm_forkserver as warm_forkserver
 from .limits import STOP_S, WAIT_S
 
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -46,6 +47,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for module in pkgutil.walk_packages(proxyloader.__path__, "proxyloader."):
             if module.name != "proxyloader.__main__":
                 importlib.import_module(module.name)
+    # What is there before the first test stays. Without this each collection would look at all of it, and so would
+    # those of forked workers, for which the kernel then copies it.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

@@ -11,7 +11,6 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -26,8 +25,10 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 
+from . import scripts
 from .limits import LONG_S, WAIT_S
 from .numbered import BLOCKS, SIDE_PX
+from .scripts import WITH_THE_PROJECT as WITH_THE_PROJECT
 
 T = TypeVar("T")
 
@@ -62,11 +63,6 @@ class Misstep:
         """Wait until it happened; returns when that was, on the clock of ``time.monotonic``."""
         await_true(self._taken.exists, timeout_s)
         return time.monotonic() - (time.time() - self._taken.stat().st_mtime)
-
-
-_PATHS = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-WITH_THE_PROJECT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _PATHS))}
-"""The environment of scripts that import the project and its tests from wherever they run."""
 
 
 class Spelled(ImageFolder):
@@ -187,7 +183,7 @@ def without_torchs_signal() -> Iterator[None]:
 
 
 def children_of(pid: int | None = None) -> list[psutil.Process]:
-    """The processes of a training, at any depth, without the two that Python keeps for the next loader."""
+    """The processes of a training, at any depth, without those that Python or ``scripts`` keeps for the next one."""
     return [child for child in _descendants(psutil.Process(pid)) if not _is_kept(child, pid or os.getpid())]
 
 
@@ -205,6 +201,8 @@ def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
 
 
 def _is_kept(child: psutil.Process, pid: int) -> bool:
+    if child.pid in scripts.FORKED_FROM:
+        return True
     with contextlib.suppress(psutil.Error):
         command = " ".join(child.cmdline())
         # A worker of the fork server looks as the server does, but is not a child of the trainer.
@@ -265,7 +263,8 @@ def training(
     under: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
-) -> Iterator[subprocess.Popen[str]]:
+    afresh: bool = False,
+) -> Iterator[Any]:
     """A training script in a session of its own, of which nothing is left afterwards.
 
     Args:
@@ -273,27 +272,18 @@ def training(
         root: of a dataset.
         body: with ``root`` and all names of this module.
         under: a command that runs it.
+        afresh: it imports torch itself.
+
+    Yields:
+        As ``scripts.start`` gives it.
     """
     script = folder / "train.py"
     script.write_text(header + textwrap.indent(textwrap.dedent(body), "    "))
-    process = subprocess.Popen(
-        [*under, sys.executable, str(script), str(root)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=WITH_THE_PROJECT | dict(environment or {}),
-        cwd=cwd,
-        start_new_session=True,
-    )
+    process = scripts.start(script, root, environment=environment, cwd=cwd, under=under, afresh=afresh)
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        process.stderr.close()
+        scripts.end(process)
 
 
 def output_of(folder: Path, root: Path, body: str, *, timeout_s: float = WAIT_S, **arguments: Any) -> str:
@@ -305,15 +295,8 @@ def output_of(folder: Path, root: Path, body: str, *, timeout_s: float = WAIT_S,
 
 
 def run_alone(script: str, timeout_s: float = WAIT_S, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script, in an interpreter and a session of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env={**WITH_THE_PROJECT, **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        start_new_session=True,
-    )
+    """A script, in a process and a session of its own."""
+    return scripts.run(textwrap.dedent(script), timeout_s=timeout_s, environment=environment)
 
 
 def shared_batches(process: psutil.Process) -> set[int]:

@@ -132,27 +132,30 @@ def assert_as_torch(build: Build, use: Use = epochs, *, device: str = "cpu") -> 
 
 def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
     """Same types, same structure, same values; images as near as decoders are."""
-    differ = f"{where}: {_short(ours)}, and torch's is {_short(theirs)}"
-    assert type(ours) is type(theirs), differ
+
+    def differ() -> str:  # only where it is said: to write tensors out takes longer than to load them
+        return f"{where}: {_short(ours)}, and torch's is {_short(theirs)}"
+
+    assert type(ours) is type(theirs), differ()
     if isinstance(theirs, torch.Tensor):
         _assert_same_tensor(ours, theirs, where)
     elif isinstance(theirs, np.ndarray):
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), differ
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), differ()
         np.testing.assert_array_equal(ours, theirs, where)
     elif isinstance(theirs, Mapping):
-        assert list(ours) == list(theirs), differ
-        assert getattr(ours, "default_factory", None) is getattr(theirs, "default_factory", None), differ
+        assert list(ours) == list(theirs), differ()
+        assert getattr(ours, "default_factory", None) is getattr(theirs, "default_factory", None), differ()
         for key in theirs:
             assert_same(ours[key], theirs[key], f"{where}[{key!r}]")
     elif isinstance(theirs, (list, tuple, deque)):
-        assert len(ours) == len(theirs), differ
+        assert len(ours) == len(theirs), differ()
         for k, (a, b) in enumerate(zip(ours, theirs)):
             assert_same(a, b, f"{where}[{k}]")
     elif _fields(theirs):
         for name in _fields(theirs):
             assert_same(getattr(ours, name), getattr(theirs, name), f"{where}.{name}")
     else:
-        assert ours == theirs, differ
+        assert ours == theirs, differ()
 
 
 def _fields(value: Any) -> list[str]:

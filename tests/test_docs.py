@@ -6,10 +6,7 @@ import ast
 import builtins
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +17,9 @@ import torch
 import proxyloader
 from proxyloader import ProxyLoaderError, errors
 
+from . import scripts
 from .imports import PACKAGE
+from .limits import WAIT_S
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -130,7 +129,7 @@ def test_the_loader_can_be_put_in_torchs_place_for_the_whole_program(photos: Pat
     page = (ROOT / "docs" / "quickstart.md").read_text()
     swap = "torch.utils.data.DataLoader = proxyloader.DataLoader"
     assert swap in page and swap in README.read_text() and swap in WHOLE_PROGRAM
-    assert _run(WHOLE_PROGRAM, tmp_path, str(photos)).split() == ["equal"]
+    assert _run(WHOLE_PROGRAM, tmp_path, str(photos), afresh=True).split() == ["equal"]
 
 
 def test_every_recipe_in_the_readme_runs(photos: Path, tmp_path: Path) -> None:
@@ -152,11 +151,9 @@ def test_every_recipe_in_the_readme_runs(photos: Path, tmp_path: Path) -> None:
     assert float(difference.removeprefix("tensor(").removesuffix(")")) < 1 / 255
 
 
-def _run(script: str, folder: Path, *arguments: str) -> str:
+def _run(script: str, folder: Path, *arguments: str, afresh: bool = False) -> str:
     (folder / "program.py").write_text(script)
-    command = [sys.executable, "program.py", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = scripts.run(folder / "program.py", *arguments, timeout_s=2 * WAIT_S, cwd=folder, afresh=afresh)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -24,6 +24,8 @@ from PIL import Image, ImageChops, _imaging
 
 from proxyloader.make_dataset import make_dataset
 
+from . import scripts
+from .limits import WAIT_S
 from .tiers import by_default
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -85,17 +87,13 @@ class Run:
 
 
 def run(script: str, arguments: str, data: Path, out: Path) -> Run:
-    command = [sys.executable, str(EXAMPLES / script), *(part.format(data=data, out=out) for part in arguments.split())]
     # One thread: the nets are tiny, and threads that wait for each other on busy cores take far longer.
-    path = os.pathsep.join(filter(None, [str(EXAMPLES.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    done = scripts.run(
+        EXAMPLES / script,
+        *(part.format(data=data, out=out) for part in arguments.split()),
+        timeout_s=6 * WAIT_S,
+        environment={"OMP_NUM_THREADS": "1"},
         cwd=out.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     return Run(done.returncode, done.stdout, done.stderr, out)
 

@@ -36,11 +36,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", IMAGES)
 
 
-def ended(folder: Path, root: Path, body: str, early: str = "") -> tuple[int, str, str]:
-    """The status, output and errors of a script that has ended, and left no process."""
+def ended(folder: Path, root: Path, body: str, early: str = "", afresh: bool = False) -> tuple[int, str, str]:
+    """The status, output and errors of a script that has ended, and left no process.
+
+    Args:
+        early: stands before all imports.
+        afresh: as of ``training``.
+    """
     children: set[psutil.Process] = set()
     header = KEPT.format(early=textwrap.dedent(early)) + HEADER + "    notes = Path(sys.argv[0]).parent\n"
-    with training(folder, root, body, header=header) as process:
+    with training(folder, root, body, header=header, afresh=afresh) as process:
         deadline_s = time.monotonic() + WAIT_S
         while process.poll() is None:
             assert time.monotonic() < deadline_s, "it does not end"
@@ -113,8 +118,11 @@ LEFT_OPEN = {
         "a loader in which DALI reads",
     ),
 )
-def test_a_script_that_leaves_it_open_ends_without_a_word(root: Path, tmp_path: Path, body: str) -> None:
-    assert ended(tmp_path, root, body) == (0, "", "")
+def test_a_script_that_leaves_it_open_ends_without_a_word(
+    root: Path, tmp_path: Path, body: str, request: pytest.FixtureRequest
+) -> None:
+    # One of them from its first import on; of the others torch's exit handlers are older than any of the script's.
+    assert ended(tmp_path, root, body, afresh="several loaders" in request.node.name) == (0, "", "")
 
 
 GOING_ON = {
@@ -201,7 +209,7 @@ def test_an_exit_handler_may_load_batches_whenever_it_was_registered(root: Path,
     """
     body = LOADS_AT_THE_END.format(workers=0, register="")
     if moment == "before torch is imported":
-        assert ended(tmp_path, root, body, early) == (0, "True\nTrue\n", "")
+        assert ended(tmp_path, root, body, early, afresh=True) == (0, "True\nTrue\n", "")
     else:
         assert ended(tmp_path, root, "    atexit.register(lambda: load())" + body) == (0, "True\nTrue\n", "")
 

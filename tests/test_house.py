@@ -19,7 +19,9 @@ from torchvision.datasets import ImageFolder
 
 import proxyloader
 
+from . import scripts
 from .imports import MODULES, PACKAGE, folder_of, imports
+from .limits import WAIT_S
 from .mutations import MUTATIONS, Mutation, plant
 
 ROOT = Path(__file__).parents[1]
@@ -293,9 +295,8 @@ def test_every_benchmark_runs(arguments: str, tmp_path: Path) -> None:
     script, *options = arguments.split()
     options += ["--out", str(tmp_path / "record.jsonl")]
     options += [] if script in ("interrupted.py", "parts.py") else ["--device", "cpu"]
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    program, environment = ROOT / "benchmarks" / script, {"TMPDIR": str(tmp_path)}
+    done = scripts.run(program, *options, timeout_s=2 * WAIT_S, environment=environment)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "record.jsonl").read_text().startswith('{"date": ')
 
@@ -311,9 +312,7 @@ def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (example,) = [block for block in blocks if "make_dataset" in block]
     (tmp_path / "example.py").write_text(example)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "example.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120)
+    done = scripts.run(tmp_path / "example.py", timeout_s=2 * WAIT_S, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("torch.Size([64, 3, 224, 224]) torch.float32") == 4
 

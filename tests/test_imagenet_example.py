@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,19 @@ import torch
 
 from proxyloader.make_dataset import make_dataset
 
-from .faults import WITH_THE_PROJECT
+from . import scripts
+from .limits import WAIT_S
+from .scripts import WITH_THE_PROJECT
 from .tiers import by_default
 
+TRAINED_S = 5.6 * WAIT_S
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali")
 
 PROXY_BY_DEFAULT = pytest.mark.parametrize("backend", by_default({name: name for name in BACKENDS}, "proxy"))
-IMAGES, VAL_IMAGES = 512, 128
+IMAGES, VAL_IMAGES = 320, 128
 EPOCHS = 5
 SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.1", "--warmup-epochs", "1"]
 TINY = [*SMALL, "--arch", "mobilenet_v3_small", "--workers", "0", "--batch-size", "16", "--ema-decay", "0.9"]
@@ -35,20 +40,47 @@ TINY = [*SMALL, "--arch", "mobilenet_v3_small", "--workers", "0", "--batch-size"
 Log = list[dict[str, float]]
 
 
-def run(*options: Any, ranks: int = 1, device: str = "cpu", **environment: str) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    return subprocess.run(
-        [sys.executable, *torchrun, str(SCRIPT), *map(str, options)],
-        env={**os.environ, **WITH_THE_PROJECT, **hidden, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+Done = subprocess.CompletedProcess[str]
 
 
-def trained(data: Path, out: Path, *options: Any, **how: Any) -> Log:
-    done = run(data, *SMALL, "--out", out, *options, **how)
+def environment_on(device: str) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
+
+
+def torchrun(*options: Any, ranks: int = 1, device: str = "cpu") -> Done:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command, environment = [*launcher, str(SCRIPT), *map(str, options)], WITH_THE_PROJECT | environment_on(device)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TRAINED_S)
+
+
+def run(*options: Any, ranks: int = 1, device: str = "cpu", **environment: str) -> Done:
+    """Its processes are told of each other as torchrun tells them, and start without its imports.
+
+    Returns:
+        What the first one says, and what all write to stderr; the first status that is not 0.
+    """
+    environment = environment_on(device) | environment
+    if ranks == 1:
+        return scripts.run(SCRIPT, *options, timeout_s=TRAINED_S, environment=environment)
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    with ThreadPoolExecutor(ranks) as pool:
+        processes = [
+            scripts.start(SCRIPT, *options, environment={**environment, "RANK": str(k), "LOCAL_RANK": str(k)})
+            for k in range(ranks)
+        ]
+        try:
+            said = list(pool.map(lambda process: process.communicate(timeout=TRAINED_S), processes))
+        finally:
+            for process in processes:
+                scripts.end(process)
+    status = next((process.returncode for process in processes if process.returncode), 0)
+    return subprocess.CompletedProcess(options, status, said[0][0], "".join(errors for _, errors in said))
+
+
+def trained(data: Path, out: Path, *options: Any, by: Callable[..., Done] = run, **how: Any) -> Log:
+    done = by(data, *SMALL, "--out", out, *options, **how)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
@@ -64,8 +96,8 @@ def learnable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("small")
-    make_dataset(root / "train", images=96, size=(64, 48), progress=False)
-    make_dataset(root / "val", images=23, size=(64, 48), seed=1, progress=False)
+    make_dataset(root / "train", images=96, size=(64, 48), processes=1, progress=False)
+    make_dataset(root / "val", images=23, size=(64, 48), seed=1, processes=1, progress=False)
     return root
 
 
@@ -76,7 +108,7 @@ def logs(learnable: Path) -> Any:
     @functools.cache
     def log_of(backend: str, ranks: int) -> Log:
         options = ["--data-backend", backend, "--batch-size", 32 // ranks, "--epochs", EPOCHS]
-        return trained(learnable, learnable / f"{backend}-{ranks}", *options, ranks=ranks)
+        return trained(learnable, learnable / f"{backend}-{ranks}", *options, by=torchrun, ranks=ranks)
 
     return log_of
 
@@ -190,11 +222,17 @@ def test_a_first_step_that_overflows_leaves_no_trace(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_said_in_one_line(
-    small: Path, tmp_path: Path, options: list[str], environment: dict[str, str], said: str
+    small: Path,
+    tmp_path: Path,
+    options: list[str],
+    environment: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, *rest = [option.format(small=small) for option in options]
-    done = run(data, *SMALL, "--out", tmp_path, *rest, **environment)
-    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert said in ending(monkeypatch, data, *SMALL, "--out", tmp_path, *rest)
 
 
 @pytest.fixture(scope="module")

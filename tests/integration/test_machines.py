@@ -318,6 +318,7 @@ def test_no_writable_folder_is_needed(spelled_root: Path, tmp_path: Path, method
         f"loader = loader_of(root, multiprocessing_context={method!r})\n{WHOLE}",
         cwd="/proc",
         environment={"TMPDIR": "/proc", "HOME": "/proc", "XDG_CACHE_HOME": "/proc", "PYTHONDONTWRITEBYTECODE": "1"},
+        afresh=True,
     )
 
 

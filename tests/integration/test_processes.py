@@ -645,9 +645,9 @@ def test_breaks_leave_no_memory_behind(folder: ImageFolder, workers: int, persis
             for _ in loader:
                 break
 
-    epochs(30)
+    epochs(20)
     host, gpu = held_bytes(), gpu_bytes(device)
-    epochs(50)
+    epochs(25)
     # A batch is 9.6 MB, and DALI's pool may yet grow by those few that can be under way at once.
     assert held_bytes() - host < 6 * 9_600_000
     assert gpu_bytes(device) - gpu < 6 * 9_600_000

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, EncodedImage
 from proxyloader._random_state import preserve_rng, seed_generators
 
+from .. import scripts
 from ..limits import WAIT_S
 
 TRAIN = transforms.Compose(
@@ -366,8 +365,7 @@ torch.save(found, sys.argv[2])
 
 def test_another_process_gets_the_batches_that_were_left(photos: Path, tmp_path: Path) -> None:
     def run(*arguments: str) -> Any:
-        command = [sys.executable, "-c", SCRIPT, str(photos), *arguments]
-        subprocess.run(command, check=True, timeout=WAIT_S, cwd=Path(__file__).parents[2])
+        scripts.run(SCRIPT, photos, *arguments, timeout_s=WAIT_S).check_returncode()
         return torch.load(arguments[0])
 
     whole = run(str(tmp_path / "whole"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader, ImageError
 from proxyloader.loader.iterator import LONG_STEP_S
 
+from .. import scripts
 from ..faults import Spelled, await_true, in_fork
 from ..limits import WAIT_S
 from ..numbered import read_numbers, spell_dataset
@@ -149,7 +148,6 @@ if __name__ == "__main__":
 
 
 def test_a_script_ends_with_an_iterator_that_is_half_way(root: Path, device: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(root), device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    done = scripts.run(SCRIPT, root, device, timeout_s=WAIT_S)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr and "Exception" not in done.stderr, done.stderr

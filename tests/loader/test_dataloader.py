@@ -34,6 +34,7 @@ from proxyloader import DataLoader
 from proxyloader.dali.run import PipelineRun
 from proxyloader.data.placeholders import Proxy
 
+from .. import scripts
 from ..limits import WAIT_S
 from ..side_by_side import assert_as_torch, by_dali, epochs
 
@@ -223,8 +224,7 @@ for _ in range(2):
 
 
 def test_without_dali_the_loader_is_torchs_own_and_each_says_so_once(dataset: ImageFolder) -> None:
-    command = [sys.executable, "-c", WITHOUT_DALI, dataset.root]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
+    done = scripts.run(WITHOUT_DALI, dataset.root, timeout_s=WAIT_S)
     of_one = [*[str([(16, 3, 8, 8)] * 3)] * 2, "torch: NVIDIA DALI is not installed"]
     assert done.stdout.splitlines() == of_one * 2
     assert done.stderr.count("ImageFolder, 48 samples: NVIDIA DALI is not installed") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -31,7 +32,9 @@ from proxyloader.tools.bench.tables import as_markdown, rows_of
 from proxyloader.tools.cli import main
 from proxyloader.tools.synthetic import dataset
 
+from ..faults import children_of
 from ..limits import STOP_S, WAIT_S
+from ..tiers import has_gpu
 
 SMALL = ["--batch-size", "16", "--workers", "1", "--threads", "1", "--hw-decoder-load", "1", "--passes", "2"]
 ON_CPU = ["--device", "cpu"]
@@ -56,12 +59,27 @@ def recorded(root: Any, outcomes: dict[str, Outcome], sweeps: Any = None, **chan
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Any:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = set(children_of())
     yield
-    left = [each for each in psutil.Process().children(recursive=True) if each.pid not in before]
-    assert not [each for each in left if "resource_tracker" not in " ".join(each.cmdline())]
+    assert not set(children_of()) - before
 
 
+@pytest.fixture
+def warm_start(monkeypatch: pytest.MonkeyPatch, warm_forkserver: None) -> None:
+    """The process of each case begins with torch imported, where it may: a process that was forked can use no GPU that
+    the one before it has used, and the first batch on a GPU is to be that of a user's new process."""
+    if not has_gpu():
+        how: Any = SimpleNamespace(
+            get_context=lambda _: multiprocessing.get_context("forkserver"),
+            get_start_method=multiprocessing.get_start_method,
+        )
+        monkeypatch.setattr(process, "multiprocessing", how)
+
+
+WARM = pytest.mark.usefixtures("warm_start")
+
+
+@WARM
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_it_measures_writes_and_compares(
@@ -138,6 +156,7 @@ def test_peers_are_measured_tuned_and_by_default_and_ceilings_tuned(photos: Path
         assert not case_of(name).takes and case_of(name).needs == ("workers",)
 
 
+@WARM
 def test_a_case_that_fails_says_why_and_the_others_go_on(photos: Path, tmp_path: Path) -> None:
     outcomes = measured(tmp_path / "nowhere", ["torch", "proxyloader"])
     for outcome in outcomes.values():
@@ -164,6 +183,7 @@ def test_a_case_that_hangs_is_ended(photos: Path, monkeypatch: pytest.MonkeyPatc
 # --- tuning ----------------------------------------------------------------------------------------------------------
 
 
+@WARM
 def test_the_fastest_tuning_is_kept_and_each_is_recorded(photos: Path) -> None:
     told: list[str] = []
     ranges = Ranges((1, 2), (1, 2), (0.65, 1.0))
@@ -199,6 +219,7 @@ def test_a_tuning_that_fails_keeps_none_of_the_others_from_being_tried(photos: P
     assert "num_workers" in found.in_record()[1]["reason"]
 
 
+@WARM
 def test_a_slow_tuning_is_cut_short_and_judged_by_what_it_did(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxyloader.tools.bench.sweep.AT_MOST_S", 0.0)
     found = sweep(setting(photos), ["torch"], Ranges((1, 2), (1,), (1.0,)), print)["torch"]
@@ -221,6 +242,7 @@ def test_by_default_nothing_is_said_that_has_a_default(photos: Path) -> None:
 # --- first epochs ----------------------------------------------------------------------------------------------------
 
 
+@WARM
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
@@ -403,6 +425,7 @@ class Impatient:
             raise KeyboardInterrupt
 
 
+@WARM
 def test_ctrl_c_leaves_the_rounds_until_then(photos: Path) -> None:
     outcome = measured(photos, ["iterator"], 1000, Impatient(4))["iterator"]  # the first loop is one
     assert outcome.failure == "interrupted" and len(outcome.rounds) == 3
