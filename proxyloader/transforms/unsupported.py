@@ -10,13 +10,13 @@ from typing import Any
 
 from ..errors import UnsupportedTransformError
 
-LEAVE_OUT = "Leave it out, or leave it to torchvision in the workers with unsupported='auto'"
+LEAVE_OUT = "Leave it out, or to torchvision in the workers with unsupported='auto'"
 ON_BATCHES = (
     "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
     "by then, or in the workers with unsupported='auto'"
 )
 LISTED = "docs/transforms.md lists what is translated, and `proxyloader explain` shows it of a transform"
-STOCK_LOADER = "torchvision does it in the workers with unsupported='auto'"
+STOCK_LOADER = "Leave it to torchvision in the workers, with unsupported='auto'"
 MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
 NAFLEX = f"it is for images that differ in size within a batch, or come as patches (NaFlex). {STOCK_LOADER}"
 BOXES = f"it is about boxes or points, and the dataset's transform gets the image alone. {LEAVE_OUT}"

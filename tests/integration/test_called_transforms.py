@@ -332,7 +332,7 @@ class Around40(Around):
 def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "proxyloader"):
         loader = DataLoader(OneByOne(str(photos)), 8, num_workers=1, device="cpu")
-        assert loader.backend == "DALI on cpu, for the transforms that the dataset will call on JPEGs"
+        assert loader.backend == "DALI on cpu, if the dataset calls transforms on JPEGs"
         for _ in range(2):
             list(loader)
     assert loader.backend.startswith("DALI on cpu: ") and "Normalize" in loader.backend

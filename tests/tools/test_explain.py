@@ -274,7 +274,12 @@ class TestText:
         text = str(explain(v1.Compose([v1.RandomResizedCrop(224), v1.Lambda(len), v1.ToTensor()])))
         assert max(map(len, text.splitlines())) <= 120
         words = " ".join(text.replace("│", " ").split())
-        for said in ("transform.transforms[1]", "decoders.image_slice", "none of its own", "One part is refused"):
+        for said in (
+            "transform.transforms[1]",
+            "decoders.image_slice",
+            "none of its own",
+            "One part is not translated",
+        ):
             assert said in words
 
     def test_keeps_brackets(self) -> None:
@@ -413,7 +418,7 @@ class TestCommand:
     ) -> None:
         assert main(["explain", "explained:refused"]) == 1
         out, err = capsys.readouterr()
-        assert "refused:" in out and "ToTensor()" in out and "One part is refused" in out and err == ""
+        assert "refused:" in out and "ToTensor()" in out and "One part is not translated" in out and err == ""
 
 
 def test_the_package_offers_the_function_whatever_was_imported() -> None:

@@ -383,7 +383,7 @@ class TestRefusals:
         why, what_to_do = reason.split(". ", 1)
         assert why[0].islower() or why.startswith("TensorFlow")
         assert what_to_do[0].isupper() and not reason.endswith(".")
-        assert re.search(r"Use|Put|Call it", what_to_do)
+        assert re.search(r"Use|Put|Call it|Leave it", what_to_do)
 
     def test_what_is_advised_in_place_of_numpy_makes_the_same_batches(self) -> None:
         pictures = [Image.new("RGB", (5, 4), color) for color in ("red", "navy")]
