@@ -167,6 +167,35 @@ MUTATIONS = [
         "    def im(self, pixels: Any) -> None:\n",
         "data/test_lazy_image.py",
     ),
+    # --- tensors and transforms that are met late ---
+    Mutation(
+        "values that are asked for are drawn anew",
+        "data/transformed.py",
+        "                if states is None:\n",
+        "                if True:\n",
+        "integration/test_random_programs.py",
+    ),
+    Mutation(
+        "an assignment to a recorded tensor changes those that were recorded before",
+        "data/recorded.py",
+        '    if name == "set":\n        tensor = args[0].clone()\n',
+        '    if name == "set":\n        tensor = args[0]\n',
+        "data/test_lazy_tensor.py",
+    ),
+    Mutation(
+        "a change in place does not reach the views of a tensor",
+        "data/lazy_tensor.py",
+        "    return all(other is first for other in _sharers(first))\n",
+        "    return True\n",
+        "data/test_lazy_tensor.py integration/test_random_programs.py",
+    ),
+    Mutation(
+        "a transform that was changed is taken for what it was",
+        "transforms/chain.py",
+        "return (kind, _values(transform)) if kind in RULES else Same(transform)",
+        "return Same(transform)",
+        "transforms/test_chain.py",
+    ),
     # --- order ---
     Mutation(
         "two shards overlap by a sample",
