@@ -104,7 +104,9 @@ class WorkerPool:
         board = StateBoard.of(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
         batched, streams = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
-        if loader.num_workers and has_images and arena is None and not streams:
+        # torch's thread that pins memory takes batches without images, which are then not in the arena.
+        may_have_images = has_images or (is_late and not loader.pin_memory)
+        if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live)
         packer = Packer(
