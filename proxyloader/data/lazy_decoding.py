@@ -25,6 +25,10 @@ OPERATORS = ("decode_image", "decode_jpeg")
 COLORS = 3
 
 
+class UndecodableError(RuntimeError, OSError):
+    """torchvision's RuntimeError for a file that it cannot decode, which ``on_error`` takes for a fault of the file."""
+
+
 def decode_late() -> None:
     """Let ``torchvision.io`` decode JPEGs late, in this process from now on, wherever images are decoded late."""
     for name in OPERATORS:
@@ -34,13 +38,19 @@ def decode_late() -> None:
 
 
 def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def decode(data: Any, mode: int, apply_exif_orientation: bool = False) -> torch.Tensor:
+        try:
+            return operator(data, mode, apply_exif_orientation)
+        except RuntimeError as error:
+            raise UndecodableError(str(error)) from error
+
     @functools.wraps(operator, assigned=(), updated=())
     def decoded(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
         image = _encoded(data, mode) if is_late() and not apply_exif_orientation else None
         if image is None:
-            return operator(data, mode, apply_exif_orientation)
+            return decode(data, mode, apply_exif_orientation)
         bytes_ = data.clone()  # it may be changed before it is used
-        transformed = Transformed(image, functools.partial(operator, bytes_, mode), START_AS_TENSOR)
+        transformed = Transformed(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
         return lazy(ImageCall.of(transformed, START_AS_TENSOR.plan), 0)
 
     return decoded

@@ -40,7 +40,7 @@ def described(found: Translated, plans: Iterable[Plan], options: LoaderOptions, 
     if found.reason:
         return f"torch: {found.reason}"
     if has_begun:
-        return "torch: no transform that is translated was called on an image that was not decoded"
+        return "torch: the workers have made all that was loaded so far"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 

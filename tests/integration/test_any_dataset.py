@@ -495,3 +495,17 @@ def test_a_dataset_may_be_left_to_torch(name: str, num_workers: int, photos: Pat
     assert_same(ours, stock, device)
     assert all(torch.equal(one[0].cpu(), other[0]) for one, other in zip(ours, stock))
     assert loader.backend == "torch: translate=False"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_file_that_torchvision_cannot_decode_may_be_left_out(num_workers: int, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for index, path in enumerate(sorted(photos.glob("*/*.jpg"))[:8]):
+        data = path.read_bytes()
+        (tmp_path / "a" / f"{index}.jpg").write_bytes(data[: len(data) // 2] if index == 5 else data)
+    dataset = of(read_by_torchvision)(tmp_path)
+    loader = proxyloader.DataLoader(dataset, 4, num_workers=num_workers, device="cpu", on_error="skip")
+    assert [labels.tolist() for _, labels in loader] == [[0, 1, 2, 3], [4, 6, 7]]
+    assert [sample.index for sample in loader.errors] == [5]
+    with pytest.raises(RuntimeError, match="incomplete or truncated"):
+        list(proxyloader.DataLoader(dataset, 4, num_workers=num_workers, device="cpu"))
