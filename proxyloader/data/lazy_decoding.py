@@ -1,7 +1,8 @@
 """Tensors of JPEGs that ``torchvision.io`` decodes, decoded late. Runs where the dataset runs.
 
 ``read_image``, ``decode_image`` and ``decode_jpeg`` call operators of ``torch.ops.image`` by their names. Where images
-are decoded late, these return a LazyTensor for a JPEG that becomes an RGB image: see NOTE [ Tensors decoded late ].
+are decoded late, these return a LazyTensor: see NOTE [ Tensors decoded late ]. It has values at once if the file is no
+JPEG or becomes no RGB image, so that all images of a batch arrive on one device.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..errors import ImageError
 from ..transforms.chain import START_AS_TENSOR
 from .encoded_image import EncodedImage
 from .lazy_image import is_late
-from .lazy_tensor import lazy
+from .lazy_tensor import lazy, with_values
 from .placeholders import ImageCall
 from .transformed import Transformed
 
@@ -46,9 +47,11 @@ def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
     @functools.wraps(operator, assigned=(), updated=())
     def decoded(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
-        image = _encoded(data, mode) if is_late() and not apply_exif_orientation else None
+        if not is_late():
+            return operator(data, mode, apply_exif_orientation)
+        image = None if apply_exif_orientation else _encoded(data, mode)
         if image is None:
-            return decode(data, mode, apply_exif_orientation)
+            return with_values(decode(data, mode, apply_exif_orientation))
         bytes_ = data.clone()  # it may be changed before it is used
         transformed = Transformed(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
         return lazy(ImageCall.of(transformed, START_AS_TENSOR.plan), 0)

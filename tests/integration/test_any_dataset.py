@@ -509,3 +509,22 @@ def test_a_file_that_torchvision_cannot_decode_may_be_left_out(num_workers: int,
     assert [sample.index for sample in loader.errors] == [5]
     with pytest.raises(RuntimeError, match="incomplete or truncated"):
         list(proxyloader.DataLoader(dataset, 4, num_workers=num_workers, device="cpu"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("first", [".png", ".jpg"])
+def test_who_makes_an_image_does_not_depend_on_the_first_of_its_batch(
+    first: str, num_workers: int, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    paths = sorted(photos.glob("*/*.jpg"))[:8]
+    for index, path in enumerate(paths[4:]):
+        paths[4 + index] = tmp_path / f"{index}.png"
+        Image.open(path).save(paths[4 + index])
+    dataset = of(read_by_torchvision)(photos)
+    dataset.paths = sorted(paths, key=lambda path: path.suffix != first)
+    torch.manual_seed(3)
+    ours = list(proxyloader.DataLoader(dataset, 8, num_workers=num_workers, device="cpu"))
+    torch.manual_seed(3)
+    assert_same(ours, list(StockLoader(dataset, 8, num_workers=num_workers)))
+    assert images_by(caplog.text) == (4, 0, 4)
