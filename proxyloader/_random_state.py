@@ -46,7 +46,7 @@ def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
 def states_now(beside_torch: bool) -> tuple[Any, ...]:
     """Return the state of torch's default generator; with ``beside_torch`` those of Python's and NumPy's, too.
 
-    The latter take sixty times as long.
+    Copying the latter takes much longer.
     """
     return _states() if beside_torch else (torch.get_rng_state(),)
 
