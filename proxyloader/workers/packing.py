@@ -11,6 +11,7 @@ import io
 import pickle
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -176,10 +177,6 @@ class _ContentPickler:
         return self._rows[id(call)]
 
 
-_NAME = "__qualname__"
-"""Attribute of classes and functions, with "<locals>" or "<lambda>" in it if they cannot be imported."""
-
-
 class _Pickler(ForkingPickler):
     place: Callable[[Any], Any]
     owner: _ContentPickler
@@ -189,9 +186,9 @@ class _Pickler(ForkingPickler):
             obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
-        # In the main process nothing is sent anywhere, so tensors, and what cannot be pickled, are the same objects.
-        is_kept = get_worker_info() is None and (isinstance(obj, torch.Tensor) or "<l" in getattr(obj, _NAME, ""))
-        return self.place(obj) if is_kept else None
+        # In the main process nothing is sent anywhere, so tensors, and what cannot be imported, are the same objects.
+        is_kept = isinstance(obj, torch.Tensor) or (isinstance(obj, (type, FunctionType)) and "<" in obj.__qualname__)
+        return self.place(obj) if is_kept and get_worker_info() is None else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
