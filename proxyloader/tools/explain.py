@@ -108,7 +108,10 @@ class Explanation:
         if [row.transform for row in self.refused] == ["None"]:
             return "There is none: DataLoader loads a dataset without a transform as torch.utils.data.DataLoader does."
         several = f"{len(self.refused)} parts are" if len(self.refused) > 1 else "One part is"
-        return f"{several} not translated, so the workers do what comes before. The rest as if left out."
+        return (
+            f"{several} not translated. What uses pixels torchvision does in the workers, with all that comes "
+            "before it. Operations on tensors are recorded. What follows is shown as if without it."
+        )
 
 
 def explain(transform: Callable[..., Any]) -> Explanation:
