@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torchvision.datasets.vision import VisionDataset
 
 from .._validation import check_int
 from ..errors import ImageError
-from .encoded_image import EncodedImage
+from .encoded_image import MACHINE, REPLACE, EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 
 FIRST_PAUSE_S = 0.1
@@ -126,7 +127,8 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
         storage_options: arguments of fsspec's file system, such as ``{"anon": True}``.
         connections: maximum number of files that a process fetches at the same time.
         retries: how often a file is tried again that could not be fetched, after pauses of 0.1, 0.2, 0.4 seconds and so
-            on. A missing file is not tried again.
+            on. Then its batch raises an error, whatever ``on_error`` the loader has. A missing file is not tried again,
+            and may be left out.
         cache_dir: local folder where fetched files are kept, which processes may share; None: files are not kept.
         cache_bytes: maximum size of that folder, in bytes. The files that were stored first are removed first.
 
@@ -198,10 +200,12 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
 
 
 def _opened(data: bytes | Exception, url: str) -> Image.Image:
+    if isinstance(data, NOT_TRIED_AGAIN):
+        reason = f"cannot be read: {data}"
+        raise ImageError(f"{url}: {reason}. {REPLACE}", code="unreadable", path=url, reason=reason) from data
     if isinstance(data, Exception):
-        reason = f"cannot be fetched: {data or type(data).__name__}"
-        advice = "That is a fault of the machine or the network, not of the file"
-        raise ImageError(f"{url}: {reason}. {advice}", code="machine", path=url, reason=reason) from data
+        reason, number = f"cannot be fetched: {data or type(data).__name__}", errno.ETIMEDOUT
+        raise ImageError(f"{url}: {reason}. {MACHINE}", code="machine", path=url, reason=reason, errno=number) from data
     encoded = EncodedImage.from_bytes(data, url)
     return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded.decoded()
 

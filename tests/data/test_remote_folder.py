@@ -151,9 +151,11 @@ def test_a_request_that_fails_is_tried_again(store: Store, monkeypatch: pytest.M
     store.failing = 3
     assert dataset[0][0].shape == (3, 32, 32) and store.failing == 0
     store.failing = 100
-    with pytest.raises(ImageError, match=r"s3://bucket/train/.*cannot be fetched") as caught:
-        dataset[1]
-    assert caught.value.code == "machine"
+    for on_error in ("raise", "skip", "replace"):
+        loader = proxyloader.DataLoader(Subset(dataset, [1]), device="cpu", on_error=on_error)
+        with pytest.raises(ImageError, match=r"s3://bucket/train/.*cannot be fetched") as caught:
+            list(loader)
+        assert caught.value.code == "machine"
     store.failing = 0
 
 
@@ -161,7 +163,7 @@ def test_a_missing_file_is_named_and_left_out_where_that_is_asked_for(in_memory:
     dataset = RemoteImageFolder(in_memory, TRAIN)
     url, _ = dataset.samples[5]
     fsspec.filesystem("memory").rm(url)
-    with pytest.raises(ImageError, match=r"dataset\[5\].*memory://.*cannot be fetched"):
+    with pytest.raises(ImageError, match=r"dataset\[5\].*memory://.*cannot be read: .*Replace the file"):
         seen(proxyloader.DataLoader, dataset, 0, device="cpu")
     loader = proxyloader.DataLoader(dataset, batch_size=12, device="cpu", on_error="skip")
     assert sum(len(labels) for _, labels in loader) == 47
