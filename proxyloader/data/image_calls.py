@@ -30,6 +30,9 @@ def image_calls_in(content: Any) -> list[ImageCall]:
     return list(found.values())
 
 
+_LARGE = (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)
+"""Objects that hold no others, and are not copied by a search."""
+
 _WITHOUT_CALLS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
 
 
@@ -61,8 +64,7 @@ class _Walk(ForkingPickler):
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, (LazyTensor, Node)):
             _note_calls(obj, self.found)
-        # Large objects that hold no calls are not copied.
-        elif not isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)):
+        elif not isinstance(obj, _LARGE):
             return None
         return ""
 
@@ -86,5 +88,4 @@ class _Search(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         self.has_found |= isinstance(obj, self.kinds)
-        is_large = isinstance(obj, (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image))
-        return "" if self.has_found or is_large else None
+        return "" if self.has_found or isinstance(obj, _LARGE) else None
