@@ -48,9 +48,10 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
 
     ``DataLoader`` does this by itself. The original dataset does not change. The copy differs in these attributes:
     ``transform`` is compiled. The ``loader`` of a ``DatasetFolder`` with one of torchvision's PIL loaders is replaced
-    by one whose images are decoded late; if the whole transform is left to torchvision, by one that names the file if Pillow cannot
-    decode it. ``load_bytes`` of timm's ``ImageDataset`` is True if its images are RGB. All other attributes and
-    methods, such as ``target_transform``, ``classes``, ``samples`` and ``__getitem__``, are those of the original.
+    by one whose images are decoded late; if the whole transform is left to torchvision, by one that names the file if
+    Pillow cannot decode it. ``load_bytes`` of timm's ``ImageDataset`` is True if its images are RGB. All other
+    attributes and methods, such as ``target_transform``, ``classes``, ``samples`` and ``__getitem__``, are those of the
+    original.
 
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and their subclasses; ``Subset``, ``random_split`` and
