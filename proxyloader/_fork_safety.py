@@ -13,6 +13,7 @@ of runs cannot be destroyed in a child either, and are kept.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import ctypes
 import gc
@@ -97,6 +98,12 @@ class ForkProcess(multiprocessing.context.ForkProcess):
     def start(self) -> None:
         with _starting:
             super().start()
+
+    def run(self) -> None:
+        # At its end a process waits for the threads of each ThreadPoolExecutor. A process that such a thread has forked
+        # would wait for itself, and exit with status 1, which torch reports as a lost worker.
+        concurrent.futures.thread._threads_queues.pop(threading.current_thread(), None)  # type: ignore[attr-defined]
+        super().run()
 
 
 class ForkContext(multiprocessing.context.ForkContext):

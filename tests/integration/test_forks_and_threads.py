@@ -410,6 +410,17 @@ def test_threads_that_share_a_loader_have_an_epoch_each(spelled_root: Path, work
     assert sorted(found) == sorted(expected)
 
 
+def test_workers_that_a_pool_of_threads_starts_exit_cleanly(spelled_root: Path, device: str) -> None:
+    def statuses() -> list[int | None]:
+        batches = iter(loader_of(spelled_root, device=device))
+        workers = multiprocessing.active_children()
+        assert all_numbers(batches) == ALL
+        return [worker.exitcode for worker in workers]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(statuses).result() == [0, 0]
+
+
 def test_three_loaders_in_step_over_one_dataset(spelled_root: Path, device: str) -> None:
     dataset = Spelled(spelled_root)
     loaders = [DataLoader(dataset, BATCH, num_workers=workers, device=device) for workers in (0, 1, 2)]
