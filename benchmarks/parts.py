@@ -39,16 +39,17 @@ from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.image_calls import image_calls_in
-from proxyloader.data.jpeg_integrity import is_whole
+from proxyloader.data.jpeg_integrity import damage_of
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
 from proxyloader.tools.bench.system_info import machine
 from proxyloader.tools.synthetic.dataset import FORMAT
 from proxyloader.transforms.plan import Plan
 from proxyloader.workers.arena import Arena
-from proxyloader.workers.fetch import Fetcher, IntegrityTable
+from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
+from proxyloader.workers.scan_checks import IntegrityTable
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory
 
 PARTS = ("reading", "road", "crops", "progressive")
@@ -75,7 +76,7 @@ def reading(root: str) -> dict[str, float]:
     return {
         "open files, malloc as it comes": before,
         "open files, freed memory kept": median_ms(lambda: [EncodedImage.open(path) for path in paths]),
-        "look at their scans (once, before a GPU decodes them)": median_ms(lambda: [is_whole(file) for file in files]),
+        "look at their scans (once, before a GPU decodes them)": median_ms(lambda: [damage_of(file) for file in files]),
     }
 
 
@@ -170,7 +171,7 @@ def progressive(root: str) -> dict[str, float]:
             torch.cuda.synchronize()
 
     return {
-        "progressive: look at their scans": median_ms(lambda: [is_whole(file) for file in files], times=3),
+        "progressive: look at their scans": median_ms(lambda: [damage_of(file) for file in files], times=3),
         "progressive: decoded by Pillow": median_ms(lambda: [EncodedImage.by_pillow(file) for file in files], times=3),
         f"progressive: decoded by DALI on {'a GPU and ' if on_gpu else ''}4 threads": median_ms(decode, times=5),
     }

@@ -59,7 +59,7 @@ from tqdm import tqdm
 import proxyloader
 from proxyloader.tools.bench.config import MEAN, STD
 from proxyloader.tools.bench.system_info import machine
-from proxyloader.tools.synthetic.dataset import usable_cores
+from proxyloader.tools.processes import usable_cores
 from proxyloader.tools.synthetic.photograph import photograph
 
 PARTS_OF_AN_EPOCH = 4

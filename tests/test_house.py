@@ -285,6 +285,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
             "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
             marks=pytest.mark.exhaustive,
         ),
+        "scan_checks.py --images 44 --looked-at 20 --rounds 1 --processes 1",
         "soak.py --minutes 0.05 --pictures 720",
         pytest.param("training_curves.py --images 64 --epochs 1 --runs 2", marks=pytest.mark.exhaustive),
         "transforms.py --images 4 --rounds 1 --only hue RandAugment",
@@ -294,7 +295,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 def test_every_benchmark_runs(arguments: str, tmp_path: Path) -> None:
     script, *options = arguments.split()
     options += ["--out", str(tmp_path / "record.jsonl")]
-    options += [] if script in ("interrupted.py", "parts.py") else ["--device", "cpu"]
+    options += [] if script in ("interrupted.py", "parts.py", "scan_checks.py") else ["--device", "cpu"]
     program, environment = ROOT / "benchmarks" / script, {"TMPDIR": str(tmp_path)}
     done = scripts.run(program, *options, timeout_s=2 * WAIT_S, environment=environment)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ __all__ = [
     "image_calls",
     "jpeg_header",
     "jpeg_integrity",
+    "jpeg_verdicts",
     "lazy_image",
     "lazy_tensor",
     "live_dataset",

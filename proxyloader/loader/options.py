@@ -14,6 +14,7 @@ from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
 
 Unsupported = Literal["auto", "raise", "batch", "cpu"]
+CheckScans = bool | Literal["strict"]
 UNSUPPORTED: tuple[Unsupported, ...] = ("auto", "raise", "batch", "cpu")
 
 
@@ -28,7 +29,7 @@ class LoaderOptions:
     seed: int | None
     on_error: OnError
     max_pixels: int | None
-    check_scans: bool
+    check_scans: CheckScans
     unsupported: Unsupported
     translate: bool
     prefetch: int
@@ -44,9 +45,10 @@ class LoaderOptions:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {self.on_error!r}")
         if self.num_threads != "auto":
             check_num_threads(self.num_threads, ", or 'auto'")
-        for name, flag in (("check_scans", self.check_scans), ("translate", self.translate)):
-            if not isinstance(flag, bool):
-                raise ValueError(f"{name} is True or False; got {flag!r}")
+        if not isinstance(self.translate, bool):
+            raise ValueError(f"translate is True or False; got {self.translate!r}")
+        if not isinstance(self.check_scans, bool) and self.check_scans != "strict":
+            raise ValueError(f"check_scans is True, False or 'strict'; got {self.check_scans!r}")
         share = self.hw_decoder_load
         if share != "auto" and not (isinstance(share, (int, float)) and 0 <= share <= 1):
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {share!r}")
@@ -86,4 +88,4 @@ class LoaderOptions:
     @property
     def checks_scans(self) -> bool:
         """Whether workers check the scans of JPEGs."""
-        return self.check_scans and self.on_gpu
+        return bool(self.check_scans) and self.on_gpu

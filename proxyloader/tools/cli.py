@@ -76,6 +76,33 @@ def _run_make_dataset(folder: Path, **options: Any) -> int:
     return 0
 
 
+def _verify(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "verify",
+        _run_verify,
+        "find the damaged files of a data set",
+        "Reads all image files of a folder to their ends, on all cores. It lists files that\n"
+        "are damaged, truncated, of another format than their names say, or unreadable, each\n"
+        "with the reason. Loaders know afterwards which JPEGs are damaged, and need not look:\n"
+        "what was found is kept in ~/.cache/proxyloader by the content of the files.\n\n"
+        "Exit status 1: there are such files.",
+        "proxyloader verify /data/imagenet/train\n"
+        "  proxyloader verify /data/imagenet/train --sound sound.txt\n"
+        "  proxyloader verify /data/web --copy /data/web-without-damaged",
+    )
+    _option(parser, "folder", "DIR", Path, "the data set; folders in it are searched, too")
+    _option(parser, "--processes", "N", int, "that read (default: one for each core)")
+    _option(parser, "--sound", "FILE", Path, "write the paths of the sound files to this file")
+    _option(parser, "--copy", "DIR", Path, "make a copy of the data set without the bad files, of hard links if it can")
+
+
+def _run_verify(**options: Any) -> int:
+    from .verify import verify
+
+    return 1 if verify(**options) else 0
+
+
 def _demo(verbs: Any) -> None:
     parser = _verb(
         verbs,
@@ -216,7 +243,7 @@ def _run_bench(**options: Any) -> int:
     return list_cases() if options["list"] else bench(argparse.Namespace(**options))
 
 
-VERBS = (_demo, _bench, _make_dataset, _explain)
+VERBS = (_demo, _bench, _verify, _make_dataset, _explain)
 
 
 def _parser() -> Parser:

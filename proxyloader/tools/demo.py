@@ -29,8 +29,9 @@ from torchvision.models import resnet18
 from ..loader.dataloader import DataLoader
 from .bench.config import CROP_PX, MEAN, STD, transform_with
 from .contact_sheet import contact_sheet
-from .files import cache_folder, check_can_be_written, photographs_of
-from .synthetic.dataset import ProgressBar, make_dataset, usable_cores
+from .files import check_can_be_written, photographs_of, writable_cache_folder
+from .processes import ProgressBar, usable_cores
+from .synthetic.dataset import make_dataset
 
 SEED = 0
 TIMED_EPOCHS = 3
@@ -106,7 +107,7 @@ def demo(
     """
     _check_counts(images=(images, 1), batch_size=(batch_size, 1), workers=(workers, 0), steps=(steps, 0))
     chosen = _device(device)
-    sheet = out or cache_folder() / "demo.png"
+    sheet = out or writable_cache_folder() / "demo.png"
     if not sheet.absolute().parent.is_dir():
         raise FileNotFoundError(f"{sheet}: its folder does not exist")
     check_can_be_written(sheet)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
+from .._cache_folder import cache_folder
 from .synthetic.dataset import FORMAT
 
 
-def cache_folder() -> Path:
+def writable_cache_folder() -> Path:
     """Return the user's cache folder for this package, or a new temporary folder if that cannot be written."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        return cache_folder()
+    except OSError:
         return Path(tempfile.mkdtemp(prefix="proxyloader-"))
-    return folder
 
 
 def photographs_of(verb: str, images: int) -> Path:
     """Return the folder in the cache for photographs that a verb makes once and keeps. Its name has the format of
     ``make_dataset``, so those of an earlier format are left alone."""
-    return cache_folder() / f"{verb}-v{FORMAT}-{images}"
+    return writable_cache_folder() / f"{verb}-v{FORMAT}-{images}"
 
 
 def check_can_be_written(file: Path) -> None:

@@ -1,4 +1,13 @@
 """torch's worker processes, and the memory that they share with the main process."""
 
-__all__ = ["dataset_state", "fetch", "loader_state", "messages", "packing", "pool", "request_sampler"]
+__all__ = [
+    "dataset_state",
+    "fetch",
+    "loader_state",
+    "messages",
+    "packing",
+    "pool",
+    "request_sampler",
+    "scan_checks",
+]
 """Modules that other folders may import."""

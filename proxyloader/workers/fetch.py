@@ -11,18 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import Subset, get_worker_info
 
 from .._random_state import preserve_rng, seed_generators
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
 from ..data.dataset import path_of
 from ..data.encoded_image import NOT_YET, EncodedImage
-from ..data.jpeg_integrity import ScanStatus, leave_to_pillow
 from ..errors import ImageError, InputError, ProxyLoaderError
-from .arena import Arena
 from .request_sampler import BatchRequest
+from .scan_checks import IntegrityTable, ScanStatus, leave_to_pillow
 
 MOST_TRIES = 100
 """Most consecutive unreadable samples before the search for a replacement fails."""
@@ -39,36 +36,6 @@ class Fetched:
     samples: Any = field(default_factory=list)
     indices: list[Any] = field(default_factory=list)
     unreadable: list[UnreadableSample] = field(default_factory=list)
-
-
-class IntegrityTable:
-    """The ``ScanStatus`` of each sample of a dataset, in memory that workers share; see NOTE [ Damaged scans ].
-
-    Indices that are not integers below ``size`` stay unknown.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._own = np.zeros(0, np.uint8)
-        self._shared: Arena | None = None
-        try:
-            self._shared = Arena(1, size) if size else None
-        except OSError:  # no shared memory: each process checks what it reads
-            self._own = np.zeros(size, np.uint8)
-
-    @property
-    def _known(self) -> NDArray[np.uint8]:
-        return self._own if self._shared is None else self._shared.memory(0, self._size)[: self._size]
-
-    def of(self, index: Any) -> ScanStatus:
-        try:
-            return ScanStatus(self._known[operator.index(index)])
-        except (IndexError, TypeError):
-            return ScanStatus.UNKNOWN
-
-    def note(self, index: Any, is_damaged: bool) -> None:
-        with contextlib.suppress(IndexError, TypeError):
-            self._known[operator.index(index)] = ScanStatus.DAMAGED if is_damaged else ScanStatus.SOUND
 
 
 class Fetcher:
@@ -202,11 +169,11 @@ class Fetcher:
     def _leave_to_pillow(self, sample: Any, indices: Sequence[Any]) -> None:
         """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
         if self._scans is None:
-            leave_to_pillow(sample, ScanStatus.UNCHECKED)
+            leave_to_pillow(sample, ScanStatus.UNCHECKED, None)
             return
         found = {self._scans.of(index) for index in indices}
         known = found.pop() if len(indices) == 1 or found == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
-        is_damaged = leave_to_pillow(sample, known)
+        is_damaged = leave_to_pillow(sample, known, self._scans.checker)
         if is_damaged or known is ScanStatus.UNKNOWN:
             for index in indices:
                 self._scans.note(index, is_damaged)

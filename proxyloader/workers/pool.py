@@ -27,11 +27,12 @@ from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
-from .fetch import Fetcher, IntegrityTable
+from .fetch import Fetcher
 from .loader_state import LoaderState
 from .messages import BatchMessage
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed
+from .scan_checks import IntegrityTable
 from .worker import PackedDataset, PackStream, set_up_worker
 
 log = logging.getLogger(__name__)

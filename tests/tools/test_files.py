@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxyloader.tools import files
-from proxyloader.tools.files import cache_folder, check_can_be_written, photographs_of
+from proxyloader.tools.files import check_can_be_written, photographs_of, writable_cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +19,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 class TestCacheFolder:
     def test_it_is_where_the_user_wants_it(self, cache: Path) -> None:
-        assert cache_folder() == cache
+        assert writable_cache_folder() == cache
         assert cache.is_dir()
 
     def test_it_is_in_the_home_folder_by_default(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", "")
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        assert cache_folder() == tmp_path / "home" / ".cache" / "proxyloader"
+        assert writable_cache_folder() == tmp_path / "home" / ".cache" / "proxyloader"
 
     @pytest.mark.parametrize("blocked", ["cache", "cache/proxyloader"])
     def test_it_is_a_temporary_one_where_that_cannot_be_written(
@@ -35,7 +35,7 @@ class TestCacheFolder:
         (tmp_path / blocked).write_text("a file")
         (tmp_path / "temporary").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-        folder = cache_folder()
+        folder = writable_cache_folder()
         assert folder.parent == tmp_path / "temporary"
         assert folder.name.startswith("proxyloader-")
 

@@ -20,7 +20,8 @@ from torchvision.datasets import ImageFolder
 
 from ..._validation import check_int, check_num_threads
 from ..files import check_can_be_written, photographs_of
-from ..synthetic.dataset import make_dataset, usable_cores
+from ..processes import usable_cores
+from ..synthetic.dataset import make_dataset
 from . import report, tables
 from .cases import BY_DEFAULT, CASES, OURS, Ranges, case_of, cases_for, parts_of, peers_for
 from .config import AUGMENTATIONS, BenchConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ..synthetic.dataset import ctrl_c_held_back
+from ..processes import ctrl_c_held_back
 from .case_process import Failure, kill, serve
 
 START_LIMIT_S = 180

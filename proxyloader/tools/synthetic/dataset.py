@@ -10,20 +10,14 @@ import json
 import logging
 import math
 import os
-import signal
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
+from ..processes import ProgressBar, in_processes, usable_cores
 from .photograph import photograph
 
 MANIFEST = "dataset.json"
@@ -81,17 +75,6 @@ class _Recipe:
             return (width + height) // 2, (width + height) // 2
         width, height = (max(SMALLEST_SIDE_PX, round(side * rng.uniform(0.9, 1.1))) for side in self.size)
         return width, height
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use, or of all cores if the system does not tell."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
-    """A tqdm bar without tqdm's monitor thread, which would outlive the bar and make a fork unsafe."""
-
-    monitor_interval = 0
 
 
 def make_dataset(
@@ -187,39 +170,8 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
     write = partial(_write_picture, root, recipe)
     # disable=None: quiet where stderr is no terminal
     with ProgressBar(total=recipe.images, desc=root.name, unit="image", disable=None if progress else True) as bar:
-        if processes == 1:
-            for _ in map(write, numbers):
-                bar.update()
-            return
-        # Not fork: the calling process may run threads (CUDA, DALI, a DataLoader's), which a fork breaks.
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            try:
-                with ctrl_c_held_back():  # for good in the processes, which this one ends
-                    written = pool.map(write, numbers, chunksize=8)
-                for _ in written:
-                    bar.update()
-            except BrokenProcessPool as error:
-                raise ChildProcessError(
-                    f"{root}: a process that writes images ended early. Killed for memory? Or called from a script "
-                    'without `if __name__ == "__main__":`, or from stdin? Then use processes=1'
-                ) from error
-            finally:
-                pool.shutdown(cancel_futures=True)  # else an interrupt waits for all that is still to be written
-
-
-@contextmanager
-def ctrl_c_held_back() -> Iterator[None]:
-    """Delay Ctrl-C in this process, and block it for good in processes that are started meanwhile, as a terminal sends
-    it to all of its processes."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    resource_tracker.ensure_running()  # otherwise the first process starts it, and it unblocks Ctrl-C
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for _ in in_processes(write, numbers, processes, chunk_size=8):
+            bar.update()
 
 
 def _write_picture(root: Path, recipe: _Recipe, number: int) -> None:

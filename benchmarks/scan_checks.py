@@ -1,0 +1,220 @@
+"""What do the checks of JPEGs cost, and which damage do they find?
+
+    python benchmarks/scan_checks.py
+    python benchmarks/scan_checks.py --images 512 --processes 1 2
+
+Times of one file on one core, in milliseconds. Then, for each kind of damage, the share of files in which the default
+check finds it, and in which the strict one does. Then images/s of ``proxyloader verify`` with each number of processes,
+over the same files, of which 40 are damaged in ten ways, and whether it found those and no others. Appends one JSON
+line to benchmarks/results/scan_checks.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import io
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from proxyloader.data.jpeg_header import JpegHeader, read_jpeg_header
+from proxyloader.data.jpeg_integrity import ScanChecker, damage_of
+from proxyloader.make_dataset import make_dataset
+from proxyloader.tools.processes import usable_cores
+from proxyloader.tools.verify import verify
+
+DAMAGED = 40
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=8192)
+    parser.add_argument("--looked-at", type=int, default=200, help="files that times and shares are of")
+    cores = usable_cores()
+    steps = sorted({1, 2, 4, 8, 16, cores} & set(range(1, cores + 1)))
+    parser.add_argument("--processes", type=int, nargs="+", default=steps, help="of verify (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scan_checks.jsonl")
+    return parser.parse_args()
+
+
+class Damage:
+    """Ways to damage a file, each at a place in its scan that is drawn."""
+
+    def __init__(self, files: list[bytes]) -> None:
+        self.rng, self.files = random.Random(0), files
+
+    def place(self, data: bytes, size: int) -> int:
+        header = header_of(data)
+        return self.rng.randrange(header.first_scan + 20, len(data) - size - 2)
+
+    def changed(self, data: bytes, block: bytes) -> bytes:
+        at = self.place(data, len(block))
+        return data[:at] + block + data[at + len(block) :]
+
+    def without(self, data: bytes, size: int) -> bytes:
+        at = self.place(data, size)
+        return data[:at] + data[at + size :]
+
+    def bit(self, data: bytes) -> bytes:
+        at = self.place(data, 1)
+        return data[:at] + bytes([data[at] ^ (1 << self.rng.randrange(8))]) + data[at + 1 :]
+
+    def other(self, data: bytes) -> bytes:
+        file = self.rng.choice([each for each in self.files if len(each) > 10_000])
+        at = self.place(file, 4096)
+        return self.changed(data, file[at : at + 4096])
+
+    def ways(self) -> dict[str, Callable[[bytes], bytes]]:
+        return {
+            "truncated": lambda data: data[: self.place(data, 1)],
+            "truncated, and ended as a JPEG": lambda data: data[: self.place(data, 1)] + b"\xff\xd9",
+            "512 bytes of zeros": lambda data: self.changed(data, bytes(512)),
+            "4,096 bytes of zeros": lambda data: self.changed(data, bytes(4096)),
+            "512 other bytes": lambda data: self.changed(data, self.rng.randbytes(512)),
+            "4,096 other bytes": lambda data: self.changed(data, self.rng.randbytes(4096)),
+            "4,096 bytes of another scan": self.other,
+            "4,096 bytes missing": lambda data: self.without(data, 4096),
+            "16 other bytes": lambda data: self.changed(data, self.rng.randbytes(16)),
+            "a byte missing": lambda data: self.without(data, 1),
+            "a bit changed": self.bit,
+        }
+
+
+SEEN_BY_VERIFY = (
+    "truncated",
+    "truncated, and ended as a JPEG",
+    "4,096 bytes of zeros",
+    "512 other bytes",
+    "4,096 other bytes",
+    "4,096 bytes missing",
+)
+"""Of the ways, those in which the strict check finds all; ``verify`` is given four more."""
+
+
+def header_of(data: bytes) -> JpegHeader:
+    header = read_jpeg_header(data)
+    assert header is not None
+    return header
+
+
+def ms_per_file(check: Callable[[bytes], Any], files: list[bytes], rounds: int) -> float:
+    spent = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        for data in files:
+            check(data)
+        spent.append(1e3 * (time.perf_counter() - start) / len(files))
+    return round(statistics.median(spent[1:]), 4)
+
+
+def times(files: list[bytes], rounds: int) -> dict[str, float]:
+    headers = {id(data): header_of(data) for data in files}
+    default = ScanChecker()
+    found = {
+        "read the header": ms_per_file(read_jpeg_header, files, rounds),
+        "default check": ms_per_file(lambda data: default.is_sound(data, headers[id(data)]), files, rounds),
+        "strict check": ms_per_file(damage_of, files, rounds),
+    }
+    strict = ScanChecker(is_strict=True)
+    # Its first round reads each file; the others find the verdicts.
+    found["strict check, known"] = ms_per_file(lambda data: strict.is_sound(data, headers[id(data)]), files, rounds)
+    return found
+
+
+def shares(files: list[bytes]) -> dict[str, dict[str, float]]:
+    found = {}
+    for name, way in tqdm(Damage(files).ways().items(), desc="ways to damage a file", disable=None):
+        damaged = [(way(data), header_of(data)) for data in files]
+        with empty_cache():
+            default = ScanChecker()
+            found[name] = {"default": share([not default.is_sound(*each) for each in damaged])}
+            strict = ScanChecker(is_strict=True)
+            found[name]["strict"] = share([not strict.is_sound(*each) for each in damaged])
+    return found
+
+
+def share(found: list[bool]) -> float:
+    return round(sum(found) / len(found), 3)
+
+
+@contextlib.contextmanager
+def empty_cache() -> Any:
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        try:
+            yield
+        finally:
+            del os.environ["XDG_CACHE_HOME"]
+            if before is not None:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def verified(root: Path, processes: list[int], rounds: int) -> dict[str, Any]:
+    """Damage 40 files of a data set in ten ways, and let ``verify`` find them."""
+    paths = sorted(root.rglob("*.jpg"))
+    chosen = random.Random(0).sample(paths, DAMAGED)
+    ways = Damage([path.read_bytes() for path in paths[:200]]).ways()
+    damage: list[Callable[[bytes], bytes]] = [
+        *(ways[name] for name in SEEN_BY_VERIFY),
+        lambda data: b"",
+        lambda data: b"<html>404 Not Found</html>",
+        lambda data: data[:100],
+        lambda data: b"\x89PNG\r\n\x1a\n" + data[8:],
+    ]
+    for number, path in enumerate(chosen):
+        path.write_bytes(damage[number % len(damage)](path.read_bytes()))
+    seconds: dict[int, list[float]] = {number: [] for number in processes}
+    all_found = True
+    for _ in range(rounds):
+        for number in processes:
+            with empty_cache(), contextlib.redirect_stdout(io.StringIO()):
+                start = time.perf_counter()
+                bad = verify(root, processes=number)
+                seconds[number].append(time.perf_counter() - start)
+            all_found &= sorted(finding.path for finding in bad) == sorted(map(str, chosen))
+    return {
+        "images_per_s": {str(k): round(len(paths) / statistics.median(spent)) for k, spent in seconds.items()},
+        "damaged": DAMAGED,
+        "found_all_and_no_others": all_found,
+    }
+
+
+def main() -> None:
+    from proxyloader.tools.bench.system_info import machine  # not in the processes of verify, as it imports torch
+
+    options = arguments()
+    with tempfile.TemporaryDirectory() as folder, empty_cache():
+        root = make_dataset(Path(folder) / "set", images=options.images)
+        files = [path.read_bytes() for path in sorted(root.rglob("*.jpg"))[: options.looked_at]]
+        record = {
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "images": options.images,
+            "bytes_per_file": round(statistics.mean(map(len, files))),
+            "zlib": zlib.ZLIB_RUNTIME_VERSION,
+            "ms_per_file": times(files, options.rounds),
+            "share_found": shares(files),
+            "verify": verified(root, options.processes, options.rounds),
+        }
+        shutil.rmtree(root)
+    print(json.dumps(record, indent=2))
+    with options.out.open("a") as out:
+        out.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

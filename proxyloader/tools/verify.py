@@ -1,0 +1,172 @@
+"""``proxyloader verify``: read a data set, and list the image files that are damaged, truncated or of another kind."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image, UnidentifiedImageError
+from rich.console import Console
+from rich.table import Table
+
+from ..data.encoded_image import EncodedImage
+from ..data.jpeg_integrity import damage_of, has_whole_structure
+from ..data.jpeg_verdicts import VerdictFile
+from .processes import ProgressBar, in_processes, usable_cores
+
+Kind = Literal["sound", "damaged", "truncated", "foreign", "unreadable"]
+
+MEANINGS: dict[Kind, str] = {
+    "sound": "read to the end without a warning",
+    "damaged": "Pillow decodes it, but a part of the picture is wrong or grey",
+    "truncated": "the end is missing, or Pillow cannot decode it",
+    "foreign": "not an image, or of another format than its name says",
+    "unreadable": "the system cannot read it",
+}
+
+FILES_PER_TASK = 32
+JPEG_FORMATS = {"JPEG", "MPO"}
+"""Pillow's name for a JPEG of several pictures, as some cameras write, is MPO."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one file. ``reason`` is "" for a sound file."""
+
+    path: str
+    kind: Kind
+    reason: str = ""
+
+
+def verify(
+    folder: Path, *, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
+) -> list[Finding]:
+    """Read all image files of a folder to their ends. Print the bad ones and a table, and return the bad ones.
+
+    Files are chosen by the suffixes that Pillow knows, in all folders below. What is found of the scans of JPEGs is
+    kept for loaders; see NOTE [ Verdict file ].
+
+    Args:
+        folder: root of the data set.
+        processes: number of processes that read. None: one for each usable core.
+        sound: file to write the paths of the sound files to, one in a line.
+        copy: folder for a copy of the data set without the bad files. It has hard links where that is possible.
+
+    Raises:
+        ValueError: the folder has no image files, ``copy`` is in it, or ``processes`` is less than 1.
+        OSError: the folder cannot be read, or a result cannot be written.
+    """
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes={processes}: there must be at least 1, or None for one for each core")
+    if copy is not None and copy.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{copy}: it is in {folder}, of which it is to be a copy. Give a folder outside of it")
+    if copy is not None and copy.exists() and any(copy.iterdir()):
+        raise FileExistsError(f"{copy}: it is not empty. Give a new folder, or delete this one")
+    paths, console, bad = image_files(folder), Console(soft_wrap=True), list[Finding]()
+    with ProgressBar(total=len(paths), desc=folder.name, unit="image", disable=None) as bar:
+        for finding in in_processes(look_at, paths, processes or usable_cores(), FILES_PER_TASK):
+            bar.update()
+            if finding.kind != "sound":
+                bad.append(finding)
+                with bar.external_write_mode():
+                    console.print(f"{finding.path}: {finding.kind}: {finding.reason}", markup=False, highlight=False)
+    wrong = {finding.path for finding in bad}
+    sound_paths = [path for path in paths if path not in wrong]
+    if sound is not None:
+        sound.write_text("".join(f"{path}\n" for path in sound_paths))
+    if copy is not None:
+        for path in sound_paths:
+            _link(Path(path), copy / Path(path).relative_to(folder))
+    console.print(_table(len(sound_paths), bad))
+    return bad
+
+
+def image_files(folder: Path) -> list[str]:
+    """Return the paths of all files below a folder that have the suffix of an image, in order."""
+    Image.init()
+    suffixes = tuple(Image.registered_extensions())
+    found: list[str] = []
+    for root, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        folders.sort()
+        found += [os.path.join(root, name) for name in sorted(names) if name.lower().endswith(suffixes)]
+    if not found:
+        raise ValueError(f"{folder}: it has no file with the suffix of an image, such as .jpg or .png")
+    return found
+
+
+def look_at(path: str) -> Finding:
+    """Read one file to its end, and return what it is."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        return Finding(path, "unreadable", error.strerror or str(error))
+    if not data:
+        return Finding(path, "truncated", "it is empty")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, about large pictures and old formats
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                named, found = Image.registered_extensions()[Path(path).suffix.lower()], str(image.format)
+                if named != found and not {named, found} <= JPEG_FORMATS:
+                    return Finding(path, "foreign", f"its name says {named}, and it is {found}")
+                damage = _damage_of_jpeg(data) if found in JPEG_FORMATS else None
+                if damage != "":
+                    image.load()
+        except UnidentifiedImageError:
+            return Finding(path, "foreign", f"{len(data)} bytes in no image format that Pillow knows")
+        except MemoryError:
+            raise
+        except Exception as error:  # each format raises its own exceptions
+            return Finding(path, "truncated", f"Pillow cannot decode it: {error}")
+    return Finding(path, "damaged", damage) if damage else Finding(path, "sound")
+
+
+def _damage_of_jpeg(data: bytes) -> str | None:
+    """Return what is wrong with a JPEG, "" if nothing is, and None if Pillow must tell. Keep the verdict."""
+    jpeg = EncodedImage.of_jpeg(data, max_pixels=sys.maxsize)
+    if jpeg is None or jpeg.header is None:
+        return None
+    damage = damage_of(jpeg.data)
+    if not damage and not has_whole_structure(jpeg.data, jpeg.header):
+        damage = "a marker is misplaced, or a scan is missing"
+    verdicts = _verdicts()
+    if verdicts is not None:
+        verdicts.note(jpeg.data, is_sound=not damage)
+    return damage
+
+
+@cache
+def _verdicts() -> VerdictFile | None:
+    return VerdictFile.of_user(create=True)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _link(file: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file.resolve(), to)  # not to a symbolic link, which may be relative
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(file, to)
+
+
+def _table(sound: int, bad: Sequence[Finding]) -> Table:
+    counts: Counter[Kind] = Counter(finding.kind for finding in bad)
+    counts["sound"] = sound
+    table = Table("", "files", "", box=None, show_header=False)
+    for kind, meaning in MEANINGS.items():
+        if counts[kind]:
+            table.add_row(kind, f"{counts[kind]:,}", meaning)
+    return table

@@ -1,0 +1,104 @@
+"""Scan checks: what is known of the scans of each sample, which is checked when it is read for the first time. Worker.
+
+What is found is recorded by the index of the sample, in memory that the workers share. If a dataset opens other files
+for the same index, only the first is checked. There is one exception: a file that was sound, and no longer ends as a
+JPEG, is checked again, because it may have been truncated.
+
+Images are checked after the dataset has returned the sample, in the thread that requested it. Therefore it does not
+matter in which threads the dataset opens them, or what other loaders of the process read meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.encoded_image import EncodedImage
+from ..data.image_calls import image_calls_in
+from ..data.jpeg_header import JpegHeader
+from ..data.jpeg_integrity import ScanChecker, has_whole_structure
+from .arena import Arena
+
+
+class ScanStatus(enum.IntEnum):
+    """What is known of the scans of the images of a sample."""
+
+    UNKNOWN = 0
+    SOUND = 1
+    DAMAGED = 2
+    UNCHECKED = 3  # not to be checked or recorded
+
+
+class IntegrityTable:
+    """The ``ScanStatus`` of each sample of a dataset, in memory that workers share; see NOTE [ Damaged scans ].
+
+    Indices that are not integers below ``size`` stay unknown.
+    """
+
+    def __init__(self, size: int, is_strict: bool = False) -> None:
+        self.checker = ScanChecker(is_strict)
+        self._size = size
+        self._own = np.zeros(0, np.uint8)
+        self._shared: Arena | None = None
+        try:
+            self._shared = Arena(1, size) if size else None
+        except OSError:  # no shared memory: each process checks what it reads
+            self._own = np.zeros(size, np.uint8)
+
+    @classmethod
+    def for_dataset(cls, dataset: Any, is_strict: bool, before: IntegrityTable | None) -> IntegrityTable:
+        """Return the table of an earlier epoch if its check is the same, otherwise a new one."""
+        if before is not None and before.checker.is_strict == is_strict:
+            return before
+        return cls(len(dataset) if hasattr(dataset, "__len__") else 0, is_strict)
+
+    @property
+    def _known(self) -> NDArray[np.uint8]:
+        return self._own if self._shared is None else self._shared.memory(0, self._size)[: self._size]
+
+    def of(self, index: Any) -> ScanStatus:
+        try:
+            return ScanStatus(self._known[operator.index(index)])
+        except (IndexError, TypeError):
+            return ScanStatus.UNKNOWN
+
+    def note(self, index: Any, is_damaged: bool) -> None:
+        with contextlib.suppress(IndexError, TypeError):
+            self._known[operator.index(index)] = ScanStatus.DAMAGED if is_damaged else ScanStatus.SOUND
+
+
+def leave_to_pillow(sample: Any, known: ScanStatus, checker: ScanChecker | None) -> bool:
+    """Decode with Pillow those images of a sample that must not be sent to DALI.
+
+    Args:
+        checker: checks what is unknown; None only where ``known`` is UNCHECKED.
+
+    Returns:
+        Whether a damaged scan was found, which must be recorded.
+
+    Raises:
+        ImageError: Pillow cannot decode the image either.
+    """
+    found_damage = False
+    for call in image_calls_in(sample):
+        image = call.image
+        if image.header is not None and _is_for_pillow(image, image.header, known, checker):
+            # The limit of pixels was checked when the image was opened.
+            call.take(EncodedImage.by_pillow(image.data, image.path, max_pixels=image.height * image.width))
+            found_damage |= not image.header.is_progressive
+    return found_damage
+
+
+def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: ScanStatus, checker: ScanChecker | None) -> bool:
+    if header.is_progressive:  # its scans were checked when it was opened
+        return known != ScanStatus.UNCHECKED
+    if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):
+        return known == ScanStatus.DAMAGED
+    if checker is None:
+        return not has_whole_structure(image.data, header)
+    return not checker.is_sound(image.data, header)

@@ -1,0 +1,157 @@
+"""``proxyloader verify`` finds what is damaged, and loaders know it afterwards."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.jpeg_integrity import ScanChecker
+from proxyloader.tools import cli
+from proxyloader.tools.synthetic.dataset import make_dataset
+from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.tools.verify import Finding, _verdicts, verify
+
+IMAGES = 60
+EACH = 2
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _verdicts.cache_clear()
+
+
+def encoded(format: str, image: Image.Image | None = None) -> bytes:
+    buffer = io.BytesIO()
+    (image or Image.new("RGB", (9, 9))).save(buffer, format)
+    return buffer.getvalue()
+
+
+def overwritten(block: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data[: len(data) // 2] + block + data[len(data) // 2 + len(block) :]
+
+
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "cut in the middle": ("truncated", lambda data: data[: len(data) // 2]),
+    "cut in its header": ("truncated", lambda data: data[:200]),
+    "without its last bytes": ("truncated", lambda data: data[:-2]),
+    "empty": ("truncated", lambda data: b""),
+    "a page of a website": ("foreign", lambda data: b"<html>404 Not Found</html>"),
+    "a PNG": ("foreign", lambda data: encoded("PNG")),
+    "a lost block": ("damaged", overwritten(bytes(4096))),
+    "another file's block": ("damaged", overwritten(bytes(random.Random(0).choices(range(255), k=2048)))),
+    "a block missing": ("damaged", lambda data: data[: len(data) // 2] + data[len(data) // 2 + 1024 :]),
+    "cut, and ended as a JPEG": ("damaged", lambda data: data[: len(data) // 2] + b"\xff\xd9"),
+}
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder of photographs, each tenth of them damaged, and the kind of each damaged file by its path."""
+    root = make_dataset(tmp_path / "set", images=IMAGES, size=(240, 180), processes=1, progress=False)
+    paths = sorted(map(str, root.rglob("*.jpg")))
+    chosen = random.Random(1).sample(paths, EACH * len(DAMAGE))
+    kinds = {}
+    for path, (kind, damage) in zip(chosen, EACH * list(DAMAGE.values())):
+        Path(path).write_bytes(damage(Path(path).read_bytes()))
+        kinds[path] = kind
+    return root, kinds
+
+
+def kinds_of(findings: list[Finding]) -> dict[str, str]:
+    return {finding.path: finding.kind for finding in findings}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_damaged_files_are_found_and_no_others(damaged: tuple[Path, dict[str, str]], processes: int) -> None:
+    root, expected = damaged
+    found = verify(root, processes=processes)
+    assert kinds_of(found) == expected and all(finding.reason for finding in found)
+    assert [finding.path for finding in found] == sorted(expected)
+
+
+def test_loaders_know_what_it_found(damaged: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    root, kinds = damaged
+    encoded = {path: EncodedImage.of_jpeg(path.read_bytes()) for path in root.rglob("*.jpg")}
+    sent = {path: image for path, image in encoded.items() if image is not None and image.header is not None}
+    assert sum(kinds.get(str(path)) == "damaged" for path in sent) == 4 * EACH
+
+    def sound() -> dict[str, bool]:
+        checker = ScanChecker()
+        return {str(path): checker.is_sound(image.data, image.header) for path, image in sent.items() if image.header}
+
+    before = sound()
+    assert sum(not each for each in before.values()) == EACH, "the structure shows lost blocks alone"
+    verify(root, processes=1)
+    assert sound() == {path: path not in kinds for path in before}
+
+
+def test_it_writes_the_sound_paths_and_a_copy_without_the_others(damaged: tuple[Path, dict[str, str]]) -> None:
+    root, kinds = damaged
+    verify(root, processes=1, sound=root.parent / "sound.txt", copy=root.parent / "copy")
+    sound = sorted(path for path in map(str, root.rglob("*.jpg")) if path not in kinds)
+    assert (root.parent / "sound.txt").read_text().splitlines() == sound
+    copies = sorted((root.parent / "copy").rglob("*.*"))
+    assert [root / path.relative_to(root.parent / "copy") for path in copies] == list(map(Path, sound))
+    assert all(os.path.samefile(copy, path) for copy, path in zip(copies, sound))
+
+
+def test_images_of_other_kinds_are_sound(tmp_path: Path) -> None:
+    for name, format in (("a.png", "PNG"), ("b.webp", "WEBP"), ("c.JPEG", "JPEG"), ("d.mpo", "MPO"), ("e.jpg", "MPO")):
+        (tmp_path / name).write_bytes(encoded(format))
+    Image.new("CMYK", (40, 40)).save(tmp_path / "f.jpg")
+    Image.new("L", (40, 40)).save(tmp_path / "g.jpg", progressive=True)
+    (tmp_path / "h.jpg").write_bytes(encoded("JPEG") + b"more")
+    (tmp_path / "notes.txt").write_text("no image")
+    assert verify(tmp_path, processes=1) == []
+
+
+def test_what_the_system_cannot_read_is_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a.png").write_bytes(encoded("PNG", photograph(0, size=(40, 30)))[:1500])
+    assert kinds_of(verify(tmp_path)) == {
+        str(tmp_path / "a.png"): "truncated",
+        str(tmp_path / "gone.jpg"): "unreadable",
+    }
+    assert f"{tmp_path}/gone.jpg: unreadable: No such file or directory" in capsys.readouterr().out
+
+
+def test_the_command_ends_with_a_status_that_says_if_there_are_any(
+    damaged: tuple[Path, dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, kinds = damaged
+    assert cli.main(["verify", str(root), "--processes", "1"]) == 1
+    out = capsys.readouterr().out
+    assert out.count(f"{root}/") == len(kinds) and re.search(r"truncated +8 ", out) and re.search(r"sound +40 ", out)
+    for path in kinds:
+        Path(path).unlink()
+    assert cli.main(["verify", str(root), "--processes", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["{root}/empty"], "it has no file with the suffix of an image"),
+        (["{root}/missing"], "{root}/missing: No such file or directory"),
+        (["{root}", "--processes", "0"], "processes=0: there must be at least 1"),
+        (["{root}", "--copy", "{root}/copy"], "{root}/copy: it is in {root}, of which it is to be a copy"),
+        (["{root}/full", "--copy", "{root}/other"], "{root}/other: it is not empty"),
+    ],
+)
+def test_what_is_not_possible_is_said(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("empty", "full", "other"):
+        (tmp_path / folder).mkdir()
+    for folder in ("full", "other"):
+        (tmp_path / folder / "a.png").write_bytes(encoded("PNG"))
+    assert cli.main(["verify", *(each.format(root=tmp_path) for each in arguments)]) == 1
+    assert message.format(root=tmp_path) in capsys.readouterr().err
