@@ -24,6 +24,7 @@ from typing import Any
 
 from PIL import Image, JpegImagePlugin
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
@@ -68,7 +69,8 @@ class _DecodedLate(Image.Image):
     def im(self) -> Any:
         if isinstance(self._encoded, EncodedImage):
             PixelUses.count += 1
-            image: Image.Image = JpegImageFile(io.BytesIO(self._encoded.data))
+            opens = PpmImageFile if self._encoded.header is None else JpegImageFile
+            image: Image.Image = opens(io.BytesIO(self._encoded.data))
             image.load()
             self.im = image.im if image.mode == self.mode else image.convert(self.mode).im
         elif self._encoded is not None:

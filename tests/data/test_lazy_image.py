@@ -19,6 +19,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFile, ImageFilt
 from torchvision import transforms
 from torchvision.transforms import functional as F
 
+from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import LazyImage, LazyJpegFile, encoded_in, opened_late
 
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
@@ -179,6 +180,13 @@ class TestWhatIsDecoded:
         assert encoded_in(opened.convert("RGB")) is None
         assert seen(opened) == seen(stock)
         assert getattr(opened, "n_frames", 1) == getattr(stock, "n_frames", 1)
+
+    def test_an_image_that_travels_uncompressed_is_read_as_that(self) -> None:
+        file = io.BytesIO()
+        picture = Image.open(io.BytesIO(jpeg()))
+        picture.save(file, "PNG")
+        image = LazyImage(None, EncodedImage.from_bytes(file.getvalue()))
+        assert image.tobytes() == picture.tobytes()
 
 
 class TestFiles:

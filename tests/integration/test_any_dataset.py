@@ -251,6 +251,14 @@ class Arrays(Dataset[Any]):
         return self.transform(Image.fromarray(self.data[index])), index
 
 
+class Pngs(ImageFolder):
+    def __init__(self, root: Path, transform: Any) -> None:
+        (root.parent / "pngs" / "a").mkdir(parents=True, exist_ok=True)
+        for index, path in enumerate(sorted(root.glob("*/*.jpg"))[:24]):
+            Image.open(path).save(root.parent / "pngs" / "a" / f"{index:02d}.png", compress_level=1)
+        super().__init__(str(root.parent / "pngs"), transform)
+
+
 class Zipped(Photographs):
     def __init__(self, root: Path) -> None:
         super().__init__(root, self.taken)
@@ -382,6 +390,9 @@ IN_WORKERS: dict[str, Make] = {
     "a mask": of(with_a_mask),
     "Pillow's own operations": of(by_pillow),
     "a Lambda on PIL images": of(with_a_function_of_pillows),
+    "PNGs and a Lambda on PIL images": lambda root: Pngs(
+        root, v1.Compose([v1.Lambda(lambda image: image.rotate(10)), *TRAIN.transforms])
+    ),
     "NumPy": of(as_an_array),
     "torchvision's functions": of(by_functions),
     "a subclass of a transform": of(with_a_subclass),
