@@ -150,6 +150,13 @@ def with_values(value: Any) -> Any:
     return value if isinstance(value, tv_tensors.TVTensor) else LazyTensor(value, value)
 
 
+def as_image(value: Any) -> Any:
+    """Let others take a LazyTensor for a ``tv_tensors.Image`` from now on. Return it, or any other value."""
+    if type(value) is LazyTensor:
+        value.__class__ = LazyImageTensor
+    return value
+
+
 def sample_of(tensor: LazyTensor) -> ProxySample | None:
     """Return the output of DALI's that a tensor is, if nothing was done to it; otherwise None."""
     node = tensor._node

@@ -108,6 +108,12 @@ def two_views(path: Path, index: int) -> Any:
     return TRAIN(image), TRAIN(image)
 
 
+def five_crops(path: Path, index: int) -> Any:
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    transform = v2.Compose([v2.ToImage(), v2.FiveCrop(48), to_float, v2.Normalize([0.5], [0.25])])
+    return transform(opened(path)), index
+
+
 def as_a_dict(path: Path, index: int) -> Any:
     return {"pixel_values": TRAIN(opened(path)), "labels": index, "path": path.name}
 
@@ -357,6 +363,7 @@ BY_DALI: dict[str, Make] = {
     "made in __getitem__": of(made_for_each),
     "one by one": of(one_by_one),
     "two views": of(two_views),
+    "five crops": of(five_crops),
     "a dict": of(as_a_dict),
     "opened in a block": of(in_a_block),
     "turned upright": of(upright),
