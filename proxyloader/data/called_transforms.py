@@ -124,7 +124,8 @@ def _transformed(image: Any) -> Transformed | None:
     if isinstance(image, EncodedImage):
         return Transformed.of(image)
     if not isinstance(image, LazyTensor):
-        return transformed_in(image)
+        # Without a GPU torchvision is faster at one channel (benchmarks/results/parts.jsonl).
+        return transformed_in(image, takes_grey=_is_for_gpu)
     sample = sample_of(image)
     if sample is None or not isinstance(sample.call, ImageCall) or sample.call.plan.output.images > 1:
         return None

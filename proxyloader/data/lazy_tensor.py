@@ -32,6 +32,9 @@ from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import Node, Operation, leaves, mapped, stack_of, value_of
 
+CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
+"""Advice for images of several numbers of channels."""
+
 RESIZE = (
     "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
     "several sizes"
@@ -362,6 +365,7 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
     """Raise RuntimeError if the images are of several sizes."""
     shapes = sorted({tuple(image.shape) for image in images})
     if len(shapes) > 1:
+        advice = advice if shapes[0][:-2] == shapes[-1][:-2] else CONVERT
         raise RuntimeError(
             f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
             f"{' and others' if len(shapes) > 2 else ''}. {advice}"
