@@ -29,7 +29,7 @@ from ..transforms.registry import learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
-from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, lazy, real, sample_of, with_values
+from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
 from .transformed import Transformed
@@ -79,6 +79,10 @@ def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
                 return result if len(inputs) == 1 else (result, *inputs[1:])
         if inputs and isinstance(inputs[0], EncodedImage):
             inputs = inputs[0].decoded(), *inputs[1:]
+        if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_real(inputs[0]):
+            given = values_of(inputs[0])  # torch takes long for each operation on a LazyTensor
+            made = call(self, given, **named)
+            return inputs[0] if made is given else mapped(with_values, made)
         made = call(self, *inputs, **named)
         if len(inputs) == 1:
             return _of_image(inputs[0], made)

@@ -171,6 +171,12 @@ def is_real(tensor: LazyTensor) -> bool:
     return isinstance(tensor._node, torch.Tensor)
 
 
+def values_of(tensor: LazyTensor) -> torch.Tensor:
+    """Return the tensor that one with values stands for, of the class that others take it for."""
+    assert isinstance(tensor._node, torch.Tensor)
+    return tensor._node.as_subclass(tv_tensors.Image) if isinstance(tensor, LazyImageTensor) else tensor._node
+
+
 def real(value: Any) -> Any:
     """Return the tensor that a LazyTensor stands for, with its values; any other value unchanged."""
     if not isinstance(value, LazyTensor):
