@@ -371,7 +371,7 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
     """Raise RuntimeError if the images are of several sizes."""
     shapes = sorted({tuple(image.shape) for image in images})
     if len(shapes) > 1:
-        advice = advice if shapes[0][:-2] == shapes[-1][:-2] else CONVERT
+        advice = CONVERT if len({shape[-2:] for shape in shapes}) == 1 else advice  # they differ in channels alone
         raise RuntimeError(
             f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
             f"{' and others' if len(shapes) > 2 else ''}. {advice}"
