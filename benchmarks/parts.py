@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import PILToTensor
+from torchvision.transforms import Compose, Normalize, PILToTensor, RandomResizedCrop, Resize, ToTensor
 from tqdm import tqdm
 
 from proxyloader import compile_transforms, wrap
@@ -40,6 +40,8 @@ from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg_integrity import damage_of
+from proxyloader.data.placeholders import ImageCall
+from proxyloader.data.transformed import Transformed
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
 from proxyloader.tools.bench.system_info import machine
@@ -52,7 +54,7 @@ from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import IntegrityTable
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory
 
-PARTS = ("reading", "road", "crops", "progressive")
+PARTS = ("reading", "road", "crops", "progressive", "grey")
 GPU_PARTS = ("decoders", "registered_memory")
 """Functions of this file."""
 
@@ -175,6 +177,36 @@ def progressive(root: str) -> dict[str, float]:
         "progressive: decoded by Pillow": median_ms(lambda: [EncodedImage.by_pillow(file) for file in files], times=3),
         f"progressive: decoded by DALI on {'a GPU and ' if on_gpu else ''}4 threads": median_ms(decode, times=5),
     }
+
+
+def grey(root: str) -> dict[str, float]:
+    """Grey JPEGs, and those in colour after ``convert("L")``, on one CPU thread: by DALI and by torchvision."""
+    ways = {"crop": RandomResizedCrop(224), "resize": Resize((224, 224))}
+    torch.manual_seed(0)
+    spent: dict[str, list[float]] = {}
+    for kind in ("grey", "colour, converted"):
+        images = []
+        for path, _ in ImageFolder(root).samples:
+            file = io.BytesIO()
+            Image.open(path).convert("L" if kind == "grey" else "RGB").save(file, "JPEG", quality=93)
+            images.append(EncodedImage.from_bytes(file.getvalue()))
+        for name, first in ways.items():
+            start = [Transformed.of(image, "L") for image in images]
+            for transform in (first, ToTensor(), Normalize((0.5,), (0.5,))):
+                start = [each.then(transform, each.chain.then(transform)) for each in start]
+            plan = start[0].chain.plan
+            server = RunQueue(build_pipeline(plan, PipelineOptions(len(images), num_threads=1)))
+            inputs = [list(arrays) for arrays in zip(*(ImageCall.of(each, plan).inputs for each in start))]
+
+            def by_torchvision(images: Any = images, first: Any = first) -> None:
+                transform = Compose([first, ToTensor(), Normalize((0.5,), (0.5,))])
+                torch.stack([transform(Image.open(io.BytesIO(image.data)).convert("L")) for image in images])
+
+            for _ in range(5):
+                dali = median_ms(lambda server=server, inputs=inputs: server.collect(server.submit(inputs)), times=1)
+                spent.setdefault(f"mode L: {kind}, {name}: DALI", []).append(dali)
+                spent.setdefault(f"mode L: {kind}, {name}: torchvision", []).append(median_ms(by_torchvision, times=1))
+    return {name: round(statistics.median(values), 1) for name, values in spent.items()}
 
 
 def decoders(root: str, device_id: int | None = 0, batches: int = 64) -> dict[str, float]:

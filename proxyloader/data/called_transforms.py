@@ -20,15 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from ..transforms.chain import classes_with_rules
 from ..transforms.registry import learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
-from .lazy_tensor import LazyTensor, lazy, real, sample_of, with_values
+from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
+from .recorded import mapped
 from .transformed import Transformed
 
 _is_for_gpu = False
@@ -44,9 +47,25 @@ def meet_transforms(is_for_gpu: bool) -> None:
     if "timm.data.transforms" in sys.modules:
         learn_timm()
     decode_late()
+    _keep_images()
     for cls in classes_with_rules():
         if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
             setattr(cls, "__call__", _met(cls, cls.__call__))  # noqa: B010
+
+
+def _keep_images() -> None:
+    """Let functions of v2 give a ``tv_tensors.Image`` for one without values, as they do for others."""
+    for kernels in _KERNEL_REGISTRY.values():
+        if torch.Tensor in kernels and tv_tensors.Image in kernels:
+            kernels.setdefault(LazyImageTensor, _giving_images(kernels[torch.Tensor]))
+
+
+def _giving_images(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(kernel)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return mapped(as_image, kernel(*args, **kwargs))
+
+    return called
 
 
 def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,6 +79,10 @@ def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
                 return result if len(inputs) == 1 else (result, *inputs[1:])
         if inputs and isinstance(inputs[0], EncodedImage):
             inputs = inputs[0].decoded(), *inputs[1:]
+        if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_real(inputs[0]):
+            given = values_of(inputs[0])  # torch takes long for each operation on a LazyTensor
+            made = call(self, given, **named)
+            return inputs[0] if made is given else mapped(with_values, made)
         made = call(self, *inputs, **named)
         if len(inputs) == 1:
             return _of_image(inputs[0], made)
@@ -105,7 +128,8 @@ def _transformed(image: Any) -> Transformed | None:
     if isinstance(image, EncodedImage):
         return Transformed.of(image)
     if not isinstance(image, LazyTensor):
-        return transformed_in(image)
+        # Without a GPU torchvision is faster at one channel (benchmarks/results/parts.jsonl).
+        return transformed_in(image, takes_grey=_is_for_gpu)
     sample = sample_of(image)
     if sample is None or not isinstance(sample.call, ImageCall) or sample.call.plan.output.images > 1:
         return None

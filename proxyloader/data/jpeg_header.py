@@ -42,6 +42,10 @@ class JpegHeader:
     first_scan: int
     component_ids: bytes
 
+    @property
+    def is_grey(self) -> bool:
+        return len(self.component_ids) == 1
+
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
     """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B); None if they are not valid.

@@ -9,6 +9,9 @@ This holds in the workers of a loader whose images DALI decodes, in all of their
 the thread that fetches a batch, until it is fetched. Elsewhere ``Image.open`` is Pillow's own,
 and so it is with Pillow 10, whose images have no place to decode them late.
 
+Of an image in mode L DALI decodes RGB, and converts it to grey as Pillow does (``START_AS_GREY`` in
+``transforms/chain.py``). A JPEG that is grey itself keeps its levels thereby.
+
 When a file is opened, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
 Then it is Pillow's own image. So a dataset that catches the error of such a file catches it where it always did.
 """
@@ -24,13 +27,11 @@ from typing import Any
 
 from PIL import Image, JpegImagePlugin
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
 from .transformed import PixelUses, Transformed
-
-_MODES = {1: "L", 3: "RGB"}
-"""The modes of JPEGs by their number of components."""
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """What Pillow gives an image that has no pixels yet."""
@@ -68,7 +69,8 @@ class _DecodedLate(Image.Image):
     def im(self) -> Any:
         if isinstance(self._encoded, EncodedImage):
             PixelUses.count += 1
-            image: Image.Image = JpegImageFile(io.BytesIO(self._encoded.data))
+            opens = PpmImageFile if self._encoded.header is None else JpegImageFile
+            image: Image.Image = opens(io.BytesIO(self._encoded.data))
             image.load()
             self.im = image.im if image.mode == self.mode else image.convert(self.mode).im
         elif self._encoded is not None:
@@ -90,14 +92,20 @@ class _DecodedLate(Image.Image):
 
     def copy(self) -> Image.Image:
         self._read()
-        return super().copy() if self._encoded is None or self.mode != "RGB" else LazyImage(self, self._encoded)
+        return super().copy() if self._encoded is None else LazyImage(self, self._encoded, self.mode)
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         self._read()
-        is_same = (mode or self.mode) == "RGB" and (self.mode == "RGB" or isinstance(self._encoded, EncodedImage))
-        if self._encoded is None or args or kwargs or not is_same:
+        wanted = mode or self.mode
+        if self._encoded is None or args or kwargs or not (wanted == self.mode or self._is_read_as(wanted)):
             return super().convert(mode, *args, **kwargs)
-        return LazyImage(self, self._encoded)
+        return LazyImage(self, self._encoded, wanted)
+
+    def _is_read_as(self, mode: str) -> bool:
+        """Return whether the file, read in this mode, is the image converted to it."""
+        if not isinstance(self._encoded, EncodedImage):
+            return False
+        return mode == "L" or (mode == "RGB" and _mode_of(self._encoded) == "L")
 
     def close(self) -> None:
         super().close()
@@ -107,11 +115,11 @@ class _DecodedLate(Image.Image):
 class LazyImage(_DecodedLate):
     """An image that is not decoded yet, as others take it for a copy of one. It has the ``info`` of ``image``."""
 
-    def __init__(self, image: Image.Image | None, encoded: EncodedImage | Transformed) -> None:
+    def __init__(self, image: Image.Image | None, encoded: EncodedImage | Transformed, mode: str = "RGB") -> None:
         vars(self).update(_ATTRIBUTES)
-        self._mode, self._size, self._encoded = "RGB", encoded.size, encoded
+        self._mode, self._size, self._encoded = mode, encoded.size, encoded
         if isinstance(encoded, Transformed):
-            self._mode, self._size = "RGB" if encoded.chain.state.channels == 3 else "L", encoded.size[::-1]
+            self._mode, self._size = encoded.mode, encoded.size[::-1]
         info = {} if image is None else vars(image).get("info")
         if info is None:
             assert isinstance(image, _DecodedLate)
@@ -191,12 +199,17 @@ def encoded_in(image: Image.Image) -> EncodedImage | None:
     return image._encoded if isinstance(image._encoded, EncodedImage) else None
 
 
-def transformed_in(image: Image.Image) -> Transformed | None:
-    """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None."""
-    if isinstance(image, _DecodedLate) and isinstance(image._encoded, Transformed):
+def transformed_in(image: Image.Image, takes_grey: bool) -> Transformed | None:
+    """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None.
+
+    Unless ``takes_grey``, an image in mode L on which no transform was called is None, too.
+    """
+    if not isinstance(image, _DecodedLate):
+        return None
+    image._read()
+    if not isinstance(image._encoded, EncodedImage):
         return image._encoded
-    encoded = encoded_in(image)
-    return None if encoded is None else Transformed.of(encoded)
+    return Transformed.of(image._encoded, image.mode) if takes_grey or image.mode == "RGB" else None
 
 
 def is_late() -> bool:
@@ -251,5 +264,9 @@ def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
         return None
     if data.find(b"MPF\0", 0, encoded.header.first_scan) >= 0:  # several pictures, which have a class of their own
         return None
-    mode = _MODES[len(encoded.header.component_ids)]
-    return LazyJpegFile.of(data, encoded, mode, file, filename)
+    return LazyJpegFile.of(data, encoded, _mode_of(encoded), file, filename)
+
+
+def _mode_of(encoded: EncodedImage) -> str:
+    """Return the mode in which Pillow opens an image."""
+    return "L" if encoded.header is not None and encoded.header.is_grey else "RGB"

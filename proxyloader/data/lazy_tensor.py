@@ -32,6 +32,9 @@ from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import Node, Operation, leaves, mapped, stack_of, value_of
 
+CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
+"""Advice for images of several numbers of channels."""
+
 RESIZE = (
     "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
     "several sizes"
@@ -150,6 +153,13 @@ def with_values(value: Any) -> Any:
     return value if isinstance(value, tv_tensors.TVTensor) else LazyTensor(value, value)
 
 
+def as_image(value: Any) -> Any:
+    """Let others take a LazyTensor for a ``tv_tensors.Image`` from now on. Return it, or any other value."""
+    if type(value) is LazyTensor:
+        value.__class__ = LazyImageTensor
+    return value
+
+
 def sample_of(tensor: LazyTensor) -> ProxySample | None:
     """Return the output of DALI's that a tensor is, if nothing was done to it; otherwise None."""
     node = tensor._node
@@ -159,6 +169,12 @@ def sample_of(tensor: LazyTensor) -> ProxySample | None:
 def is_real(tensor: LazyTensor) -> bool:
     """Return whether the values of a tensor were used."""
     return isinstance(tensor._node, torch.Tensor)
+
+
+def values_of(tensor: LazyTensor) -> torch.Tensor:
+    """Return the tensor that one with values stands for, of the class that others take it for."""
+    assert isinstance(tensor._node, torch.Tensor)
+    return tensor._node.as_subclass(tv_tensors.Image) if isinstance(tensor, LazyImageTensor) else tensor._node
 
 
 def real(value: Any) -> Any:
@@ -355,6 +371,7 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
     """Raise RuntimeError if the images are of several sizes."""
     shapes = sorted({tuple(image.shape) for image in images})
     if len(shapes) > 1:
+        advice = CONVERT if len({shape[-2:] for shape in shapes}) == 1 else advice  # they differ in channels alone
         raise RuntimeError(
             f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
             f"{' and others' if len(shapes) > 2 else ''}. {advice}"

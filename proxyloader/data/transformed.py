@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from PIL import Image
 
 from .._random_state import drawing_from, states_now
-from ..transforms.chain import START, Chain
+from ..transforms.chain import START, START_AS_GREY, Chain
 from ..transforms.plan import ParamRow, Size
 from .encoded_image import EncodedImage
 
@@ -52,9 +52,16 @@ class Transformed:
         self._real: Any = None
 
     @classmethod
-    def of(cls, image: EncodedImage) -> Transformed:
-        """Return an image on which no transform was called yet, and which Pillow would decode."""
-        return cls(image, image.decoded)
+    def of(cls, image: EncodedImage, mode: str = "RGB") -> Transformed:
+        """Return an image in mode RGB or L on which no transform was called yet, and which Pillow would decode."""
+        if mode == "RGB":
+            return cls(image, image.decoded)
+        return cls(image, lambda: image.decoded().convert(mode), START_AS_GREY)
+
+    @property
+    def mode(self) -> str:
+        """The mode of the PIL image, if it is one."""
+        return "RGB" if self.chain.state.channels == 3 else "L"
 
     def then(self, transform: Any, chain: Chain) -> Transformed:
         """Call a transform, which is the last one of ``chain``: draw its parameters."""

@@ -95,7 +95,8 @@ class ImageCounts:
         if self._by_pillow:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
         if self._in_workers:
-            reasons.append("The workers make images whose pixels are used there, and images that are not RGB")
+            but = "neither RGB nor, with a GPU, grey JPEGs"
+            reasons.append(f"The workers make images whose pixels are used there, and those that are {but}")
         return ". ".join(["", *reasons, *(f"They do what comes before {each}" for each in self.not_translated)])
 
 

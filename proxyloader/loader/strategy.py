@@ -7,6 +7,7 @@ import importlib.util
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torchvision.datasets import MNIST, SEMEION, USPS
 
 from ..data.compiled_transform import compile_for_loader, left_to_torchvision
 from ..data.dataset import Translated, plans_in, wrap
@@ -18,6 +19,9 @@ NO_SERVER = (
     "its .transform is the proxy of a server, and the loader has none: give it server=..., or call server.produce_data "
     "on each batch"
 )
+
+GREY_ARRAYS = (MNIST, SEMEION, USPS)
+"""FashionMNIST, KMNIST, QMNIST and EMNIST are subclasses of MNIST."""
 
 
 def translated(dataset: Any, options: LoaderOptions) -> Translated:
@@ -32,6 +36,8 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         missing = "NVIDIA DALI is not installed"
         return Translated(dataset, {}, reason=missing, warnings=(f"{missing}: torch loads it, at its speed",))
+    if options.unsupported == "auto" and options.server is None and _is_of_grey_arrays(dataset):
+        return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take")
     warnings: list[str] = []
     not_translated: list[str] = []
     try:
@@ -92,6 +98,15 @@ def _is_in_memory(dataset: Any) -> bool:
     if type(dataset) is ConcatDataset:
         return all(map(_is_in_memory, dataset.datasets))
     return type(dataset) in (TensorDataset, list, tuple, range)
+
+
+def _is_of_grey_arrays(dataset: Any) -> bool:
+    """Return whether a dataset is one of torchvision's that make each image of an array in memory, in mode L."""
+    dataset = _innermost(dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(_is_of_grey_arrays, dataset.datasets))
+    own = getattr(type(dataset).__getitem__, "__module__", "") if isinstance(dataset, GREY_ARRAYS) else ""
+    return own.startswith("torchvision.")
 
 
 def _innermost(dataset: Any) -> Any:

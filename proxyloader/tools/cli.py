@@ -212,6 +212,8 @@ def _bench(verbs: Any) -> None:
     parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
     augment_help = "such as RandAugment: adds torch's loader and ours with each of these behind the flip"
     _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+")
+    datasets_help = "OwnDataset, HuggingFace, Food101: adds torch's loader and ours with the images in each of these"
+    _option(parser, "--datasets", "NAME", str, datasets_help, [], nargs="+")
     model_help = "of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference"
     _option(parser, "--model", "NAME", str, model_help, "none")
     workers_help = (

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torchvision.transforms import PILToTensor, RandomChoice, RandomOrder
+from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomOrder
 
 from ..errors import UnsupportedTransformError
 from .plan import Branch, ImageState, Plan, iter_steps, output_state, plan_of
@@ -140,6 +140,10 @@ START = Chain((), (), ImageState())
 
 START_AS_TENSOR = cast(Chain, START.then(PILToTensor()))
 """Of an RGB image as a tensor, uint8 (3, H, W), on which no transform was called yet."""
+
+
+START_AS_GREY = cast(Chain, START.then(Grayscale(1)))
+"""Of an image in mode L in Pillow on which no transform was called yet. Pillow converts RGB to L as Grayscale does."""
 
 
 def classes_with_rules() -> tuple[type, ...]:

@@ -19,7 +19,8 @@ from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFile, ImageFilt
 from torchvision import transforms
 from torchvision.transforms import functional as F
 
-from proxyloader.data.lazy_image import LazyImage, LazyJpegFile, encoded_in, opened_late
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.lazy_image import LazyImage, LazyJpegFile, encoded_in, opened_late, transformed_in
 
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
@@ -156,6 +157,16 @@ class TestWhatIsDecoded:
         assert encoded_in(image) is not None
         assert seen(image) == seen(Image.open(io.BytesIO(jpeg("L"))).convert("RGB"))
 
+    @pytest.mark.parametrize("mode", ["RGB", "L"])
+    def test_an_image_in_mode_l_stays_encoded(self, mode: str) -> None:
+        image = late(jpeg(mode)).convert("L").copy()
+        transformed = transformed_in(image, takes_grey=True)
+        assert encoded_in(image) is transformed_in(image, takes_grey=False) is None
+        assert (
+            transformed is not None and transformed.image.data == jpeg(mode) and transformed.mode == image.mode == "L"
+        )
+        assert seen(transformed.decoded()) == seen(image) == seen(Image.open(io.BytesIO(jpeg(mode))).convert("L"))
+
     def test_an_image_that_was_changed_is_no_longer_its_file(self) -> None:
         image = late(jpeg()).convert("RGB")
         image.putpixel((0, 0), (1, 2, 3))
@@ -179,6 +190,13 @@ class TestWhatIsDecoded:
         assert encoded_in(opened.convert("RGB")) is None
         assert seen(opened) == seen(stock)
         assert getattr(opened, "n_frames", 1) == getattr(stock, "n_frames", 1)
+
+    def test_an_image_that_travels_uncompressed_is_read_as_that(self) -> None:
+        file = io.BytesIO()
+        picture = Image.open(io.BytesIO(jpeg()))
+        picture.save(file, "PNG")
+        image = LazyImage(None, EncodedImage.from_bytes(file.getvalue()))
+        assert image.tobytes() == picture.tobytes()
 
 
 class TestFiles:

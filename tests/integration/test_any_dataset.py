@@ -11,6 +11,7 @@ import io
 import logging
 import random
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +22,11 @@ import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate, get_worker_info
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 from torchvision import transforms as v1
 from torchvision import tv_tensors
-from torchvision.datasets import ImageFolder
+from torchvision.datasets import MNIST, FashionMNIST, ImageFolder
 from torchvision.io import ImageReadMode, decode_image, read_image
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
@@ -106,6 +107,12 @@ def one_by_one(path: Path, index: int) -> Any:
 def two_views(path: Path, index: int) -> Any:
     image = opened(path)
     return TRAIN(image), TRAIN(image)
+
+
+def five_crops(path: Path, index: int) -> Any:
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    transform = v2.Compose([v2.ToImage(), v2.FiveCrop(48), to_float, v2.Normalize([0.5], [0.25])])
+    return transform(opened(path)), index
 
 
 def as_a_dict(path: Path, index: int) -> Any:
@@ -251,6 +258,14 @@ class Arrays(Dataset[Any]):
         return self.transform(Image.fromarray(self.data[index])), index
 
 
+class Pngs(ImageFolder):
+    def __init__(self, root: Path, transform: Any) -> None:
+        (root.parent / "pngs" / "a").mkdir(parents=True, exist_ok=True)
+        for index, path in enumerate(sorted(root.glob("*/*.jpg"))[:24]):
+            Image.open(path).save(root.parent / "pngs" / "a" / f"{index:02d}.png", compress_level=1)
+        super().__init__(str(root.parent / "pngs"), transform)
+
+
 class Zipped(Photographs):
     def __init__(self, root: Path) -> None:
         super().__init__(root, self.taken)
@@ -349,6 +364,7 @@ BY_DALI: dict[str, Make] = {
     "made in __getitem__": of(made_for_each),
     "one by one": of(one_by_one),
     "two views": of(two_views),
+    "five crops": of(five_crops),
     "a dict": of(as_a_dict),
     "opened in a block": of(in_a_block),
     "turned upright": of(upright),
@@ -382,6 +398,9 @@ IN_WORKERS: dict[str, Make] = {
     "a mask": of(with_a_mask),
     "Pillow's own operations": of(by_pillow),
     "a Lambda on PIL images": of(with_a_function_of_pillows),
+    "PNGs and a Lambda on PIL images": lambda root: Pngs(
+        root, v1.Compose([v1.Lambda(lambda image: image.rotate(10)), *TRAIN.transforms])
+    ),
     "NumPy": of(as_an_array),
     "torchvision's functions": of(by_functions),
     "a subclass of a transform": of(with_a_subclass),
@@ -495,6 +514,27 @@ def test_a_dataset_may_be_left_to_torch(name: str, num_workers: int, photos: Pat
     assert_same(ours, stock, device)
     assert all(torch.equal(one[0].cpu(), other[0]) for one, other in zip(ours, stock))
     assert loader.backend == "torch: translate=False"
+
+
+@pytest.mark.parametrize("make", [MNIST, FashionMNIST, "a part", "both"])
+def test_grey_arrays_of_torchvisions_datasets_are_left_to_torch(make: Any, tmp_path: Path, device: str) -> None:
+    for cls in (MNIST, FashionMNIST):
+        raw = tmp_path / cls.__name__ / "raw"
+        raw.mkdir(parents=True)
+        for kind in ("train", "t10k"):
+            images = np.random.default_rng(0).integers(0, 256, (24, 28, 28), np.uint8)
+            (raw / f"{kind}-images-idx3-ubyte").write_bytes(
+                struct.pack(">IIII", 2051, *images.shape) + images.tobytes()
+            )
+            (raw / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 24) + bytes(range(24)))
+    transform = v1.Compose([v1.RandomCrop(28, padding=2), v1.ToTensor(), v1.Normalize((0.13,), (0.31,))])
+    one, other = (cls(str(tmp_path), transform=transform) for cls in (MNIST, FashionMNIST))
+    dataset = {"a part": Subset(one, range(16)), "both": ConcatDataset([one, other])}.get(make)
+    dataset = dataset or make(str(tmp_path), transform=transform)
+    stock, _ = loaded(StockLoader, dataset, 2)
+    ours, loader = loaded(proxyloader.DataLoader, dataset, 2, device=device)
+    assert_same(ours, stock, device)
+    assert loader.backend == "torch: its images are grey arrays, which DALI does not take"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

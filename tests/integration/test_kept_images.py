@@ -111,7 +111,8 @@ def test_a_dataset_may_keep_what_it_opened(kind: type[Pictures], spelled_root: P
         kind(spelled_root), BATCH, shuffle=True, num_workers=2, persistent_workers=True, device=device
     )
     seen = failed = 0
-    for _ in range(3):
+    pictures: list[dict[int, torch.Tensor]] = [{} for _ in range(3)]
+    for epoch in range(3):
         batches = iter(loader)
         while True:
             try:
@@ -122,7 +123,10 @@ def test_a_dataset_may_keep_what_it_opened(kind: type[Pictures], spelled_root: P
                 failed += 1
                 continue
             assert read_numbers(images, white=1.0) == numbers.tolist()
+            pictures[epoch].update(zip(numbers.tolist(), images.cpu()))
             seen += len(numbers)
+    if kind is KeepsSamples:
+        assert sum(torch.equal(image, pictures[0][number]) for number, image in pictures[2].items()) == PICTURES
     assert failed == (2 if kind is KeepsImagesAndFails else 0)  # one in each worker
     assert seen + BATCH * failed == 3 * PICTURES
 

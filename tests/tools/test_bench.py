@@ -25,6 +25,7 @@ from proxyloader.tools.bench.case_process import Failure, RoundResult, Trial, _M
 from proxyloader.tools.bench.cases import BY_DEFAULT, CASES, Ranges, case_of, cases_for, loops_of, peers_for
 from proxyloader.tools.bench.command import setting_of
 from proxyloader.tools.bench.config import BenchConfig, Tuning
+from proxyloader.tools.bench.datasets import DATASETS
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
 from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
 from proxyloader.tools.bench.sweep import Sweep, first_tunings, second_tunings, sweep, values_of
@@ -226,6 +227,22 @@ def test_a_slow_tuning_is_cut_short_and_judged_by_what_it_did(photos: Path, monk
     assert all(isinstance(trial, Trial) and trial.was_cut and trial.images_per_s > 0 for _, trial in found.trials)
 
 
+@pytest.mark.parametrize("name", DATASETS)
+def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
+    if name == "HuggingFace":
+        pytest.importorskip("datasets")
+    found = {}
+    for case in ("torch", "proxyloader"):
+        assert f"{case} + {name}" in cases_for(setting(photos, datasets=(name,)))
+        for added in ("", f" + {name}"):
+            torch.manual_seed(3)
+            batches = list(next(loops_of(case + added, setting(photos))))
+            found[case + added] = torch.cat([images for images, _ in batches])
+            assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted([0, 1, 2, 3] * 12)
+    for case, images in found.items():
+        assert (images - found["torch"]).abs().mean() < 0.05, case
+
+
 def test_by_default_nothing_is_said_that_has_a_default(photos: Path) -> None:
     loaders = {}
     for name in ("torch", "proxyloader", "iterator"):
@@ -299,6 +316,8 @@ def test_what_is_not_there_is_said_in_one_line(
     assert "there is no case 'tensorflow' here; there is 'torch', 'upstream-proxy'," in capsys.readouterr().err
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--augment", "Blur"]) != 0
     assert "there is no augmentation Blur here; there is ColorJitter, RandAugment," in capsys.readouterr().err
+    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--datasets", "CIFAR10"]) != 0
+    assert "there is no dataset CIFAR10 here; there is OwnDataset, HuggingFace, Food101" in capsys.readouterr().err
     (tmp_path / "empty.jsonl").touch()
     assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--check", str(tmp_path / "empty.jsonl")]) != 0
     assert "its last line is no record of proxyloader bench" in capsys.readouterr().err

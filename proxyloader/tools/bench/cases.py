@@ -20,7 +20,8 @@ class Case:
     """A way to load the images.
 
     Attributes:
-        loops: takes a setting, and the name of an augmentation if the case augments, and returns loops.
+        loops: takes a setting, and if the case ``takes_more`` the name of an augmentation or of a dataset; returns
+            loops.
         needs: fields of ``Tuning`` that users must set.
         takes: fields of ``Tuning`` that have a default.
         is_ceiling: whether it leaves work out, as an upper bound for all loaders.
@@ -35,7 +36,7 @@ class Case:
     is_ceiling: bool = False
     needs_gpu: bool = False
     for_models: bool | None = None
-    augments: bool = False
+    takes_more: bool = False
     runs_ahead: bool = False
 
 
@@ -43,13 +44,13 @@ WORKERS, THREADS, BOTH = ("workers",), ("threads",), ("workers", "threads")
 LOAD = ("hw_decoder_load",)
 
 CASES = {
-    "torch": Case(torch_cases.stock, WORKERS, augments=True),
+    "torch": Case(torch_cases.stock, WORKERS, takes_more=True),
     "torch-gpu": Case(torch_cases.torchvision_on_a_gpu, WORKERS, needs_gpu=True),
     "upstream-proxy": Case(dali_cases.upstream_with_bytes, BOTH, LOAD),
     "upstream-proxy-paths": Case(dali_cases.upstream_with_paths, BOTH, LOAD),
     "nvidia-example": Case(dali_cases.nvidia_example, THREADS, LOAD, runs_ahead=True),
     "iterator": Case(dali_cases.iterator, THREADS, LOAD, runs_ahead=True),
-    OURS: Case(own_cases.swap, WORKERS, THREADS + LOAD, is_own=True, augments=True),
+    OURS: Case(own_cases.swap, WORKERS, THREADS + LOAD, is_own=True, takes_more=True),
     "proxyloader, Image.open": Case(own_cases.own_dataset, WORKERS, THREADS + LOAD, is_own=True),
     "FileReaderLoader": Case(own_cases.reader_loader, (), THREADS + LOAD, is_own=True, runs_ahead=True),
     "decode-only": Case(dali_cases.decoder_alone, THREADS, LOAD, is_ceiling=True, for_models=False, runs_ahead=True),
@@ -62,7 +63,7 @@ CASES = {
 """By name, in the order of the report."""
 
 WITH = " + "
-"""Separator between the name of a case and the name of an augmentation."""
+"""Separator between the name of a case and the name of an augmentation or a dataset."""
 
 BY_DEFAULT = ", by default"
 """Suffix of the name of a case in which users set only what they must."""
@@ -73,8 +74,8 @@ def cases_for(setting: BenchConfig) -> list[str]:
     here = (None, setting.model != "none")
     at_hand = {name: case for name, case in CASES.items() if setting.on_gpu or not case.needs_gpu}
     names = [name for name, case in at_hand.items() if case.for_models in here]
-    augmenting = [name for name in names if CASES[name].augments]
-    names += [name + WITH + added for added in setting.augmentations for name in augmenting]
+    taking = [name for name in names if CASES[name].takes_more]
+    names += [name + WITH + added for added in (*setting.augmentations, *setting.datasets) for name in taking]
     return names + [name + BY_DEFAULT for name in names if case_of(name).takes and not case_of(name).is_ceiling]
 
 
@@ -85,7 +86,7 @@ def peers_for(setting: BenchConfig) -> list[str]:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the key in CASES of a case, whose name may have the suffix BY_DEFAULT, and its augmentation, if any."""
+    """Return the key in CASES of a case, whose name may have the suffix BY_DEFAULT, and what is added, if anything."""
     return name.removesuffix(BY_DEFAULT).split(WITH)
 
 

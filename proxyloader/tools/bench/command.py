@@ -25,6 +25,7 @@ from ..synthetic.dataset import make_dataset
 from . import report, tables
 from .cases import BY_DEFAULT, CASES, OURS, Ranges, case_of, cases_for, parts_of, peers_for
 from .config import AUGMENTATIONS, BenchConfig
+from .datasets import DATASETS
 from .runner import INTERRUPTED, Outcome, Tell, run, run_first_epochs
 from .sweep import Sweep, sweep
 from .system_info import in_words, machine, warnings_for
@@ -176,6 +177,9 @@ def check(args: argparse.Namespace) -> None:
     for name in args.augment:
         if name not in AUGMENTATIONS:
             raise ValueError(f"there is no augmentation {name} here; there is {', '.join(AUGMENTATIONS)}")
+    for name in args.datasets:
+        if name not in DATASETS:
+            raise ValueError(f"there is no dataset {name} here; there is {', '.join(DATASETS)}")
     if args.data and args.images:
         raise ValueError("--images says how many to make, and --data gives a folder that has them: leave out one")
     if args.out.suffix in (".md", ".png"):
@@ -206,6 +210,7 @@ def setting_of(args: argparse.Namespace) -> BenchConfig:
         dtype=args.dtype,
         channels_last=args.channels_last,
         augmentations=tuple(args.augment),
+        datasets=tuple(args.datasets),
         model=args.model,
     )
 

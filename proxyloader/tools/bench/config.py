@@ -55,6 +55,7 @@ class BenchConfig:
         device: "cuda" or "cpu".
         by_default: whether arguments with a default are left out, except for those of the data and its format.
         augmentations: augmentations of torch's loader and ours, each of which is a case.
+        datasets: other datasets than ImageFolder for both of them, each of which is a case.
         model: torchvision's name of the model that is trained on the batches; "none" to only load them.
     """
 
@@ -69,6 +70,7 @@ class BenchConfig:
     dtype: str = "float32"
     channels_last: bool = False
     augmentations: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
     model: str = "none"
 
     @property

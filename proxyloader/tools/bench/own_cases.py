@@ -9,9 +9,9 @@ from PIL import Image
 from torchvision.datasets.folder import default_loader
 
 from ...loader.dataloader import DataLoader
-from .config import CROP_PX, BenchConfig, transform_with
+from .config import CROP_PX, BenchConfig
 from .dali_cases import RUNS_UNDER_WAY, in_format
-from .torch_cases import Loops, images_of, loader_arguments
+from .torch_cases import Loops, images_and_labels, loader_arguments, samples_of
 
 CACHED_BATCHES = 8
 
@@ -22,10 +22,10 @@ def tuned_arguments(setting: BenchConfig) -> dict[str, Any]:
     return {name: value for name, value in names.items() if value is not None}
 
 
-def swap(setting: BenchConfig, augmentation: str = "", opened: Any = default_loader) -> Loops:
+def swap(setting: BenchConfig, added: str = "", opened: Any = default_loader) -> Loops:
     """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
     loader: DataLoader[Any] = DataLoader(
-        images_of(setting, transform_with(augmentation), opened),
+        samples_of(setting, added, opened),
         device=setting.device,
         dtype=setting.torch_dtype,
         memory_format=setting.memory_format,
@@ -33,7 +33,8 @@ def swap(setting: BenchConfig, augmentation: str = "", opened: Any = default_loa
         **tuned_arguments(setting),
     )
     while True:
-        yield ((images, labels.to(setting.device, non_blocking=True)) for images, labels in loader)
+        pairs = map(images_and_labels, loader)
+        yield ((images, labels.to(setting.device, non_blocking=True)) for images, labels in pairs)
 
 
 def own_dataset(setting: BenchConfig) -> Loops:

@@ -20,8 +20,8 @@ from .system_info import machine
 SLOWER = 0.9
 """A figure below this share of the earlier one counts as worse. Equal runs differ by up to 10 %."""
 
-BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out", "augmentations")
-"""Keys in which two records that are compared may differ. Each augmentation is a case of its own."""
+BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out", "augmentations", "datasets")
+"""Keys in which two records that are compared may differ. Each augmentation and each dataset is a case of its own."""
 
 SUMMARIES: dict[str, tuple[Callable[[Sequence[float]], float], int]] = {
     "images_per_s": (statistics.median, 1),

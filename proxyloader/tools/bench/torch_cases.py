@@ -16,6 +16,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from .config import CROP_PX, MEAN, STD, BenchConfig, transform_with
+from .datasets import DATASETS
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (N, 3, H, W) and labels (N,), on the device."""
@@ -25,8 +26,18 @@ Loops = Iterator[Iterator[Any]]
 
 
 def images_of(setting: BenchConfig, transform: Any = None, loader: Any = default_loader) -> Any:
-    """Return the dataset, concatenated ``passes`` times."""
-    once = ImageFolder(setting.root, transform, loader=loader)
+    """Return the images as an ImageFolder, concatenated ``passes`` times."""
+    return _repeated(setting, ImageFolder(setting.root, transform, loader=loader))
+
+
+def samples_of(setting: BenchConfig, added: str = "", loader: Any = default_loader) -> Any:
+    """Return ``images_of`` with the transform and an augmentation, or with the transform in one of DATASETS."""
+    if added in DATASETS:
+        return _repeated(setting, DATASETS[added](setting.root, transform_with()))
+    return images_of(setting, transform_with(added), loader)
+
+
+def _repeated(setting: BenchConfig, once: Any) -> Any:
     return once if setting.passes == 1 else ConcatDataset(setting.passes * [once])
 
 
@@ -37,10 +48,10 @@ def loader_arguments(setting: BenchConfig) -> dict[str, Any]:
     return {"batch_size": setting.batch_size, "shuffle": True, "num_workers": workers, **persistent}
 
 
-def stock(setting: BenchConfig, augmentation: str = "") -> Loops:
+def stock(setting: BenchConfig, added: str = "") -> Loops:
     """torch's DataLoader, with torchvision's transforms in its workers."""
     loader: Any = StockLoader(
-        images_of(setting, transform_with(augmentation)),
+        samples_of(setting, added),
         pin_memory=setting.on_gpu and not setting.by_default,
         **loader_arguments(setting),
     )
@@ -50,9 +61,15 @@ def stock(setting: BenchConfig, augmentation: str = "") -> Loops:
 
 def on_device(setting: BenchConfig, batch: Any) -> Batch:
     """Copy a batch to the device and convert it, as a training loop does."""
-    images, labels = batch
+    images, labels = images_and_labels(batch)
     images = images.to(setting.device, setting.torch_dtype, non_blocking=True, memory_format=setting.memory_format)
     return images, labels.to(setting.device, non_blocking=True)
+
+
+def images_and_labels(batch: Any) -> Batch:
+    """Return the images and the labels of a batch, which is a dict of both, or a pair."""
+    images, labels = batch.values() if isinstance(batch, dict) else batch
+    return images, labels
 
 
 def torchvision_on_a_gpu(setting: BenchConfig) -> Loops:

@@ -1,0 +1,207 @@
+"""JPEGs in mode L, grey themselves or converted, behind any transform: the stock loader's batches, or its error.
+
+Without a GPU torchvision makes them. So that DALI makes them here, too, the workers are told that there is one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import PIL
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import proxyloader
+from proxyloader.data.called_transforms import meet_transforms
+
+from .test_any_dataset import Photographs, assert_same, images_by, loaded
+
+pytestmark = [
+    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
+    pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
+]
+
+TO_TENSOR = [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
+CROP = v1.RandomResizedCrop(48)
+ONE, ONE_V2 = [CROP], [v2.RandomResizedCrop(48)]
+TO_TENSOR_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5,), (0.5,))]
+
+
+def then(*transforms: Any) -> v1.Compose:
+    return v1.Compose([CROP, *transforms, *TO_TENSOR])
+
+
+def then_v2(*transforms: Any) -> v2.Compose:
+    return v2.Compose([*ONE_V2, *transforms, *TO_TENSOR_V2])
+
+
+BY_DALI: dict[str, Any] = {
+    "crop": then(),
+    "crop, v2": then_v2(),
+    "resize": v1.Compose([v1.Resize((40, 50)), *TO_TENSOR]),
+    "bicubic": then_v2(v2.Resize((40, 50), v2.InterpolationMode.BICUBIC)),
+    "nearest": then(v1.Resize((40, 50), v1.InterpolationMode.NEAREST)),
+    "flips": then(v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()),
+    "pad": then(v1.Pad(3, fill=77), v1.RandomCrop(48, padding=2, fill=20)),
+    "FiveCrop": then_v2(v2.ToImage(), v2.FiveCrop(32)),
+    "rotation": then(v1.RandomRotation(30, v1.InterpolationMode.BILINEAR, fill=9)),
+    "affine": then(v1.RandomAffine(20, (0.1, 0.2), (0.7, 1.4), 10, fill=50)),
+    "perspective": then_v2(v2.RandomPerspective(0.4, 1, fill=(7,))),
+    "Grayscale(1)": then(v1.Grayscale(1)),
+    "Grayscale(3)": then(v1.Grayscale(3)),
+    "Grayscale(3), v2": then_v2(v2.Grayscale(3)),
+    "RandomGrayscale": then(v1.RandomGrayscale(0.5)),
+    "RandomGrayscale, v2": then_v2(v2.RandomGrayscale(0.5)),
+    "RGB": then_v2(v2.RGB()),
+    "colour jitter": then(v1.ColorJitter(0.4, 0.4, 0.4, 0.2)),
+    "colour jitter, v2": then_v2(v2.ColorJitter(0.4, 0.4, 0.4, 0.2)),
+    "hue of a tensor": v2.Compose([*ONE_V2, v2.ToImage(), v2.ColorJitter(0.2, 0.2, 0.4, 0.2), *TO_TENSOR_V2[1:]]),
+    "RandomApply": then(v1.RandomApply([v1.ColorJitter(0.4), v1.Grayscale(1)], 0.5)),
+    "invert, sharpness, autocontrast": then(
+        v1.RandomInvert(), v1.RandomAdjustSharpness(1.5), v1.RandomAutocontrast(0.5)
+    ),
+    "posterize": then(v1.RandomPosterize(4, 1)),
+    "solarize": then(v1.RandomSolarize(128, 1)),
+    "equalize": v1.Compose([v1.RandomEqualize(1), v1.Resize((48, 48)), *TO_TENSOR]),
+    "AutoAugment": then(v1.AutoAugment()),
+    "RandAugment": then_v2(v2.RandAugment()),
+    "TrivialAugmentWide": then(v1.TrivialAugmentWide(fill=30)),
+    "AugMix": then_v2(v2.AugMix()),
+    "blur": then(v1.GaussianBlur(3)),
+    "JPEG": then_v2(v2.JPEG((30, 90))),
+    "noise": v2.Compose([*ONE_V2, *TO_TENSOR_V2, v2.GaussianNoise()]),
+    "erasing": v1.Compose([CROP, *TO_TENSOR, v1.RandomErasing(1, value=0.3)]),
+    "erasing with noise": v1.Compose([CROP, *TO_TENSOR, v1.RandomErasing(1, value="random")]),
+}
+
+IN_WORKERS: dict[str, Any] = {
+    "a Lambda": v1.Compose([v1.Lambda(lambda image: image.rotate(10)), CROP, *TO_TENSOR]),
+    "reflected": then(v1.Pad(3, padding_mode="reflect")),
+    "channels in another order": then_v2(v2.RandomPhotometricDistort(p=1)),
+}
+
+ERRORS: dict[str, Any] = {
+    "a mean of three channels": v1.Compose([CROP, v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)]),
+    "a fill of three channels": then(v1.Pad(3, fill=(1, 2, 3))),
+}
+
+
+class Grey(Photographs):
+    """Eight photographs in mode L, for a transform in an attribute."""
+
+    def __init__(self, root: Path, mode: str | None, **transforms: Any) -> None:
+        super().__init__(root, self.taken)
+        self.paths, self.mode = self.paths[:8], mode
+        vars(self).update(transforms)
+
+    def taken(self, path: Path, index: int) -> Any:
+        image = Image.open(path)
+        image = image if self.mode is None else image.convert(self.mode)
+        assert image.mode == image.copy().mode == "L" and image.getbands() == ("L",)
+        return (self.transform if hasattr(self, "transform") else self.tf)(image), index
+
+
+@pytest.fixture(scope="module")
+def grey_photos(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("grey")
+    (root / "a").mkdir()
+    for index, path in enumerate(sorted(photos.glob("*/*.jpg"))[:8]):
+        Image.open(path).convert("L").save(root / "a" / f"{index}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def by_dali(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("workers.worker", "loader.dataloader"):
+        monkeypatch.setattr(f"proxyloader.{module}.meet_transforms", lambda _: meet_transforms(is_for_gpu=True))
+
+
+Make = Callable[..., Grey]
+
+
+@pytest.fixture(params=["grey itself", "converted"])
+def make(request: pytest.FixtureRequest, photos: Path, grey_photos: Path) -> Make:
+    is_grey = request.param == "grey itself"
+    return functools.partial(Grey, grey_photos if is_grey else photos, None if is_grey else "L")
+
+
+@pytest.mark.parametrize("name", BY_DALI)
+def test_dali_makes_it(name: str, make: Make, device: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    stock, _ = loaded(StockLoader, make(tf=BY_DALI[name]), 0)
+    ours, _ = loaded(proxyloader.DataLoader, make(tf=BY_DALI[name]), 0, device=device)
+    assert_same(ours, stock, device)
+    assert images_by(caplog.text) == (8, 0, 0)
+
+
+@pytest.mark.parametrize("name", IN_WORKERS)
+def test_torchvision_makes_it(name: str, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    stock, _ = loaded(StockLoader, make(tf=IN_WORKERS[name]), 0)
+    ours, _ = loaded(proxyloader.DataLoader, make(tf=IN_WORKERS[name]), 0, device="cpu")
+    assert_same(ours, stock)
+    assert images_by(caplog.text) == (0, 0, 8)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_it_is_torchvisions_error(name: str, make: Make) -> None:
+    errors = []
+    for kind, options in [(StockLoader, {}), (proxyloader.DataLoader, {"device": "cpu"})]:
+        with pytest.raises(Exception) as caught:
+            loaded(kind, make(tf=ERRORS[name]), 0, **options)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("attribute", ["transform", "tf"])
+def test_workers_do_so_too(attribute: str, make: Make, device: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    stock, _ = loaded(StockLoader, make(**{attribute: then()}), 2)
+    ours, _ = loaded(proxyloader.DataLoader, make(**{attribute: then()}), 2, device=device)
+    assert_same(ours, stock, device)
+    assert images_by(caplog.text) == (8, 0, 0)
+
+
+class TestGreyAndColour:
+    """A folder that holds both, whose images are opened as they are."""
+
+    @pytest.fixture
+    def root(self, photos: Path, grey_photos: Path, tmp_path: Path) -> Path:
+        (tmp_path / "a").mkdir()
+        for index, path in enumerate([*sorted(grey_photos.glob("*/*.jpg"))[:4], *sorted(photos.glob("*/*.jpg"))[:4]]):
+            (tmp_path / "a" / f"{index}.jpg").symlink_to(path)
+        return tmp_path
+
+    def test_they_cannot_be_stacked(self, root: Path, device: str) -> None:
+        dataset = ImageFolder(str(root), v1.Compose([v1.Resize((48, 48)), v1.ToTensor()]), loader=Image.open)
+        with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+            loaded(StockLoader, dataset, 0)
+        with pytest.raises(RuntimeError, match=r"\(1, 48, 48\), \(3, 48, 48\). Convert all of them to one mode"):
+            loaded(proxyloader.DataLoader, dataset, 0, device=device)
+
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_one_number_of_channels_can(self, channels: int, root: Path, device: str) -> None:
+        transform = v1.Compose([v1.Resize((48, 48)), v1.Grayscale(channels), v1.ToTensor()])
+        dataset = ImageFolder(str(root), transform, loader=Image.open)
+        stock, _ = loaded(StockLoader, dataset, 0)
+        ours, _ = loaded(proxyloader.DataLoader, dataset, 0, device=device)
+        assert_same(ours, stock, device)
+
+
+def test_a_grey_file_in_rgb_has_three_channels(
+    grey_photos: Path, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    dataset = ImageFolder(str(grey_photos), then())
+    stock, _ = loaded(StockLoader, dataset, 0)
+    ours, _ = loaded(proxyloader.DataLoader, dataset, 0, device=device)
+    assert_same(ours, stock, device)
+    assert images_by(caplog.text) == (8, 0, 0)
