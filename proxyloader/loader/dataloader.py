@@ -82,9 +82,9 @@ class DataLoader(CheckpointedLoader[T]):
             ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: check in the worker that the scan of a JPEG is complete, before the first time a GPU decodes it.
             Pillow decodes damaged JPEGs, and all progressive ones, in which damage may go unnoticed. True looks at the
-            markers of the JPEG and for lost blocks, in 0.03 ms, which finds all truncated files. "strict" reads the
-            whole scan, in 0.6 to 0.9 ms, and keeps what it finds in the user's cache folder for later runs. If False,
-            CUDA decodes progressive JPEGs, and a damaged image may show parts of other images.
+            tables and markers of the JPEG and for lost blocks, in 0.05 ms, which finds all truncated files. "strict"
+            reads the whole scan, in 0.6 to 0.9 ms, and keeps what it finds in the user's cache folder for later runs.
+            If False, CUDA decodes progressive JPEGs, and a damaged image may show parts of other images.
         unsupported: what to do with a part of the dataset's ``.transform`` that is not translated. "auto" runs it in
             the worker, on the stock loader's image. What it does to a tensor is done on ``device``. If the first epoch
             is slower for it, a warning names it. "raise" raises when the loader is built. "batch" calls it and the

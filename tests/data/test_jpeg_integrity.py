@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg_header import JpegHeader, read_jpeg_header
 from proxyloader.data.jpeg_integrity import ScanChecker, damage_of
 from proxyloader.tools.synthetic.photograph import photograph
+
+from ..hostile_jpegs import HOSTILE_JPEGS
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +65,20 @@ def test_a_whole_scan_is_told_from_a_damaged_one(options: dict[str, Any]) -> Non
     }
     assert {name: is_sound(each, is_strict=False) for name, each in damaged.items()} == dict.fromkeys(damaged, False)
     assert not is_sound(cut(data), is_strict=True) and damage_of(cut(data))
+
+
+@pytest.mark.parametrize("name", HOSTILE_JPEGS)
+def test_a_jpeg_that_pillow_refuses_is_not_sound(name: str) -> None:
+    data = HOSTILE_JPEGS[name](jpeg())
+    image = EncodedImage.of_jpeg(data, max_pixels=10**12) if data else None
+    if image is None or image.header is None or image.header.is_progressive:
+        return  # left to Pillow
+    try:
+        Image.open(io.BytesIO(data)).load()
+    except Image.DecompressionBombError:
+        pass  # its size is refused when it is opened
+    except OSError:
+        assert not is_sound(image.data, is_strict=False)
 
 
 def test_a_picture_with_a_run_of_zeros_is_sound() -> None:
