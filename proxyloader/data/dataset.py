@@ -43,6 +43,14 @@ class Translated(NamedTuple):
     not_translated: tuple[str, ...] = ()
 
 
+def length_of(dataset: Any) -> int | None:
+    """Return the length of a dataset, or None. One that wraps others may have the method, and no length."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
     """Return a shallow copy of ``dataset`` whose images stay encoded and are transformed in DALI.
 

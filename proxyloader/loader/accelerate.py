@@ -1,12 +1,13 @@
-"""Accelerate: lets its ``Accelerator.prepare`` keep this loader. Main process.
+"""Accelerate: lets it keep this loader where it would build one of torch. Main process.
 
 NOTE [ Loaders that Accelerate prepares ]
 ``Accelerator.prepare`` does not keep a loader. It copies the attributes that it lists by name, puts a sampler for this
 process around the batches, and builds a loader of torch from them. So does ``skip_first_batches``. Here one more name
-is added to that list. Its value builds a loader with the arguments of ours, and takes the place of torch's.
+is added to that list. Its value is a function that builds a loader of ours with the arguments of the one before, and
+Accelerate is made to call it in the place of torch's class. Loaders of torch are built as before.
 
-This is done when a loader is asked whether Accelerate has prepared it, which is the first thing that Accelerate does.
-So nothing happens in programs that do not use it. Accelerate and Hugging Face's Trainer need no other change.
+This is done when a loader of ours is made while Accelerate is imported, and when a loader is asked whether Accelerate
+has prepared it, which ``prepare`` does first. So nothing happens in programs that do not use Accelerate.
 """
 
 from __future__ import annotations
@@ -15,91 +16,112 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
 
 from ..data.sharded_sampler import find_sharded
-from .options import LoaderOptions
 
 log = logging.getLogger(__name__)
 
-PREPARED = "_is_accelerate_prepared"
-"""Accelerate's name for whether it has prepared a loader."""
-
-ITSELF = "_proxyloader"
-"""The name that is added to Accelerate's list: an attribute that is the loader itself."""
+BUILD = "_proxyloader_build"
+"""The name that is added to Accelerate's list: an attribute that builds a loader with the arguments of this one."""
 
 
 class NotPrepared:
-    """Descriptor: False until Accelerate sets the attribute. Whoever reads it is Accelerate."""
+    """Descriptor: False until Accelerate sets the attribute. Whoever reads it is most likely Accelerate."""
 
     def __get__(self, loader: Any, kind: Any) -> bool:
-        if loader is not None:
-            keep_loaders()
+        if loader is not None and "accelerate" in sys.modules and not keep_loaders():
+            _warn_of_torchs_loader()
         return False
 
 
-class Itself:
-    """Descriptor: the loader."""
+class Build:
+    """Descriptor: a function that builds a loader with the arguments of this one."""
 
-    def __get__(self, loader: Any, kind: Any) -> Any:
-        return loader
+    def __get__(self, loader: Any, kind: Any) -> Callable[..., Any]:
+        from .prepared import PreparedLoader
+
+        return functools.partial(PreparedLoader.built_from, loader)
 
 
-def keep_loaders() -> None:
-    """Let Accelerate build loaders of this package from loaders of this package."""
+def keep_loaders() -> bool:
+    """Let Accelerate build loaders of this package from loaders of this package; whether that could be done."""
     theirs = sys.modules.get("accelerate.data_loader")
-    names, adapter = (getattr(theirs, name, None) for name in ("_PYTORCH_DATALOADER_KWARGS", "DataLoaderAdapter"))
-    if names is None or adapter is None:
-        found = version("accelerate") if theirs is not None else "of an unknown version"
-        log.warning(
-            "Accelerate (%s) builds a loader of torch in place of this one, so DALI decodes nothing. Do not prepare "
-            "the loader. With several processes, make it with num_shards='auto'",
-            found,
-        )
-    elif ITSELF not in names:
-        names[ITSELF] = None
-        adapter.__init__ = _taking_ours(adapter.__init__)
-
-
-def _taking_ours(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def takes_ours(
-        self: Any, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **arguments: Any
-    ) -> None:
-        loader = arguments.pop(ITSELF, None)
-        if loader is None:
-            init(self, dataset, use_stateful_dataloader, batch_sampler, **arguments)
-            return
-        _refuse_two_shardings(batch_sampler)
-        init(self, dataset, batch_sampler=batch_sampler, **arguments)
-        self.use_stateful_dataloader = use_stateful_dataloader
-        own = {field.name: getattr(loader, field.name) for field in fields(LoaderOptions)}
-        kind = next(each for each in type(loader).__mro__ if PREPARED in vars(each))
-        build = kind if use_stateful_dataloader else _without_state(kind)
-        self.base_dataloader = build(dataset, batch_sampler=batch_sampler, **arguments, **own)
-        if use_stateful_dataloader:
-            self.dl_state_dict = self.base_dataloader.state_dict()
-
-    return takes_ours
+    names = getattr(theirs, "_PYTORCH_DATALOADER_KWARGS", None)
+    adapter, torchs = (getattr(theirs, name, None) for name in ("DataLoaderAdapter", "DataLoader"))
+    if theirs is None or names is None or adapter is None or torchs is None:
+        return False
+    if BUILD not in names:
+        names[BUILD] = None
+        theirs.DataLoader = _building_ours(torchs)  # type: ignore[attr-defined]
+        adapter.__init__ = _telling_ours(adapter.__init__, theirs)
+    return True
 
 
 @functools.cache
-def _without_state(kind: type[Any]) -> type[Any]:
-    """Return a class of loaders without ``state_dict``, which Accelerate would call at each batch for nothing."""
+def _warn_of_torchs_loader() -> None:
+    log.warning(
+        "Accelerate %s builds a loader of torch in place of this one, so DALI decodes nothing. Do not prepare the "
+        "loader: make it with num_shards='auto', and move its batches to accelerator.device",
+        version("accelerate"),
+    )
 
-    def no_state(_: Any) -> Any:
-        raise AttributeError("state_dict: Accelerate keeps states of loaders with use_stateful_dataloader=True")
 
-    return type(kind.__name__, (kind,), {"state_dict": property(no_state)})
+def _building_ours(torchs: Any) -> Callable[..., Any]:
+    """Return what Accelerate calls to build a loader: torch's class, or the function of a loader of ours."""
+
+    @functools.wraps(torchs, updated=())
+    def loader(*arguments: Any, _proxyloader_build: Any = None, **named: Any) -> Any:
+        return (_proxyloader_build or torchs)(*arguments, **named)
+
+    return loader
 
 
-def _refuse_two_shardings(batch_sampler: Any) -> None:
+def _telling_ours(init: Callable[..., None], theirs: Any) -> Callable[..., None]:
+    """Return the constructor of Accelerate's loaders, which also tells ours which of them it is in."""
+
+    @functools.wraps(init)
+    def tells_ours(
+        self: Any, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **arguments: Any
+    ) -> None:
+        build = arguments.pop(BUILD, None)
+        if build is None:
+            init(self, dataset, use_stateful_dataloader, batch_sampler, **arguments)
+            return
+        processes = theirs.PartialState().num_processes if isinstance(self, theirs.DataLoaderDispatcher) else 1
+        _refuse_two_shardings(batch_sampler, processes)
+        has_state = use_stateful_dataloader and _can_have_state(arguments, processes)
+        arguments[BUILD] = functools.partial(build, prepared_by=self, has_state=has_state)
+        init(self, dataset, False, batch_sampler, **arguments)  # True would have it build torchdata's loader
+        self.use_stateful_dataloader = has_state
+
+    return tells_ours
+
+
+def _can_have_state(arguments: dict[str, Any], processes: int) -> bool:
+    """Whether Accelerate's states of a loader are true, for ``processes`` that are given the batches of the first."""
+    if not arguments.get("in_order", True) and arguments["num_workers"] > 1:
+        log.warning(
+            "Accelerate saves no state of this loader, as in_order=False does not say which batches are left. Use "
+            "in_order=True"
+        )
+        return False
+    if processes > 1:
+        log.warning(
+            "Accelerate saves no state of this loader, as with dispatch_batches only the first process reads it, and "
+            "some batches ahead. Use dispatch_batches=False"
+        )
+        return False
+    return True
+
+
+def _refuse_two_shardings(batch_sampler: Any, processes: int) -> None:
     """Raise ValueError if Accelerate makes shards of batches that are a shard already."""
-    shards = find_sharded(getattr(batch_sampler, "batch_sampler", None))
-    if shards is not None and shards.num_shards > 1 and batch_sampler.num_processes > 1:
+    processes = getattr(batch_sampler, "num_processes", processes)
+    shards = find_sharded(batch_sampler) or find_sharded(getattr(batch_sampler, "batch_sampler", None))
+    if shards is not None and shards.num_shards > 1 and processes > 1:
         raise ValueError(
-            f"the loader has num_shards={shards.num_shards}, and Accelerate gives each of its "
-            f"{batch_sampler.num_processes} processes a part of that shard. Make the loader without num_shards"
+            f"the loader has num_shards={shards.num_shards}, and Accelerate gives each of its {processes} processes a "
+            "part of that shard, so that some samples would never come. Make the loader without num_shards"
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from ..data.dataset import Translated
+from ..data.dataset import Translated, length_of
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
@@ -46,7 +46,8 @@ def described(found: Translated, plans: Iterable[Plan], options: LoaderOptions, 
 
 def name_of(dataset: Any) -> str:
     """Return the class and the size of a dataset, as in "Subset of ImageFolder, 500 samples"."""
-    size = f", {len(dataset):,} samples" if hasattr(dataset, "__len__") else ""
+    length = length_of(dataset)
+    size = f", {length:,} samples" if length is not None else ""
     names = [type(dataset).__name__]
     while type(dataset) in (Subset, ConcatDataset):
         dataset = dataset.dataset if type(dataset) is Subset else next(iter(dataset.datasets))

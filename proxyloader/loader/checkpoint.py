@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
 from .._validation import check_int
+from ..data.dataset import length_of
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from ..workers.dataset_state import between_epochs, dataset_state
 from ..workers.loader_state import LoaderState
@@ -143,7 +144,4 @@ class CheckpointedLoader(DescribedLoader[T]):
 
     @property
     def _dataset_length(self) -> int | None:
-        try:
-            return None if isinstance(self.dataset, IterableDataset) else len(self.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            return None
+        return None if isinstance(self.dataset, IterableDataset) else length_of(self.dataset)

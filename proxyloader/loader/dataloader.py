@@ -22,7 +22,7 @@ from ..data.sharded_sampler import LastBatchPolicy, build_sampler
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
 from ..workers.scan_checks import IntegrityTable
-from .accelerate import Itself, NotPrepared
+from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
 from .backend import ImageCounts
 from .checkpoint import CheckpointedLoader
@@ -214,9 +214,10 @@ class DataLoader(CheckpointedLoader[T]):
         self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
         self._counts = ImageCounts(dataset)
+        keep_loaders()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
-    _is_accelerate_prepared, _proxyloader = NotPrepared(), Itself()  # see NOTE [ Loaders that Accelerate prepares ]
+    _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]
 
     @property
     def _iterator(self) -> Any:

@@ -36,7 +36,12 @@ os.register_at_fork(after_in_child=_generator_is_lent._at_fork_reinit)  # type: 
 
 
 def of_samples(sampler: Any) -> Any:
-    """Return the sampler inside torch's BatchSampler, which yields one index at a time; any other sampler unchanged."""
+    """Return the sampler inside torch's BatchSampler, which yields one index at a time; any other sampler unchanged.
+
+    Accelerate puts batch samplers of its own around torch's, which give a part of the batches and draw nothing.
+    """
+    while type(sampler).__module__ == "accelerate.data_loader" and hasattr(sampler, "batch_sampler"):
+        sampler = sampler.batch_sampler
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 

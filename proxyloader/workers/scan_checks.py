@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.dataset import length_of
 from ..data.encoded_image import EncodedImage
 from ..data.image_calls import image_calls_in
 from ..data.jpeg_header import JpegHeader
@@ -55,7 +56,7 @@ class IntegrityTable:
         """Return the table of an earlier epoch if its check is the same, otherwise a new one."""
         if before is not None and before.checker.is_strict == is_strict:
             return before
-        return cls(len(dataset) if hasattr(dataset, "__len__") else 0, is_strict)
+        return cls(length_of(dataset) or 0, is_strict)
 
     @property
     def _known(self) -> NDArray[np.uint8]:

@@ -1,0 +1,68 @@
+"""PreparedLoader: the loader inside one of Accelerate's. Main process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from .dataloader import DataLoader
+from .options import LoaderOptions
+
+T = TypeVar("T")
+
+
+class PreparedLoader(DataLoader[T]):
+    """A DataLoader that Accelerate has built from another one. See NOTE [ Loaders that Accelerate prepares ]."""
+
+    _prepared_by: weakref.ref[Any] | None = None
+    """Accelerate's loader around this one, which counts the epochs."""
+
+    _has_state = True
+
+    @classmethod
+    def built_from(
+        cls, loader: Any, dataset: Any, *, prepared_by: Any = None, has_state: bool = True, **arguments: Any
+    ) -> PreparedLoader[Any]:
+        """Build a loader with the arguments of ``loader`` that torch's does not have, at the same epoch.
+
+        Args:
+            prepared_by: Accelerate's loader around it; None: Accelerate hands it out as it is.
+            has_state: whether Accelerate is to keep its state.
+            arguments: of torch's loader.
+        """
+        own = {field.name: getattr(loader, field.name) for field in fields(LoaderOptions)}
+        built = cls(dataset, **arguments, **own)
+        built._begin(loader._upcoming.copied())
+        built._has_state = has_state
+        if hasattr(type(prepared_by), "set_epoch"):
+            built._prepared_by = weakref.ref(prepared_by)  # not to keep it, and with it the workers, until a collection
+        return built
+
+    def __iter__(self) -> Any:
+        theirs = self._theirs
+        if theirs is not None and not self._upcoming.resumes:
+            self.set_epoch(theirs.iteration)
+        elif theirs is not None:
+            theirs.set_epoch(self._upcoming.epoch)
+        return super().__iter__()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if self._theirs is not None:
+            self._theirs.set_epoch(self._upcoming.epoch)  # which sets that of the samplers
+
+    @property
+    def _theirs(self) -> Any:
+        return None if self._prepared_by is None else self._prepared_by()
+
+    @property
+    def state_dict(self) -> Callable[[], dict[str, Any]]:
+        # Accelerate takes it at each batch of a loader that has it.
+        if not self._has_state:
+            raise AttributeError("Accelerate keeps the states of loaders with use_stateful_dataloader=True")
+        return super().state_dict
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_prepared_by": None}

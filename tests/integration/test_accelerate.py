@@ -1,0 +1,240 @@
+"""Loaders that Hugging Face's Accelerate has prepared are this library's, and give what torch's give there."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+import socket
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import proxyloader
+from proxyloader.loader import accelerate as ours_in_accelerate
+
+from .. import scripts
+from ..limits import WAIT_S
+from ..side_by_side import assert_same
+from ..tiers import by_default
+
+data_loader = pytest.importorskip("accelerate.data_loader")
+from . import accelerated  # noqa: E402
+from .accelerated import BATCH, CASES, SAMPLES, Case, assert_ours, resumed, samples, shown  # noqa: E402
+
+FULL = -(-SAMPLES // BATCH)
+
+
+@pytest.fixture(autouse=True)
+def no_state_is_left() -> Iterator[None]:
+    yield
+    data_loader.GradientState._reset_state()
+    accelerated.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def numbers_of(loader: Any) -> list[list[int]]:
+    return [numbers.tolist() for _, numbers in loader]
+
+
+BY_DEFAULT = ("dispatched", "seedable", "own batches", "skipping", "stream")
+
+
+@pytest.mark.parametrize("case", by_default(CASES, *BY_DEFAULT))
+def test_a_prepared_loader_gives_what_torchs_gives(photos: Path, case: Case) -> None:
+    theirs, ours = (shown(kind, case, str(photos)) for kind in ("torch", "ours"))
+    assert_same(ours, theirs)
+    _, *epochs = ours["epochs"]
+    for epoch in epochs:
+        assert len(epoch) == (FULL if case.by_batch is None else len(epoch))
+        seen = sorted(number for step in epoch for number in step["numbers"])
+        assert seen == list(range(44 if case.arguments.get("drop_last") else 45))
+        assert [step["is last"] for step in epoch] == [False] * (len(epoch) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["workers", "split", "dispatched", "uneven", "seedable", "skipping", "stream"], id="some"),
+        pytest.param([*CASES], id="all", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_two_processes_get_what_torchs_loader_gives_them(photos: Path, names: list[str]) -> None:
+    told = in_two_processes(str(photos), json.dumps(names))
+    assert [each["rank"] for each in told] == [0, 1]
+    assert all("num_shards=2" in each["refused"] and "without num_shards" in each["refused"] for each in told)
+    for name in names:
+        case = CASES[name]
+        parts = [each["cases"][name] for each in told]
+        for epoch in (1, 2):
+            seen = [number for part in parts for batch in part[epoch] for number in batch]
+            even = case.config.get("even_batches", True)
+            assert set(seen) == set(range(40 if case.arguments.get("drop_last") else 45)), name
+            assert len(seen) == (45 if not even else len(seen)) and len(seen) < 45 + 2 * BATCH, name
+            assert len(parts[0][epoch]) - len(parts[1][epoch]) in ((0,) if even else (0, 1)), name
+    for name in ("plain", "seedable"):
+        assert all(each[f"resumed {name}"] == each[f"left {name}"] != [] for each in told)
+        assert told[0][f"left {name}"] != told[1][f"left {name}"]
+
+
+def in_two_processes(*arguments: str) -> list[Any]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    script = "from tests.integration.accelerated import main; main()"
+    started = [
+        scripts.start(script, *arguments, environment=group | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
+    ]
+    try:
+        outputs = [each.communicate(timeout=4 * WAIT_S) for each in started]
+    finally:
+        for each in started:
+            scripts.end(each)
+    assert [each.returncode for each in started] == [0, 0], "\n".join(errors for _, errors in outputs)
+    return [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # by torchdata
+@pytest.mark.parametrize("config", [{}, {"use_seedable_sampler": True}], ids=["plain", "seedable"])
+def test_a_state_of_mid_epoch_brings_back_what_was_left(photos: Path, config: dict[str, Any]) -> None:
+    pytest.importorskip("torchdata")
+    case = Case(config | {"use_stateful_dataloader": True})
+    left, again = resumed("ours", case, str(photos))
+    theirs, _ = resumed("torch", case, str(photos))
+    assert [numbers for _, numbers in again] == [numbers for _, numbers in left]
+    assert_same(left, theirs)
+
+
+def test_save_state_and_load_state_keep_the_loaders_place(photos: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    case = Case({"use_stateful_dataloader": True}, {"seed": 3, "num_workers": 1})
+
+    def begun() -> Any:
+        accelerator = case.accelerator()
+        return accelerator, accelerator.prepare(case.loader("ours", str(photos)))
+
+    accelerator, loader = begun()
+    whole = []
+    for epoch in range(3):
+        for step, (images, numbers) in enumerate(loader):
+            whole.append((images, numbers.tolist()))
+            if (epoch, step) == (1, 3):
+                accelerator.save_state(str(tmp_path))
+    again, resumed_loader = begun()
+    again.load_state(str(tmp_path))
+    rest = [(images, numbers.tolist()) for _ in range(2) for images, numbers in resumed_loader]
+    assert_same(rest, whole[FULL + 4 :])
+
+
+def test_with_a_seed_the_epoch_is_the_one_that_accelerate_is_told(photos: Path) -> None:
+    case = Case(arguments={"seed": 3})
+
+    def prepared() -> Any:
+        return case.accelerator().prepare(case.loader("ours", str(photos)))
+
+    loader = prepared()
+    whole = [list(loader) for _ in range(3)]
+    again = prepared()
+    again.set_epoch(1)
+    left = data_loader.skip_first_batches(again, 5)
+    assert_same(list(left), whole[1][5:])
+    again.set_epoch(2)
+    assert_same(list(again), whole[2])
+    assert whole[0][0][1].tolist() != whole[1][0][1].tolist()
+
+
+def test_a_state_that_was_loaded_before_is_kept(photos: Path) -> None:
+    case = Case(arguments={"seed": 3})
+    loader = case.loader("ours", str(photos))
+    list(loader)
+    batches = iter(loader)
+    first = next(batches)
+    again = case.loader("ours", str(photos))
+    again.load_state_dict(loader.state_dict())
+    prepared = case.accelerator().prepare(again)
+    rest = list(batches)
+    assert_same(list(prepared), rest)
+    assert len(rest) == FULL - 1 and first[1].tolist() != rest[0][1].tolist()
+    assert numbers_of(prepared) == numbers_of(loader)
+
+
+def test_options_are_kept(photos: Path) -> None:
+    options = {"dtype": torch.float16, "memory_format": torch.channels_last, "seed": 7, "on_error": "skip"}
+    options |= {"prefetch": 3, "num_threads": 2, "unsupported": "batch", "check_scans": False, "max_pixels": 10**7}
+    case = Case(arguments=options)
+    given = case.loader("ours", str(photos))
+    prepared = case.accelerator().prepare(given)
+    images, _ = next(iter(data_loader.skip_first_batches(prepared, 1)))
+    assert images.dtype == torch.float16 and images.is_contiguous(memory_format=torch.channels_last)
+    list(prepared)
+    assert_ours(prepared, given)
+
+
+@pytest.mark.parametrize("config", [{}, {"use_stateful_dataloader": True}], ids=["plain", "stateful"])
+def test_batches_may_come_in_any_order(photos: Path, caplog: pytest.LogCaptureFixture, config: dict[str, Any]) -> None:
+    if config:
+        pytest.importorskip("torchdata")
+    case = Case(config, {"in_order": False, "num_workers": 2})
+    given = case.loader("ours", str(photos))
+    prepared = case.accelerator().prepare(given)
+    assert sorted(chain(*numbers_of(prepared))) == list(range(SAMPLES))
+    assert_ours(prepared, given)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [("in_order=False" in each and "Accelerate" in each) for each in warned] == [True] * len(config)
+
+
+def test_a_loader_may_be_prepared_without_an_accelerator(photos: Path) -> None:
+    given = Case().loader("ours", str(photos))
+    prepared = data_loader.prepare_data_loader(given, num_processes=2, process_index=1)
+    assert len(numbers_of(prepared)) == FULL // 2
+    assert_ours(prepared, given)
+
+
+def test_batches_are_skipped_of_a_loader_that_is_not_prepared(photos: Path) -> None:
+    given = Case(arguments={"shuffle": False}).loader("ours", str(photos))
+    loader = data_loader.skip_first_batches(given, 2)
+    assert isinstance(loader, proxyloader.DataLoader)
+    assert numbers_of(loader) == numbers_of(given)[2:] and loader._counts._by_dali
+    stream = Case(streams=True).loader("ours", str(photos))
+    assert numbers_of(data_loader.skip_first_batches(stream, 2)) == numbers_of(stream)[2:]
+
+
+def test_a_prepared_loader_is_a_copy_after_pickle(photos: Path) -> None:
+    case = Case(arguments={"seed": 3})
+    prepared = case.accelerator().prepare(case.loader("ours", str(photos)))
+    assert_same(list(pickle.loads(pickle.dumps(prepared.base_dataloader))), list(prepared))
+
+
+def test_torchs_loader_beside_this_one_stays_torchs(photos: Path) -> None:
+    accelerator = Case().accelerator()
+    ours, theirs = (Case(arguments={"shuffle": False}).loader(kind, str(photos)) for kind in ("ours", "torch"))
+    prepared = accelerator.prepare(ours, theirs)
+    for given, loader in ((theirs, prepared[1]), (theirs, data_loader.skip_first_batches(theirs, 0))):
+        assert not isinstance(loader, proxyloader.DataLoader)
+        assert numbers_of(loader) == numbers_of(given)
+
+
+def test_another_accelerate_gives_torchs_loader_and_one_warning(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours_in_accelerate.keep_loaders()
+    monkeypatch.setattr(data_loader, "_PYTORCH_DATALOADER_KWARGS", copy.copy(data_loader._PYTORCH_DATALOADER_KWARGS))
+    del data_loader._PYTORCH_DATALOADER_KWARGS[ours_in_accelerate.BUILD]
+    monkeypatch.delattr(data_loader, "DataLoaderAdapter")
+    ours_in_accelerate._warn_of_torchs_loader.cache_clear()
+    accelerator = Case().accelerator()
+    for _ in range(2):
+        prepared = accelerator.prepare(Case().loader("ours", str(photos)))
+        assert not isinstance(prepared, proxyloader.DataLoader)
+        assert sorted(chain(*numbers_of(prepared))) == list(range(SAMPLES))
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith("Accelerate 1.") and "num_shards='auto'" in warning
+
+
+def test_nothing_is_said_where_accelerate_is_not_used(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = proxyloader.DataLoader(samples(str(photos)), BATCH, device="cpu")
+    assert not loader._is_accelerate_prepared and not caplog.records
