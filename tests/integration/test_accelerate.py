@@ -22,8 +22,7 @@ from ..side_by_side import assert_same
 from ..tiers import by_default
 
 data_loader = pytest.importorskip("accelerate.data_loader")
-from . import accelerated  # noqa: E402
-from .accelerated import BATCH, CASES, SAMPLES, Case, assert_ours, resumed, samples, shown  # noqa: E402
+from .accelerated import BATCH, CASES, KINDS, SAMPLES, Case, assert_ours, resumed, samples, shown  # noqa: E402
 
 FULL = -(-SAMPLES // BATCH)
 
@@ -191,9 +190,7 @@ def test_a_loader_may_be_prepared_without_an_accelerator(photos: Path) -> None:
 def test_a_stream_without_length_is_divided(photos: Path) -> None:
     """Accelerate's dataset has ``__len__`` also around one that has not."""
     case, part = Case(streams=True), {"num_processes": 2, "process_index": 1}
-    ours, theirs = (
-        data_loader.prepare_data_loader(case.loader(kind, str(photos)), **part) for kind in accelerated.KINDS
-    )
+    theirs, ours = (data_loader.prepare_data_loader(case.loader(kind, str(photos)), **part) for kind in KINDS)
     assert numbers_of(ours) == numbers_of(theirs) != []
     assert isinstance(ours, proxyloader.DataLoader)
 
