@@ -214,6 +214,8 @@ def build_sampler(
                 f"the sampler makes batches of {sampler.batch_size} full (last_batch_policy="
                 f"{sampler.last_batch_policy.value!r}), and the loader has batch_size={batch_size}: give both the same"
             )
+        for each in (sampler, getattr(batch_sampler, "sampler", None)):
+            _refuse_twice(each)
         return None
     _refuse(dataset, sampler, batch_sampler)
     by_torch = "drop" if drop_last else "partial"
@@ -238,6 +240,16 @@ def build_sampler(
     return found
 
 
+def _refuse_twice(sampler: Any) -> None:
+    """Raise ValueError for a sampler of Lightning that divides the indices of a shard."""
+    inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    if isinstance(inner, ShardedSampler) and inner.num_shards > 1 and getattr(sampler, "num_replicas", 1) > 1:
+        raise ValueError(
+            f"the loader has num_shards={inner.num_shards}, and {type(sampler).__name__} divides each shard once more: "
+            "some samples would never come. Leave out num_shards, or give Lightning use_distributed_sampler=False"
+        )
+
+
 def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
     """Raise ValueError for datasets and samplers that num_shards does not work with."""
     if isinstance(dataset, IterableDataset):
@@ -257,7 +269,8 @@ def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
         if any(hasattr(each, mark) for mark in ("num_replicas", "rank", "num_shards")):
             raise ValueError(
                 f"{name} is sharded already, by {type(each).__name__}, and num_shards is given, too: it would be "
-                f"applied twice, and some samples would never come. Leave out num_shards, or {name}"
+                f"applied twice, and some samples would never come. Leave out num_shards, or {name} (which Lightning "
+                "does with use_distributed_sampler=False)"
             )
     kind = type(given).__name__
     raise ValueError(

@@ -12,6 +12,9 @@ from .options import LoaderOptions
 
 T = TypeVar("T")
 
+OF_TORCHDATA = {"_sampler_iter_yielded": 0, "_num_yielded": 0, "_index_sampler_state": None}
+"""Parts of torchdata's states from which Accelerate takes a number of batches, with values of which it takes none."""
+
 
 class PreparedLoader(DataLoader[T]):
     """A DataLoader that Accelerate has built from another one. See NOTE [ Loaders that Accelerate prepares ]."""
@@ -62,7 +65,7 @@ class PreparedLoader(DataLoader[T]):
         # Accelerate takes it at each batch of a loader that has it.
         if not self._has_state:
             raise AttributeError("Accelerate keeps the states of loaders with use_stateful_dataloader=True")
-        return super().state_dict
+        return lambda: super(PreparedLoader, self).state_dict() | OF_TORCHDATA
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_prepared_by": None}

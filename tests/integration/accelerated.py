@@ -8,15 +8,16 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState as AcceleratorState
 from accelerate.utils import DataLoaderConfiguration
 from torch import distributed
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, Subset
@@ -104,7 +105,9 @@ CASES = {
     "stream, each its own": Case({"dispatch_batches": False}, {"num_workers": 1}, streams=True),
     "skipping in a stream": Case(skip=1, streams=True),
 }
-"""Those of several processes, which one can do as well."""
+if find_spec("torchdata"):
+    CASES["stateful"] = Case({"use_stateful_dataloader": True})
+    CASES["dispatched and stateful"] = Case({"dispatch_batches": True, "use_stateful_dataloader": True})
 
 
 class Pairs(BatchSampler):
@@ -192,8 +195,9 @@ def refused(root: str) -> str:
 
 
 def main() -> None:
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    root, names = sys.argv[1], json.loads(sys.argv[2])
+    meet, root, names = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    distributed.init_process_group("gloo", f"file://{meet}", timeout=timedelta(seconds=60), **ranks)
     told: dict[str, Any] = {"rank": distributed.get_rank(), "cases": {}, "refused": refused(root)}
     for name in names:
         theirs, ours = (shown(kind, CASES[name], root) for kind in KINDS)

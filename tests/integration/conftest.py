@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,15 @@ def a_worker_that_stays_fails_its_own_test_alone() -> Iterator[None]:
             child.kill()
             child.join()
     assert not stayed, f"had to be killed: {stayed}"
+
+
+@pytest.fixture
+def no_accelerator_is_left() -> Iterator[None]:
+    """Accelerate's objects share their state, and another test's may be for another device."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.GradientState._reset_state()
+        state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,373 @@
+"""Trainers train, evaluate and resume with this loader as with torch's: the same batches, and the same losses."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+
+import proxyloader
+
+from .. import scripts
+from ..limits import WAIT_S
+from ..side_by_side import assert_same
+from .one_rank import Numbered
+
+OURS = functools.partial(proxyloader.DataLoader, device="cpu")
+KINDS = (StockLoader, OURS)
+TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+LOSS = 0.01
+"""Most that losses may differ by, of a net that sees images a rounding apart."""
+
+pytestmark = pytest.mark.usefixtures("no_accelerator_is_left")
+
+quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+"""Trainers advise more workers, and use names that torch and others will remove."""
+
+
+def photographs(root: Path, transform: Any = TRANSFORM) -> Any:
+    return Numbered(str(root), transform)
+
+
+def loader_of(kind: Any, root: Path, **arguments: Any) -> Any:
+    return kind(photographs(root), 8, **{"num_workers": 1, "shuffle": True} | arguments)
+
+
+class Net(nn.Module):
+    """Remembers the images that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 4))
+        self.seen: list[Any] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen.append(images.clone())
+        out: torch.Tensor = self.layers(images)
+        return out
+
+
+def loss_of(out: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(out, numbers % 4)
+
+
+def assert_by_dali(loader: Any) -> None:
+    """It is ours, and DALI has made its images."""
+    assert isinstance(loader, proxyloader.DataLoader)
+    assert loader._counts._by_dali and not loader._counts._in_workers
+
+
+@quiet
+def test_lightning_fits_validates_and_predicts(photos: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    told = {}
+    for kind in KINDS:
+        torch.manual_seed(4)
+        module, trainer = lightning_module(lightning), lightning_trainer(lightning, max_epochs=2)
+        loaders = loader_of(kind, photos), loader_of(kind, photos, shuffle=False, num_workers=0)
+        trainer.fit(module, *loaders)
+        trainer.validate(module, loaders[1], verbose=False)
+        predicted = trainer.predict(module, loaders[1])
+        if kind is OURS:
+            assert_by_dali(loaders[0])
+            assert_by_dali(trainer.predict_dataloaders)
+        told[kind] = module.net.seen, module.numbers, predicted
+    assert len(told[OURS][0]) == 2 * (6 + 6) + 6 + 6
+    assert_same(told[OURS][:2], told[StockLoader][:2])
+    assert all((a - b).abs().max() < LOSS for a, b in zip(told[OURS][2], told[StockLoader][2]))
+
+
+@quiet
+def test_lightnings_checkpoint_of_mid_epoch_brings_back_what_was_left(photos: Path, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Saves(lightning.Callback):  # type: ignore[name-defined,misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 8:
+                trainer.save_checkpoint(tmp_path / "state")
+
+    def fitted(**resume: Any) -> list[Any]:
+        module, trainer = lightning_module(lightning), lightning_trainer(lightning, max_epochs=3, callbacks=[Saves()])
+        trainer.fit(module, loader_of(OURS, photos, seed=3), **resume)
+        return list(zip(module.net.seen, module.numbers))
+
+    whole = fitted()
+    rest = fitted(ckpt_path=tmp_path / "state", weights_only=False)
+    assert len(whole) == 18
+    assert_same(rest, whole[8:])
+
+
+def lightning_module(lightning: Any) -> Any:
+    class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.numbers = Net(), []
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            images, numbers = batch
+            self.numbers.append(numbers.tolist())
+            return loss_of(self.net(images), numbers)
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.training_step(batch, number)
+
+        def predict_step(self, batch: Any, _: int) -> Any:
+            return self.net(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    return Module()
+
+
+def lightning_trainer(lightning: Any, **how: Any) -> Any:
+    quietly = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "barebones"), False
+    )
+    return lightning.Trainer(accelerator="cpu", num_sanity_val_steps=0, **quietly | how)
+
+
+@pytest.mark.parametrize(
+    "names", [["lightning", "fabric"], pytest.param(["FSDP2"], marks=pytest.mark.exhaustive)], ids=" ".join
+)
+def test_trainers_of_two_processes(photos: Path, tmp_path: Path, names: list[str]) -> None:
+    """Lightning's and Fabric's with a sampler of theirs, and Lightning's of a loader that divides its samples."""
+    pytest.importorskip("lightning")
+    script = "from tests.integration.two_trainers import main; main()"
+    given = tmp_path / "meet", photos, *names
+    done = scripts.run(script, *given, timeout_s=4 * WAIT_S, environment={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    told = sorted(lines, key=lambda each: each["rank"])
+    assert [each["rank"] for each in told] == [0, 1]
+    for name in [*names, "num_shards"]:
+        for epoch in range(2):
+            first, second = (each[name][epoch] for each in told)
+            assert len(first) == len(second) and sorted(first + second) == list(range(48)), name
+        assert told[0][name][0] != told[0][name][1], name
+
+
+@quiet
+def test_fabric_keeps_the_loader(photos: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        loader = loader_of(kind, photos)
+        told.append([list(lightning.Fabric(accelerator="cpu").setup_dataloaders(loader)) for _ in range(2)])
+    assert_by_dali(loader)
+    assert_same(told[1], told[0])
+
+
+def trained(loader: Any, epochs: int = 2) -> Any:
+    """A plain loop."""
+    net, losses = Net(), []
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(epochs):
+        for images, numbers in loader:
+            loss = loss_of(net(images), numbers)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    return net.seen, losses
+
+
+def assert_same_training(ours: Any, theirs: Any) -> None:
+    assert_same(ours[0], theirs[0])
+    assert ours[1] == pytest.approx(theirs[1], abs=LOSS) and len(ours[1]) > 1
+
+
+def validates(evaluator: Any, loader: Any, _: Any) -> None:
+    evaluator.run(loader)
+
+
+def note_loss(losses: list[float], engine: Any) -> None:
+    losses.append(engine.state.output)
+
+
+def test_ignite_trains_and_evaluates(photos: Path) -> None:
+    engine = pytest.importorskip("ignite.engine")
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        net, losses = Net(), []
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        trainer = engine.create_supervised_trainer(net, optimizer, loss_of)
+        evaluator = engine.create_supervised_evaluator(net)
+        train, validate = loader_of(kind, photos), loader_of(kind, photos, shuffle=False)
+        trainer.add_event_handler(engine.Events.EPOCH_COMPLETED, functools.partial(validates, evaluator, validate))
+        trainer.add_event_handler(engine.Events.ITERATION_COMPLETED, functools.partial(note_loss, losses))
+        trainer.run(train, max_epochs=2)
+        told.append((net.seen, losses))
+    assert_by_dali(train)
+    assert len(told[1][0]) == 24
+    assert_same_training(told[1], told[0])
+
+
+@quiet
+def test_fastais_learner_trains(photos: Path) -> None:
+    fastai = pytest.importorskip("fastai.vision.all")
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        net, train = Net(), loader_of(kind, photos)
+        loaders = fastai.DataLoaders(train, loader_of(kind, photos, shuffle=False), device="cpu")
+        learner = fastai.Learner(loaders, net, loss_func=loss_of, opt_func=fastai.SGD, lr=0.1)
+        with learner.no_bar(), learner.no_logging():
+            learner.fit(2)
+        told.append((net.seen, [float(loss) for loss in learner.recorder.losses]))
+    assert_by_dali(train)
+    assert len(told[1][0]) == 24
+    assert_same_training(told[1], told[0])
+
+
+def test_timms_loop_trains(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``create_loader`` makes the loader and what its train.py wraps around it, of torch's name for the class."""
+    timm_data = pytest.importorskip("timm.data")
+    told = []
+    for kind in KINDS:
+        monkeypatch.setattr(torch.utils.data, "DataLoader", kind)
+        torch.manual_seed(4)
+        loader = timm_data.create_loader(
+            timm_data.ImageDataset(str(photos)),
+            (3, 32, 32),
+            8,
+            is_training=True,
+            use_prefetcher=False,
+            num_workers=1,
+            color_jitter=None,
+            persistent_workers=False,
+            device=torch.device("cpu"),
+        )
+        told.append(trained(loader))
+    assert_by_dali(loader)
+    assert_same_training(told[1], told[0])
+
+
+@quiet
+def test_torchdatas_stateful_loader_and_this_one_do_for_each_other(photos: Path) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    told = []
+    for kind in (stateful, OURS):
+        torch.manual_seed(4)
+        loader = loader_of(kind, photos, shuffle=False)
+        first = [next(batches) for batches in [iter(loader)] for _ in range(2)]
+        state = loader.state_dict()
+        again = loader_of(kind, photos, shuffle=False)
+        again.load_state_dict(state)
+        told.append([numbers.tolist() for _, numbers in [*first, *again]])
+    assert told[0] == told[1]
+    assert sorted(number for batch in told[1] for number in batch) == list(range(48))
+
+
+@pytest.mark.exhaustive
+@quiet
+def test_a_compiled_net_trains(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        monkeypatch.setattr(Net, "forward", torch.compile(Net.forward, backend="eager"))
+        told.append(trained(loader_of(kind, photos)))
+    assert_same_training(told[1], told[0])
+
+
+def test_ray_train_takes_the_loader_as_it_is(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.train.torch")
+    utils = importlib.import_module("ray.train.v2.torch.train_loop_utils")
+    loader = loader_of(OURS, photos, shuffle=False)
+
+    class Context:
+        get_world_size, get_world_rank = (lambda _: 2), (lambda _: 1)
+
+    monkeypatch.setattr("ray.train.get_context", Context)
+    monkeypatch.setattr("ray.train.torch.get_device", lambda: torch.device("cpu"))
+    prepared = utils.prepare_data_loader(loader, add_dist_sampler=False)
+    assert [numbers.tolist() for _, numbers in prepared] == [numbers.tolist() for _, numbers in loader]
+    assert_by_dali(loader)
+
+
+@quiet
+def test_hugging_faces_trainer_trains_evaluates_and_resumes(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers.trainer")
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # a thread
+    from .hugging_face import run
+
+    theirs, ours = (run(kind, str(photos), str(tmp_path / name)) for kind, name in zip(KINDS, ("torch", "ours")))
+    assert_same_losses(ours, theirs)
+    script = "from tests.integration.hugging_face import whole_program; whole_program()"
+    done = scripts.run(script, photos, tmp_path / "swapped", timeout_s=4 * WAIT_S)
+    assert done.returncode == 0, done.stderr
+    assert_same_losses(json.loads(done.stdout.splitlines()[-1]), theirs)
+
+
+def assert_same_losses(ours: Any, theirs: Any) -> None:
+    assert ours["numbers"] == theirs["numbers"]
+    for name in ("losses", "resumed"):
+        assert ours[name] == pytest.approx(theirs[name], abs=LOSS) and len(ours[name]) > 5, name
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
+
+
+def section(title: str) -> list[str]:
+    """The code of one section of the page of trainers."""
+    text = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@quiet
+def test_what_the_page_says_of_accelerate_runs(photos: Path) -> None:
+    pytest.importorskip("accelerate")
+    names: dict[str, Any] = {"dataset": photographs(photos)}
+    exec(section("Accelerate")[0], names)
+    assert len(list(names["loader"])) == 1
+    assert_by_dali(names["loader"])
+
+
+@quiet
+def test_what_the_page_says_of_lightning_runs(photos: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    (code,) = section("Lightning and Fabric")
+    assert 'devices=8, strategy="ddp"' in code
+    code = code.replace('lightning.Trainer(devices=8, strategy="ddp")', "lightning_trainer(lightning, max_epochs=1)")
+    module = lightning_module(lightning)
+    names = {"lightning": lightning, "lightning_trainer": lightning_trainer, "DataLoader": OURS}
+    exec(code, names | {"dataset": photographs(photos), "module": module})
+    assert len(module.numbers) == 1
+
+
+@quiet
+def test_what_the_page_says_of_fastai_runs(photos: Path) -> None:
+    fastai = pytest.importorskip("fastai")
+    pytest.importorskip("fastai.learner")
+    (code,) = section("fastai")
+    names: dict[str, Any] = {"fastai": fastai, "DataLoader": OURS, "model": Net(), "loss": loss_of}
+    exec(code, names | dict.fromkeys(("train_set", "test_set"), photographs(photos)))
+
+
+@quiet
+def test_what_the_page_says_of_hugging_faces_trainer_runs(photos: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from .hugging_face import collate
+
+    whole_program, one_loader = section("Hugging Face's Trainer")
+    assert "torch.utils.data.DataLoader = proxyloader.DataLoader" in whole_program
+    names = {"proxyloader": proxyloader, "torch": torch, "Trainer": transformers.Trainer}
+    exec(one_loader, names)
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = names["MyTrainer"](Net(), arguments, collate, photographs(photos))
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["pixel_values"].dtype == torch.bfloat16
