@@ -18,7 +18,6 @@ import io
 import json
 import os
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -210,7 +209,6 @@ def main() -> None:
             "share_found": shares(files),
             "verify": verified(root, options.processes, options.rounds),
         }
-        shutil.rmtree(root)
     print(json.dumps(record, indent=2))
     with options.out.open("a") as out:
         out.write(json.dumps(record) + "\n")

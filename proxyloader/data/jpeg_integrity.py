@@ -5,10 +5,10 @@ If a scan ends before the image does, libjpeg paints the rest grey, and so do Pi
 of a GPU leave the previous contents of that memory, such as part of another image, and report nothing. Therefore a JPEG
 is checked on the CPU before it is sent to a GPU for the first time, and Pillow decodes a damaged one.
 
-The default check takes 0.05 ms. libjpeg reads the header and the start of the scan, so that its tables are sound. Then
-the markers between and behind the scans are looked at, and a run of zeros is looked for. So it finds each file that was
-truncated, and nearly all with lost or overwritten blocks of a disk. A picture with a plain area may have a run of
-zeros, too, so the strict check decides then.
+The default check takes 0.05 ms. It looks at the markers between and behind the scans, and for a run of zeros. Then
+libjpeg reads the header and the start of the scan, which needs sound tables. So the check finds each file that was
+truncated, and nearly all in which blocks are zeros or hold other data than pictures. A picture with a plain area may
+have a run of zeros, too, so the strict check decides then.
 
 The strict check reads the scan as libjpeg does, and takes 0.6 to 0.9 ms. It also finds most of the files in which a
 few bytes changed or are missing. No check finds all of them, as many changes give a valid scan of another picture.
@@ -26,7 +26,6 @@ from .jpeg_verdicts import VerdictFile
 
 LOST = bytes(64)
 """A run of zeros that a lost block leaves."""
-
 
 START_BYTES = 64
 """How much of a scan libjpeg reads for the tables of a JPEG."""
@@ -47,6 +46,7 @@ class ScanChecker:
         self._verdicts = VerdictFile.of_user(create=is_strict)
 
     def is_sound(self, data: bytes, header: JpegHeader) -> bool:
+        """Return the verdict that is kept of a JPEG, or check it."""
         known = self._verdicts.is_sound(data) if self._verdicts is not None else None
         if known is not None:
             return known

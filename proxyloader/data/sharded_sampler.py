@@ -269,8 +269,8 @@ def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
         if any(hasattr(each, mark) for mark in ("num_replicas", "rank", "num_shards")):
             raise ValueError(
                 f"{name} is sharded already, by {type(each).__name__}, and num_shards is given, too: it would be "
-                f"applied twice, and some samples would never come. Leave out num_shards, or {name} (which Lightning "
-                "does with use_distributed_sampler=False)"
+                f"applied twice, and some samples would never come. Leave out num_shards, or {name}. Lightning "
+                "leaves its sampler out with use_distributed_sampler=False"
             )
     kind = type(given).__name__
     raise ValueError(
