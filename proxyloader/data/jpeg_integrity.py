@@ -22,7 +22,7 @@ check does: at least three quarters of Pillow's time, ``parts.jsonl``. Therefore
 from __future__ import annotations
 
 from .jpeg_header import JpegHeader, count_scans
-from .jpeg_verdicts import VerdictFile
+from .jpeg_verdicts import VerdictFile, fingerprint_of
 
 LOST = bytes(64)
 """A run of zeros that a lost block leaves."""
@@ -47,7 +47,8 @@ class ScanChecker:
 
     def is_sound(self, data: bytes, header: JpegHeader) -> bool:
         """Return the verdict that is kept of a JPEG, or check it."""
-        known = self._verdicts.is_sound(data) if self._verdicts is not None else None
+        fingerprint = fingerprint_of(data) if self._verdicts is not None else 0
+        known = self._verdicts.is_sound(fingerprint) if self._verdicts is not None else None
         if known is not None:
             return known
         if not has_whole_structure(data, header):
@@ -56,7 +57,7 @@ class ScanChecker:
             return damage_of(data[: header.first_scan + START_BYTES]) in ("", CUT)
         is_sound = not damage_of(data)
         if self._verdicts is not None:
-            self._verdicts.note(data, is_sound)
+            self._verdicts.note(fingerprint, is_sound)
         return is_sound
 
 

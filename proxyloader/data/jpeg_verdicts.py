@@ -21,7 +21,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from .._cache_folder import cache_folder
+from .._cache_folder import cache_folder, cache_path
 
 FILE_NAME = "jpeg_verdicts-1"
 """The number changes with the format of the file, and with the meaning of a verdict."""
@@ -51,22 +51,20 @@ class VerdictFile:
     def of_user(cls, create: bool) -> VerdictFile | None:
         """Open the file in the user's cache folder; None if it cannot be used, or is missing and not to be created."""
         with contextlib.suppress(OSError):
-            path = cache_folder() / FILE_NAME
+            path = (cache_folder() if create else cache_path()) / FILE_NAME
             if create or path.exists():
                 return cls(path)
         return None
 
-    def is_sound(self, data: bytes) -> bool | None:
+    def is_sound(self, fingerprint: int) -> bool | None:
         """Return the verdict on a JPEG; None if there is none."""
-        fingerprint = _fingerprint(data)
         for word in self._bucket(fingerprint):
             if word | VERDICT_BITS == fingerprint | VERDICT_BITS and word & VERDICT_BITS in (SOUND, DAMAGED):
                 return word & VERDICT_BITS == SOUND
         return None
 
-    def note(self, data: bytes, is_sound: bool) -> None:
+    def note(self, fingerprint: int, is_sound: bool) -> None:
         """Write a verdict. It is not written if the file cannot be written, as on a full disk."""
-        fingerprint = _fingerprint(data)
         words = self._bucket(fingerprint)
         places = [k for k, word in enumerate(words) if word in (0, fingerprint | SOUND, fingerprint | DAMAGED)]
         place = places[0] if places else (fingerprint >> 2) % len(words)
@@ -83,8 +81,8 @@ class VerdictFile:
         return words
 
 
-def _fingerprint(data: bytes) -> int:
-    """Return 64 bits of which the last two are 0."""
+def fingerprint_of(data: bytes) -> int:
+    """Return what a JPEG is known by: 64 bits, of which the last two are 0."""
     # Two checksums, as one of 32 bits would be the same for some pairs of files in a data set of a million.
     return (zlib.adler32(data) << 32 | zlib.crc32(data)) & ~VERDICT_BITS
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ..data.encoded_image import EncodedImage
 from ..data.jpeg_integrity import damage_of, has_whole_structure
-from ..data.jpeg_verdicts import VerdictFile
+from ..data.jpeg_verdicts import VerdictFile, fingerprint_of
 from .processes import ProgressBar, in_processes, usable_cores
 
 Kind = Literal["sound", "damaged", "truncated", "foreign", "unreadable"]
@@ -141,7 +141,7 @@ def _damage_of_jpeg(data: bytes) -> str | None:
         damage = "a marker is misplaced, or a scan is missing"
     verdicts = _verdicts()
     if verdicts is not None:
-        verdicts.note(jpeg.data, is_sound=not damage)
+        verdicts.note(fingerprint_of(jpeg.data), is_sound=not damage)
     return damage
 
 
