@@ -82,7 +82,7 @@ def _verify(verbs: Any) -> None:
         "verify",
         _run_verify,
         "find the damaged files of a data set",
-        "Reads all image files of a folder to their ends, on all cores. It lists files that\n"
+        "Reads the files that ImageFolder reads to their ends, on all cores. It lists those that\n"
         "are damaged, truncated, of another format than their names say, or unreadable, each\n"
         "with the reason. Loaders know afterwards which JPEGs are damaged, and need not look:\n"
         "what was found is kept in ~/.cache/proxyloader by the content of the files.\n\n"

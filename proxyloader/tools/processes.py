@@ -29,11 +29,14 @@ class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
 
 
 def in_processes(
-    work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int
+    name: str, work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int
 ) -> Iterator[Result]:
     """Yield ``work(item)`` for each item, in their order, computed by this number of processes.
 
     With 1, this process computes them.
+
+    Args:
+        name: of the whole work, for messages.
 
     Raises:
         ChildProcessError: a process ended early.
@@ -49,7 +52,7 @@ def in_processes(
             yield from results
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                "a process ended early. Killed for memory? Or called from a script without "
+                f"{name}: a process ended early. Killed for memory? Or called from a script without "
                 '`if __name__ == "__main__":`, or from stdin? Then use processes=1'
             ) from error
         finally:

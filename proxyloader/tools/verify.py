@@ -21,6 +21,7 @@ from rich.table import Table
 from ..data.encoded_image import EncodedImage
 from ..data.jpeg_integrity import damage_of, has_whole_structure
 from ..data.jpeg_verdicts import VerdictFile, fingerprint_of
+from .files import check_can_be_written
 from .processes import ProgressBar, in_processes, usable_cores
 
 Kind = Literal["sound", "damaged", "truncated", "foreign", "unreadable"]
@@ -52,8 +53,8 @@ def verify(
 ) -> list[Finding]:
     """Read all image files of a folder to their ends. Print the bad ones and a table, and return the bad ones.
 
-    Files are chosen by the suffixes that Pillow knows, in all folders below. What is found of the scans of JPEGs is
-    kept for loaders; see NOTE [ Verdict file ].
+    The files are those with the suffixes that ``ImageFolder`` reads, in all folders below. What is found of the scans
+    of JPEGs is kept for loaders; see NOTE [ Verdict file ].
 
     Args:
         folder: root of the data set.
@@ -71,9 +72,11 @@ def verify(
         raise ValueError(f"{copy}: it is in {folder}, of which it is to be a copy. Give a folder outside of it")
     if copy is not None and copy.exists() and any(copy.iterdir()):
         raise FileExistsError(f"{copy}: it is not empty. Give a new folder, or delete this one")
+    if sound is not None:
+        check_can_be_written(sound)
     paths, console, bad = image_files(folder), Console(soft_wrap=True), list[Finding]()
     with ProgressBar(total=len(paths), desc=folder.name, unit="image", disable=None) as bar:
-        for finding in in_processes(look_at, paths, processes or usable_cores(), FILES_PER_TASK):
+        for finding in in_processes(str(folder), look_at, paths, processes or usable_cores(), FILES_PER_TASK):
             bar.update()
             if finding.kind != "sound":
                 bad.append(finding)
@@ -91,13 +94,13 @@ def verify(
 
 
 def image_files(folder: Path) -> list[str]:
-    """Return the paths of all files below a folder that have the suffix of an image, in order."""
-    Image.init()
-    suffixes = tuple(Image.registered_extensions())
+    """Return the paths of all files below a folder that have a suffix which ``ImageFolder`` reads, in order."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # not in the processes that read, as it imports torch
+
     found: list[str] = []
     for root, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
         folders.sort()
-        found += [os.path.join(root, name) for name in sorted(names) if name.lower().endswith(suffixes)]
+        found += [os.path.join(root, name) for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
     if not found:
         raise ValueError(f"{folder}: it has no file with the suffix of an image, such as .jpg or .png")
     return found

@@ -105,12 +105,13 @@ def test_it_writes_the_sound_paths_and_a_copy_without_the_others(damaged: tuple[
 
 
 def test_images_of_other_kinds_are_sound(tmp_path: Path) -> None:
-    for name, format in (("a.png", "PNG"), ("b.webp", "WEBP"), ("c.JPEG", "JPEG"), ("d.mpo", "MPO"), ("e.jpg", "MPO")):
+    for name, format in (("a.png", "PNG"), ("b.webp", "WEBP"), ("c.JPEG", "JPEG"), ("e.jpg", "MPO")):
         (tmp_path / name).write_bytes(encoded(format))
     Image.new("CMYK", (40, 40)).save(tmp_path / "f.jpg")
     Image.new("L", (40, 40)).save(tmp_path / "g.jpg", progressive=True)
     (tmp_path / "h.jpg").write_bytes(encoded("JPEG") + b"more")
     (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "features.h5").write_text("no image either, with a suffix that Pillow knows")
     assert verify(tmp_path, processes=1) == []
 
 
@@ -144,6 +145,7 @@ def test_the_command_ends_with_a_status_that_says_if_there_are_any(
         (["{root}", "--processes", "0"], "processes=0: there must be at least 1"),
         (["{root}", "--copy", "{root}/copy"], "{root}/copy: it is in {root}, of which it is to be a copy"),
         (["{root}/full", "--copy", "{root}/other"], "{root}/other: it is not empty"),
+        (["{root}/full", "--sound", "{root}/missing/sound.txt"], "{root}/missing/sound.txt: No such file or directory"),
     ],
 )
 def test_what_is_not_possible_is_said(

@@ -170,7 +170,7 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
     write = partial(_write_picture, root, recipe)
     # disable=None: quiet where stderr is no terminal
     with ProgressBar(total=recipe.images, desc=root.name, unit="image", disable=None if progress else True) as bar:
-        for _ in in_processes(write, numbers, processes, chunk_size=8):
+        for _ in in_processes(str(root), write, numbers, processes, chunk_size=8):
             bar.update()
 
 
