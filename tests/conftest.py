@@ -41,6 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tiers.choose(config, items)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores for each two of them, as tests wait for a third of their time."""
+    cores = len(os.sched_getaffinity(0))
+    return cores + cores // 2
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Hypothesis also draws numbers that stand in modules of ours that are loaded: all are, whichever tests are run."""
     if any(item.get_closest_marker("hypothesis") for item in session.items):

@@ -178,7 +178,8 @@ def _assert_same_tensor(ours: torch.Tensor, theirs: torch.Tensor, where: str) ->
     ours = ours.detach().cpu()
     if is_of_images(theirs):
         differences = (ours - theirs).abs().flatten(-3).mean(-1)
-        assert differences.max() <= MEAN_ALLOWED, f"{where}: the images differ by {differences}"
+        level = 1 / 0.225 if theirs.min() < 0 else 1.0  # as much as ImageNet's deviations make of it
+        assert differences.max() <= MEAN_ALLOWED * level, f"{where}: the images differ by {differences}"
     else:
         assert torch.equal(ours, theirs.detach()), f"{where}: {_short(ours)}, and torch's is {_short(theirs)}"
 

@@ -18,11 +18,13 @@ configured to not use the engines, and the pipeline is built again. So is every 
 On a GPU that is not crowded this is done after the first pipeline of a process, as it may need the shared room when the
 GPU has become crowded. The result is not waited for: if such a GPU does not decode with engines, it has none, and DALI
 handles that. So a thread does it, a moment after the pipeline was built. Without the delay the first batch came later
-(``first_batch_s`` in the two records of 2026-11-23 in ``bench.jsonl``).
+(``first_batch_s`` in the two records of 2026-11-23 in ``bench.jsonl``). It takes a second, and a fork has to wait for
+it. So a fork begins the delay anew, and the workers of a short second epoch are not late.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
@@ -59,6 +61,9 @@ SHORT_BYTES = 1 << 30
 
 AFTER_FIRST_BATCH_S = 1.0
 """Delay of the thread after the first pipeline was built, during which the first batch is decoded, in seconds."""
+
+AT_LATEST_S = 10.0
+"""Delay that forks and other pipelines may make of it, in seconds."""
 
 LOOK_S = 0.05
 """Interval at which the thread checks meanwhile whether the process ends, in seconds."""
@@ -97,12 +102,11 @@ def build(pipeline: Pipeline) -> None:
     """
     if pipeline in _holding and executor.is_built(pipeline):
         return
-    if _reservation is not None:
-        _reservation.finish()  # at the same time both would be slower
     _holding.pop(pipeline, None)
-    if are_left_alone(pipeline.device_id):
-        _avoid(pipeline)
-    executor.build(pipeline)
+    with _reservation or contextlib.nullcontext():  # at the same time both would be slower
+        if are_left_alone(pipeline.device_id):
+            _avoid(pipeline)
+        executor.build(pipeline)
     if _fail_for(pipeline):
         _avoid(pipeline)
         executor.build(pipeline)
@@ -127,6 +131,8 @@ def _fail_for(pipeline: Pipeline) -> bool:
     if not _is_crowded(device_id):
         held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
         if missing := paddings.difference(*held):
+            if _reservation is not None:
+                _reservation.finish()
             _Reservation(device_id, missing).begin()
     elif not _decode(device_id, paddings):
         _leave_alone(device_id)
@@ -148,13 +154,19 @@ def _leave_alone(device_id: int) -> None:
 class _Reservation(threading.Thread):
     """A thread that tries the engines after a delay, and so takes the shared room of decoders with these paddings.
 
-    A fork waits for its end.
+    A fork, or a block ``with`` it, begins the delay anew. If the thread is trying them already, they wait for its end.
     """
 
     def __init__(self, device_id: int, paddings: set[Padding]) -> None:
         super().__init__(name="proxyloader-engines")
         self._device_id, self._paddings = device_id, paddings
         self._at_once = threading.Event()
+        self._trial = threading.Lock()
+        self._latest_s = time.monotonic() + AT_LATEST_S
+        self._begin_delay()
+
+    def _begin_delay(self) -> None:
+        self._due_s = min(time.monotonic() + AFTER_FIRST_BATCH_S, self._latest_s)
 
     def begin(self) -> None:
         global _reservation
@@ -163,10 +175,15 @@ class _Reservation(threading.Thread):
         _reservation = self
 
     def run(self) -> None:
-        until_s = time.monotonic() + AFTER_FIRST_BATCH_S
-        while not self._at_once.wait(LOOK_S) and time.monotonic() < until_s:
+        while True:
+            is_asked_for = self._at_once.wait(LOOK_S)
             if not threading.main_thread().is_alive():
                 return  # the process is ending, and waits for its threads
+            with self._trial:
+                if is_asked_for or time.monotonic() >= self._due_s:
+                    return self._try()
+
+    def _try(self) -> None:
         if _decode(self._device_id, self._paddings):
             return
         if _is_crowded(self._device_id):
@@ -179,14 +196,24 @@ class _Reservation(threading.Thread):
         self._at_once.set()
         self.join()
 
+    def __enter__(self) -> None:
+        self._trial.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._begin_delay()
+        self._trial.release()
+
     def pause(self) -> bool:
-        was_under_way = self.is_alive()
-        self.finish()
-        return was_under_way
+        is_trying = self._trial.locked()
+        self.__enter__()
+        return is_trying
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        self.__exit__()
 
-    def forget_in_child(self) -> None: ...
+    def forget_in_child(self) -> None:
+        global _reservation
+        _reservation = None
 
     def end(self) -> None: ...
 

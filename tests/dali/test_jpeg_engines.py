@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ class Gpu:
         self.is_crowded, self.has_engines = False, True
         self.tried: list[Any] = []
         self.built: list[bool] = []  # whether on engines
-        self.goes_on = threading.Event()
+        self.is_trying, self.goes_on = threading.Event(), threading.Event()
         self.goes_on.set()
 
     def build(self, pipeline: Pipeline) -> None:
@@ -176,6 +177,7 @@ class Gpu:
         self.built.append(bool(_executor.paddings_on_engines(pipeline)))
 
     def levels_off(self, device_id: int, padding: Any) -> float:
+        self.is_trying.set()
         self.goes_on.wait(WAIT_S)
         self.tried.append(padding)
         return 0 if self.has_engines else 1
@@ -287,19 +289,36 @@ def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_with
     assert gpu.built == [True, False]
 
 
-def test_the_first_pipeline_does_not_wait_for_the_trial_but_the_next_one_does(
+def test_neither_the_first_pipeline_nor_the_next_one_waits_for_the_trial(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
-    gpu.goes_on.clear()
     first, second = decoder_of({}), decoder_of({})
     began_s = time.monotonic()
     jpeg_engines.build(first)
-    assert gpu.built == [True] and gpu.tried == []
+    jpeg_engines.build(second)
+    assert gpu.built == [True, True] and gpu.tried == []
+    assert time.monotonic() - began_s < WAIT_S
+    assert gpu.tried_in_all() == [()]
+
+
+def test_the_next_pipeline_waits_for_a_trial_that_has_begun(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.0)
+    gpu.goes_on.clear()
+    first, second = decoder_of({}), decoder_of({})
+    jpeg_engines.build(first)
+    assert gpu.is_trying.wait(WAIT_S)
     threading.Timer(0.2, gpu.goes_on.set).start()
     jpeg_engines.build(second)
     assert gpu.tried == [()] and gpu.built == [True, True]
-    assert time.monotonic() - began_s < WAIT_S
+
+
+def test_a_pipeline_of_other_decoders_has_a_trial_of_its_own(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
+    first, second = decoder_of({}), decoder_of({"device_memory_padding": 1 << 20})
+    jpeg_engines.build(first)
+    jpeg_engines.build(second)
+    assert gpu.tried_in_all() == [(), (("device_memory_padding", 1 << 20),)]
 
 
 ENDS = """
@@ -326,12 +345,44 @@ def test_the_trial_is_not_in_the_way_of_the_first_batch(gpu: Gpu, monkeypatch: p
     assert gpu.tried == [()] and time.monotonic() - began_s >= 0.2
 
 
-def test_a_fork_waits_for_the_trial(gpu: Gpu) -> None:
+def exit_status_of_fork(of: Callable[[], bool]) -> int:
+    child = os.fork()
+    if not child:
+        os._exit(0 if of() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_fork_waits_for_a_trial_that_has_begun(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.0)
     gpu.goes_on.clear()
     pipeline = decoder_of({})
     jpeg_engines.build(pipeline)
+    assert gpu.is_trying.wait(WAIT_S)
     threading.Timer(0.2, gpu.goes_on.set).start()
-    child = os.fork()
-    if not child:
-        os._exit(0 if gpu.tried == [()] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_status_of_fork(lambda: gpu.tried == [()]) == 0
+
+
+def test_forks_put_the_trial_off_but_not_for_ever(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.5)
+    monkeypatch.setattr(jpeg_engines, "AT_LATEST_S", 1.5)
+    pipeline = decoder_of({})
+    began_s = time.monotonic()
+    jpeg_engines.build(pipeline)
+    while not gpu.tried and time.monotonic() - began_s < WAIT_S:
+        assert exit_status_of_fork(lambda: True) == 0
+        time.sleep(0.1)
+    assert gpu.tried == [()] and time.monotonic() - began_s >= 1.5
+
+
+def test_a_forked_child_may_build_pipelines_of_its_own(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+
+    def builds() -> bool:
+        mine = decoder_of({})
+        jpeg_engines.build(mine)
+        return gpu.built == [True, True]
+
+    assert exit_status_of_fork(builds) == 0
+    assert gpu.tried_in_all() == [()]

@@ -242,12 +242,20 @@ def one_more() -> Any:
     return graph()
 
 
-@pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
-def test_numbers_get_no_dimension_of_their_own_as_with_upstreams_server(method: str | None, stock: bool) -> None:
+@pytest.fixture(scope="module")
+def as_upstream_gives_them() -> list[Any]:
+    """Upstream's server takes five seconds to end, so it is asked once."""
     with upstream.DALIServer(one_more()) as server:  # which takes nothing but arrays on a CPU
         dataset = Given(server.proxy, as_arrays=True)
-        expected = list(upstream.DataLoader(server, dataset, batch_size=4, num_workers=1))
+        return list(upstream.DataLoader(server, dataset, batch_size=4, num_workers=1))
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_numbers_get_no_dimension_of_their_own_as_with_upstreams_server(
+    as_upstream_gives_them: list[Any], method: str | None, stock: bool
+) -> None:
+    expected = as_upstream_gives_them
     assert [tuple(output.shape) for output in expected[0]] == [(4,)] * 5 + [(4, 1), (4, 3, 2)]
     arguments: dict[str, Any] = dict(batch_size=4, num_workers=int(bool(method)), multiprocessing_context=method)
     with ProxyServer(one_more()) as server:
