@@ -41,14 +41,18 @@ import torch
 NOT_FORKED = {"spawn", "forkserver"}
 
 SAME_ON_EACH_DEVICE = {
+    *("integration/test_any_dataset.py", "integration/test_called_transforms.py", "integration/test_grey_images.py"),
     *("integration/test_bad_input.py", "integration/test_faults_epochs.py", "integration/test_faults_input.py"),
     *("integration/test_faults_order.py", "integration/test_faults_structure.py", "integration/test_feeding.py"),
     *("integration/test_hidden_transforms.py", "integration/test_live_datasets.py", "integration/test_mixing.py"),
     *("integration/test_proxy_server.py", "integration/test_reproduction.py", "integration/test_several_images.py"),
-    *("integration/test_sharded_loader.py", "integration/test_torch_contract.py", "integration/test_unreadable.py"),
-    *("integration/test_torch_contract_samples.py", "integration/test_torch_contract_streams.py"),
+    *("integration/test_pil_datasets.py", "integration/test_sharded_loader.py", "integration/test_unreadable.py"),
+    *("integration/test_torch_contract.py", "integration/test_torch_contract_samples.py"),
+    "integration/test_torch_contract_streams.py",
     *("loader/test_dataloader.py", "reader/test_loader.py", "tools/test_explain.py"),
-    *("transforms/test_auto_augment.py", "transforms/test_container.py", "transforms/test_multi_crop.py"),
+    *("transforms/test_augment.py", "transforms/test_auto_augment.py", "transforms/test_color.py"),
+    *("transforms/test_container.py", "transforms/test_geometry.py", "transforms/test_multi_crop.py"),
+    *("transforms/test_resize.py", "transforms/test_type_conversion.py", "transforms/test_warp.py"),
     *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py"),
 }
 """Below ``tests/``."""
