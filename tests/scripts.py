@@ -22,6 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -86,6 +87,27 @@ def run(script: str | Path, *arguments: Any, timeout_s: float, **how: Any) -> su
     finally:
         end(process)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def run_ranks(
+    script: str | Path, *arguments: Any, ranks: int, timeout_s: float, environment: Mapping[str, str]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script in as many processes, which are told of each other as torchrun tells them, but start faster."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    group = {**environment, "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    with ThreadPoolExecutor(ranks) as pool:
+        processes = [
+            start(script, *arguments, environment={**group, "RANK": str(k), "LOCAL_RANK": str(k)}) for k in range(ranks)
+        ]
+        try:
+            said = list(pool.map(lambda process: process.communicate(timeout=timeout_s), processes))
+        finally:
+            for process in processes:
+                end(process)
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *each) for process, each in zip(processes, said)
+    ]
 
 
 def end(process: Any) -> None:

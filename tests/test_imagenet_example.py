@@ -7,11 +7,9 @@ import json
 import math
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +60,9 @@ def run(*options: Any, ranks: int = 1, device: str = "cpu", **environment: str) 
     environment = environment_on(device) | environment
     if ranks == 1:
         return scripts.run(SCRIPT, *options, timeout_s=TRAINED_S, environment=environment)
-    with socket.create_server(("localhost", 0)) as free:
-        port = str(free.getsockname()[1])
-    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    with ThreadPoolExecutor(ranks) as pool:
-        processes = [
-            scripts.start(SCRIPT, *options, environment={**environment, "RANK": str(k), "LOCAL_RANK": str(k)})
-            for k in range(ranks)
-        ]
-        try:
-            said = list(pool.map(lambda process: process.communicate(timeout=TRAINED_S), processes))
-        finally:
-            for process in processes:
-                scripts.end(process)
-    status = next((process.returncode for process in processes if process.returncode), 0)
-    return subprocess.CompletedProcess(options, status, said[0][0], "".join(errors for _, errors in said))
+    done = scripts.run_ranks(SCRIPT, *options, ranks=ranks, timeout_s=TRAINED_S, environment=environment)
+    status = next((each.returncode for each in done if each.returncode), 0)
+    return subprocess.CompletedProcess(options, status, done[0].stdout, "".join(each.stderr for each in done))
 
 
 def trained(data: Path, out: Path, *options: Any, by: Callable[..., Done] = run, **how: Any) -> Log:
@@ -114,7 +100,8 @@ def logs(learnable: Path) -> Any:
 
 
 @pytest.mark.slow
-@PROXY_BY_DEFAULT
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_processes_see_each_image_once_in_an_epoch_and_learn(logs: Any, backend: str) -> None:
     log = logs(backend, 2)
     assert [line["epoch"] for line in log] == list(range(1, EPOCHS + 1))
@@ -140,10 +127,13 @@ def test_two_processes_learn_as_one_does_with_batches_of_the_same_images(logs: A
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("backend", ["proxy", "dali"])
-def test_four_processes_see_each_image_once(small: Path, tmp_path: Path, backend: str) -> None:
-    (line,) = trained(small, tmp_path, "--data-backend", backend, "--batch-size", 8, "--epochs", 1, ranks=4)
+@pytest.mark.parametrize(
+    ("ranks", "backend"),
+    by_default({f"{n}-{name}": (n, name) for n in (2, 4) for name in ("proxy", "dali")}, "2-proxy"),
+)
+def test_several_processes_see_each_image_once(small: Path, tmp_path: Path, ranks: int, backend: str) -> None:
+    options = ["--data-backend", backend, "--batch-size", 32 // ranks, "--epochs", 1]
+    (line,) = trained(small, tmp_path, *options, ranks=ranks)
     assert (line["images"], line["val_images"]) == (96, 23)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..faults import WITH_THE_PROJECT
+from .. import scripts
+from ..limits import WAIT_S
 
 SCRIPT = Path(__file__).with_name("one_rank.py")
 
@@ -42,22 +43,11 @@ def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: st
     assert not any(each["touched"] for each in told), "a process has a context on the GPU of another"
 
 
-def test_shards_are_found_and_keep_in_step_and_a_checkpoint_of_one_does_for_all(photos: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "--module",
-        "tests.integration.one_shard",
-        str(photos),
-    ]
-    with open(tmp_path / "out", "w+") as out:
-        environment = WITH_THE_PROJECT | {"CUDA_VISIBLE_DEVICES": ""}
-        subprocess.run(command, env=environment, stdout=out, check=True, timeout=100)
-        out.seek(0)
-        told = sorted((json.loads(line) for line in out if line.startswith("{")), key=lambda each: each["rank"])
+def test_shards_are_found_and_keep_in_step_and_a_checkpoint_of_one_does_for_all(photos: Path) -> None:
+    module = "import runpy; runpy.run_module('tests.integration.one_shard', run_name='__main__')"
+    done = scripts.run_ranks(module, photos, ranks=2, timeout_s=2 * WAIT_S, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr + done[1].stderr
+    told = [json.loads(line) for each in done for line in each.stdout.splitlines() if line.startswith("{")]
     assert [(each["rank"], each["ranks"]) for each in told] == [(0, 2), (1, 2)]
     assert all(each["unsharded"] == list(range(47)) for each in told)
     sizes = {"fill": [[6, 6, 6, 6]] * 2, "partial": [[6, 6, 6, 5], [6, 6, 6, 6]], "drop": [[6, 6, 6]] * 2}
