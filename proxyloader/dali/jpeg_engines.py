@@ -181,7 +181,8 @@ class _Reservation(threading.Thread):
                 return  # the process is ending, and waits for its threads
             with self._trial:
                 if is_asked_for or time.monotonic() >= self._due_s:
-                    return self._try()
+                    self._try()
+                    return
 
     def _try(self) -> None:
         if _decode(self._device_id, self._paddings):
