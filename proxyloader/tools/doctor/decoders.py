@@ -1,0 +1,106 @@
+"""Checks of the GPUs and of all that decodes images: live, with known pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from .finding import Finding
+from .questions import Engine, Format
+from .subject import Facts, Subject
+
+LITTLE_BYTES = 1 << 30
+"""Free memory of a GPU below which a decoder may find too little, in bytes."""
+
+NAMES = {"cpu": "decoding on the CPU", "engines": "decoding by the engines", "cuda": "decoding by CUDA"}
+
+
+def gpus(subject: Subject) -> Iterator[Finding]:
+    if not subject.torch.told:
+        return  # its own check tells
+    if not subject.gpus:
+        found = "torch sees none, so images are decoded on the CPU"
+        remedy = "If there is to be one: nvidia-smi must list it. Start a container with --gpus all"
+        yield Finding("GPU", "warn", found, remedy)
+    for index, gpu in enumerate(subject.gpus):
+        name, free_bytes = f"GPU {index}", gpu["free_bytes"]
+        capability = ".".join(map(str, gpu["capability"]))
+        engines = {True: "JPEG engines", False: "no JPEG engines, so CUDA decodes", None: "JPEG engines unknown"}
+        found = f"{gpu['name']}, compute capability {capability}, {engines[gpu.get('has_engines')]}"
+        if gpu["error"]:
+            remedy = "Install a build of torch for this GPU. torch.cuda.get_arch_list() says for which it has code"
+            yield Finding(name, "fail", f"{found}; torch cannot use it: {gpu['error']}", remedy)
+            continue
+        found += f", {free_bytes / 2**30:.1f} of {gpu['total_bytes'] / 2**30:.1f} GB free"
+        if free_bytes < LITTLE_BYTES:
+            yield Finding(name, "warn", found, "End other processes on it: nvidia-smi lists them")
+        else:
+            yield Finding(name, "ok", found)
+
+
+def on_cpu(subject: Subject) -> Iterator[Finding]:
+    if subject.dali.told:
+        yield from _decoding(subject, "cpu", 0, {})
+
+
+def on_gpus(subject: Subject) -> Iterator[Finding]:
+    for index, gpu in enumerate(subject.gpus if subject.dali.told else []):
+        if not gpu["error"]:
+            yield from _decoding(subject, "engines", index, gpu)
+            yield from _decoding(subject, "cuda", index, gpu)
+
+
+def _decoding(subject: Subject, engine: Engine, index: int, gpu: Facts) -> Iterator[Finding]:
+    name = NAMES[engine] + (f" of GPU {index}" if engine != "cpu" else "")
+    asked = subject.ask("pictures", engine, str(index))
+    right = [each["format"] for each in asked.told if not each["error"] and each["levels_off"] <= each["bound"]]
+    if right:
+        yield _of_right_ones(name, engine, gpu, asked.told[0], right)
+    for each in asked.told:
+        if each["format"] not in right:
+            yield _of_wrong_one(name, engine, each)
+    if asked.failure:
+        formats = get_args(Format)[len(asked.told) :]
+        found = f"{formats[0] if formats else 'the end'}: {asked.failure}"
+        yield Finding(name, "fail", found, _advice(engine))
+
+
+def _of_right_ones(name: str, engine: Engine, gpu: Facts, jpeg: Facts, right: Sequence[str]) -> Finding:
+    found = f"pixels are right: {', '.join(right)}"
+    if engine != "engines" or jpeg["format"] not in right or jpeg["by_engines"]:
+        return Finding(name, "ok", found)
+    found = f"CUDA decodes in their place; {found}"
+    if gpu.get("has_engines") is False:
+        return Finding(name, "ok", found)
+    remedy = (
+        "Start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility,video. End other processes that decode "
+        "there, or give each CUDA_DEVICE_MAX_CONNECTIONS=8"
+    )
+    return Finding(name, "warn", found, remedy)
+
+
+def _of_wrong_one(name: str, engine: Engine, told: Facts) -> Finding:
+    if not told["error"]:
+        found = (
+            f"{told['format']}: wrong pixels, up to {told['levels_off']} of 255 levels from Pillow's, "
+            f"where at most {told['bound']} are right"
+        )
+        return Finding(name, "fail", found, _advice(engine))
+    found = f"{told['format']}: DALI cannot decode it: {told['error'][-300:]}"
+    if "JPEG" in told["format"]:
+        return Finding(name, "fail", found, _advice(engine))
+    remedy = "Nothing with proxyloader.DataLoader, whose workers decode it by Pillow. A DALI pipeline cannot have it"
+    return Finding(name, "warn", found, remedy)
+
+
+def _advice(engine: Engine) -> str:
+    reinstall = "pip install --force-reinstall nvidia-dali-cuda120, and see that pip check is content. "
+    until_then = {
+        "cpu": "Until then DataLoader(translate=False) leaves images to torch",
+        "engines": "Until then DataLoader(hw_decoder_load=0) has CUDA decode",
+        "cuda": 'Until then DataLoader(device="cpu") has the CPU decode',
+    }
+    return reinstall + until_then[engine]
+
+
+CHECKS = (gpus, on_cpu, on_gpus)
