@@ -21,7 +21,7 @@ CHILD = (
 )
 
 SHOWN_CHARACTERS = 300
-"""Length of what is shown of the output of a child that failed."""
+"""Length of what is shown of an error."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def ask(question: str, *arguments: str, limit_s: float) -> Answer:
             try:
                 failure = _end_of(process.wait(limit_s))
             except subprocess.TimeoutExpired:
-                failure = f"it hung, and was ended after {limit_s:g} s"
+                failure = f"it took more than {limit_s:g} s, and was ended (--limit S gives it more)"
             finally:
                 process.kill()
                 process.wait()
@@ -71,4 +71,9 @@ def _said(output: Path) -> str:
     if "Traceback (most recent call last):" in text:
         lines = lines[-1:]
     shown = " / ".join(lines[-3:])
-    return f": {shown[-SHOWN_CHARACTERS:]}" if shown else ""
+    return f": {shortened(shown)}" if shown else ""
+
+
+def shortened(text: str) -> str:
+    """Return a text, or its beginning where it is long."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
+from .child import shortened
 from .finding import Finding
 from .questions import Engine, Format
 from .subject import Facts, Subject
 
 LITTLE_BYTES = 1 << 30
 """Free memory of a GPU below which a decoder may find too little, in bytes."""
+
+LEFT_TO_PILLOW = "None is needed with proxyloader.DataLoader, whose workers use Pillow. A DALI pipeline cannot have it"
 
 NAMES = {"cpu": "decoding on the CPU", "engines": "decoding by the engines", "cuda": "decoding by CUDA"}
 
@@ -56,13 +59,22 @@ def _decoding(subject: Subject, engine: Engine, index: int, gpu: Facts) -> Itera
     right = [each["format"] for each in asked.told if not each["error"] and each["levels_off"] <= each["bound"]]
     if right:
         yield _of_right_ones(name, engine, gpu, asked.told[0], right)
-    for each in asked.told:
-        if each["format"] not in right:
-            yield _of_wrong_one(name, engine, each)
+    if wrong := [each for each in asked.told if not each["error"] and each["format"] not in right]:
+        off = ", ".join(f"{each['format']} by up to {each['levels_off']} ({each['bound']})" for each in wrong)
+        found = f"wrong pixels, in levels of 255 from Pillow's, with those that are right in brackets: {off}"
+        yield Finding(name, "fail", found, _advice(subject, engine))
+    for error in dict.fromkeys(each["error"] for each in asked.told if each["error"]):
+        formats = [each["format"] for each in asked.told if each["error"] == error]
+        said = error.partition("encountered: ")[2] or error  # DALI says first where in a pipeline it was
+        found = f"{', '.join(formats)}: DALI cannot decode: {shortened(said)}"
+        if any("JPEG" in each for each in formats):
+            yield Finding(name, "fail", found, _advice(subject, engine))
+        else:
+            yield Finding(name, "warn", found, LEFT_TO_PILLOW)
     if asked.failure:
-        formats = get_args(Format)[len(asked.told) :]
-        found = f"{formats[0] if formats else 'the end'}: {asked.failure}"
-        yield Finding(name, "fail", found, _advice(engine))
+        left = get_args(Format)[len(asked.told) :]
+        found = f"{left[0] if left else 'the end'}: {asked.failure}"
+        yield Finding(name, "fail", found, _advice(subject, engine))
 
 
 def _of_right_ones(name: str, engine: Engine, gpu: Facts, jpeg: Facts, right: Sequence[str]) -> Finding:
@@ -79,22 +91,9 @@ def _of_right_ones(name: str, engine: Engine, gpu: Facts, jpeg: Facts, right: Se
     return Finding(name, "warn", found, remedy)
 
 
-def _of_wrong_one(name: str, engine: Engine, told: Facts) -> Finding:
-    if not told["error"]:
-        found = (
-            f"{told['format']}: wrong pixels, up to {told['levels_off']} of 255 levels from Pillow's, "
-            f"where at most {told['bound']} are right"
-        )
-        return Finding(name, "fail", found, _advice(engine))
-    found = f"{told['format']}: DALI cannot decode it: {told['error'][-300:]}"
-    if "JPEG" in told["format"]:
-        return Finding(name, "fail", found, _advice(engine))
-    remedy = "Nothing with proxyloader.DataLoader, whose workers decode it by Pillow. A DALI pipeline cannot have it"
-    return Finding(name, "warn", found, remedy)
-
-
-def _advice(engine: Engine) -> str:
-    reinstall = "pip install --force-reinstall nvidia-dali-cuda120, and see that pip check is content. "
+def _advice(subject: Subject, engine: Engine) -> str:
+    build = next(iter(subject.dali_builds), "nvidia-dali-cuda120")
+    reinstall = f"pip install --force-reinstall {build}, and see that pip check is content. "
     until_then = {
         "cpu": "Until then DataLoader(translate=False) leaves images to torch",
         "engines": "Until then DataLoader(hw_decoder_load=0) has CUDA decode",

@@ -81,8 +81,8 @@ def cores(subject: Subject) -> Iterator[Finding]:
         whole = max(1, int(quota))
         found += f", and a cgroup quota of {quota:g}: it stops threads made for {subject.cores} cores again and again"
         remedy = (
-            f"Raise the quota (docker run --cpus, limits.cpu of Kubernetes), or start the script with taskset -c "
-            f"0-{whole - 1} and num_workers={whole}"
+            "Raise the quota (docker run --cpus, limits.cpu of Kubernetes), or start the script with taskset -c "
+            f"{','.join(map(str, sorted(os.sched_getaffinity(0))[:whole]))} and give it num_workers={whole}"
         )
         yield Finding("cores", "warn", found, remedy)
 

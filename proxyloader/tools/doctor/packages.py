@@ -114,11 +114,12 @@ def codec(subject: Subject) -> Iterator[Finding]:
         return
     builds = ", ".join(f"{name} {version}" for name, version in subject.codec_builds.items())
     loaded, cuda = subject.dali.told[0]["codec"], subject.dali.told[0]["cuda"]
-    found = f"{builds or 'no package of its own'}; DALI has loaded {loaded or 'an unknown version'}"
+    found = builds or "no package of its own"
+    found += {None: "", "": "; DALI finds none"}.get(loaded, f"; DALI has loaded {loaded}")
     others = [name for name in subject.codec_builds if cuda and not name.endswith(f"cu{cuda}")]
-    if others and len(others) == len(subject.codec_builds):
-        remedy = f"pip install nvidia-nvimgcodec-cu{cuda}[all], in the version that pip check asks for"
-        yield Finding("nvImageCodec", "fail", f"{found}; DALI was built for CUDA {cuda}", remedy)
+    if loaded == "" or (others and len(others) == len(subject.codec_builds)):
+        remedy = f"pip install 'nvidia-nvimgcodec-cu{cuda or 12}[all]', in the version that pip check asks for"
+        yield Finding("nvImageCodec", "fail", f"{found}; DALI was built for CUDA {cuda or 'unknown'}", remedy)
     else:
         yield Finding("nvImageCodec", "ok", found)
 

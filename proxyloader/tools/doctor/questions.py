@@ -114,7 +114,10 @@ def torchvision() -> Iterator[Facts]:
 
 
 def dali() -> Iterator[Facts]:
-    """Yield DALI's version, the major version of its CUDA, and nvImageCodec's version, each None if unknown."""
+    """Yield DALI's version, and the major version of its CUDA and the version of nvImageCodec, each None if unknown.
+
+    The version of nvImageCodec is "" if DALI does not find it.
+    """
     from ...errors import MissingDaliError
 
     try:
@@ -122,13 +125,14 @@ def dali() -> Iterator[Facts]:
     except MissingDaliError as error:
         raise error.__cause__ or error from None  # the loader's own words
     backend: Any = api.backend
-    cuda, codec = getattr(backend, "__cuda_version__", None), 0
-    with suppress(AttributeError, RuntimeError):  # private, and missing in some versions
-        codec = int(backend.GetNvimgcodecVersion())
+    cuda, codec = getattr(backend, "__cuda_version__", None), None
+    with suppress(AttributeError):  # private, and missing in some versions
+        number = int(backend.GetNvimgcodecVersion())
+        codec = f"{number // 1000}.{number % 1000 // 100}.{number % 100}" if number > 0 else ""
     yield {
         "version": api.__version__,
         "cuda": None if cuda is None else cuda // 1000,
-        "codec": f"{codec // 1000}.{codec % 1000 // 100}.{codec % 100}" if codec > 0 else None,
+        "codec": codec,
     }
 
 
