@@ -171,12 +171,12 @@ def _doctor(verbs: Any) -> None:
         "doctor",
         _run_doctor,
         "examine this machine and the installed packages",
-        "Looks at the driver, torch, torchvision, DALI and nvImageCodec, and whether they fit;\n"
-        "at the GPUs; at /dev/shm, limits, cores and NUMA. It decodes known pictures of each\n"
-        "format with each decoder and compares the pixels. What may crash or hang runs in a\n"
-        "process of its own with a time limit. Each line that is not ok says what to do.\n\n"
-        "Exit status 1: something failed. Lines to look at (warn) alone give 0.",
-        "proxyloader doctor\n  proxyloader doctor --json > report.json",
+        "Looks at the driver, torch, torchvision, DALI and nvImageCodec, and whether they\n"
+        "fit; at the GPUs; at /dev/shm, limits, cores and NUMA. It decodes known pictures of\n"
+        "each format with each decoder, and compares the pixels. What may crash or hang runs\n"
+        "in a process of its own with a time limit. Each line that is not ok says what to do.\n\n"
+        "Exit status 1: a line says fail. It is 0 if lines say warn.",
+        "proxyloader doctor\n  proxyloader doctor --json",
     )
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, as for a bug report")
     _option(parser, "--limit", "S", float, "seconds that each process may take", 120.0)

@@ -14,9 +14,11 @@ SHM_BYTES = 2 << 30
 """Free memory in /dev/shm below which tensors of torch's workers may not fit. A batch of 256 float images of 224 px has
 154 MB, and each worker makes two ahead."""
 
-FEW_FILES, ENOUGH_FILES = 256, 1024
-"""Limits of open files: below the first one a loader with workers and a GPU may not start; the second one is the usual
-default of Linux."""
+FILES, FILES_OF_WORKER = 20, 4
+"""Number of open files of a process with one loader without a GPU: those of the process, and those for each worker."""
+
+ENOUGH_FILES = 1024
+"""Linux's usual limit of open files. A GPU, further loaders and tensors of torch's workers take some, too."""
 
 FEW_QUEUES = 8
 """CUDA's own number of hardware queues. With fewer the decoder and the model wait for each other."""
@@ -56,8 +58,9 @@ def limits(subject: Subject) -> Iterator[Finding]:
         remedy = "ulimit -n 65536 in the shell that starts the script"
         if hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES:
             remedy = f"The hard limit is {hard}. Raise it: docker run --ulimit nofile=65536, or LimitNOFILE= of systemd"
-        found = f"at most {soft}; CUDA, workers and tensors of torch's workers each need some"
-        yield Finding("open files", "fail" if soft < FEW_FILES else "warn", found, remedy)
+        needed = FILES + FILES_OF_WORKER * subject.cores
+        found = f"at most {soft}; a loader with a worker for each core needs {needed}, and CUDA and tensors more"
+        yield Finding("open files", "fail" if soft < needed else "warn", found, remedy)
 
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if locked == resource.RLIM_INFINITY:
