@@ -30,12 +30,17 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """Also where there is one."""
 
 
-def run(*options: str, under: Sequence[str] = (), site: bool = True, env: Mapping[str, str] = {}) -> Any:
-    """The command in a process of its own."""
+def run(*options: str, under: Sequence[str] = (), site: bool = True, env: Mapping[str, str] = NO_GPU) -> Any:
+    """The command in a process of its own.
+
+    Args:
+        under: a command that runs it.
+        site: also what is installed is found, not only what is on the ``PYTHONPATH`` of ``env``.
+        env: in addition to ``environment()``.
+    """
     command = [*under, sys.executable, *([] if site else ["-S"]), "-m", "proxyloader", "doctor", *options]
-    return subprocess.run(
-        command, env={**environment(), **env, **NO_GPU}, capture_output=True, text=True, timeout=2 * WAIT_S
-    )
+    everything = {**environment(), **env}
+    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=2 * WAIT_S)
 
 
 def report(**how: Any) -> tuple[int, dict[str, Finding]]:
@@ -67,7 +72,7 @@ def test_a_sound_machine_without_a_gpu() -> None:
     assert (status, failing(findings)) == (0, set())
     assert findings["GPU"].status == "warn" and "decoded on the CPU" in findings["GPU"].found
     assert findings["decoding on the CPU"] == Finding("decoding on the CPU", "ok", f"pixels are right: {ALL_FORMATS}")
-    assert findings["DALI"].status == findings["nvImageCodec"].status == findings["torch"].status == "ok"
+    assert findings["DALI"].status == findings["nvImageCodec"].status == findings["torchvision"].status == "ok"
     names = {"Python", "driver", "torch", "torchvision", "DALI", "nvImageCodec", "requirements", "GPU", "/dev/shm"}
     assert names | {"open files", "locked memory", "cores", "NUMA", "CUDA_DEVICE_MAX_CONNECTIONS"} <= findings.keys()
 
@@ -75,11 +80,20 @@ def test_a_sound_machine_without_a_gpu() -> None:
 @pytest.mark.slow
 def test_without_dali_it_says_what_to_install(tmp_path: Path) -> None:
     folder = without(tmp_path / "site", "dali")
-    status, findings = report(site=False, env=environment(folder))
+    status, findings = report(site=False, env=environment(folder, **NO_GPU))
     assert (status, failing(findings)) == (1, {"DALI"})
     assert findings["DALI"].found.startswith("no nvidia-dali-... is installed, and it cannot be imported")
     assert "ModuleNotFoundError: No module named 'nvidia.dali'" in findings["DALI"].found
     assert "pip install nvidia-dali-cuda120" in findings["DALI"].remedy
+
+
+def test_without_torch_it_says_so_and_looks_at_the_rest(tmp_path: Path) -> None:
+    folder = without(tmp_path / "site", "torch")
+    status, findings = report(site=False, env=environment(folder, **NO_GPU))
+    assert (status, failing(findings)) == (1, {"torch", "torchvision", "DALI"})
+    assert "ModuleNotFoundError: No module named 'torch'" in findings["torch"].found
+    assert findings["DALI"].remedy.startswith("Repair torch first")
+    assert findings["open files"].name and "GPU" not in findings
 
 
 @pytest.mark.slow
@@ -87,7 +101,7 @@ def test_a_wrong_build_of_dali_is_named_with_what_its_loader_misses(tmp_path: Pa
     folder = without(tmp_path / "site", "dali")
     missing = "libcudart.so.13: cannot open shared object file: No such file or directory"
     wrong = stand_in(tmp_path / "wrong", "nvidia-dali-cuda130", "2.4.0", f"raise ImportError({missing!r})")
-    status, findings = report(site=False, env=environment(wrong, folder))
+    status, findings = report(site=False, env=environment(wrong, folder, **NO_GPU))
     assert (status, failing(findings)) == (1, {"DALI"})
     assert "nvidia-dali-cuda130 2.4.0 is installed, and it cannot be imported" in findings["DALI"].found
     assert findings["DALI"].found.endswith(f"ImportError: {missing}")
@@ -100,7 +114,7 @@ def test_without_nvimagecodec_it_is_named_and_no_picture_is_decoded(tmp_path: Pa
         folder = with_own_dali(without(tmp_path / "site", "nvimgcodec"))
     except OSError as error:
         pytest.skip(f"the temporary folder cannot share files with the installed DALI: {error}")
-    status, findings = report(site=False, env=environment(folder))
+    status, findings = report(site=False, env=environment(folder, **NO_GPU))
     assert (status, failing(findings)) == (1, {"nvImageCodec", "decoding on the CPU"})
     assert "DALI finds none" in findings["nvImageCodec"].found
     assert findings["decoding on the CPU"].found.startswith(
@@ -121,7 +135,7 @@ fn.decoders.image = lambda *files, **how: fn.cast(right(*files, **how) ^ 1, dtyp
 @pytest.mark.slow
 def test_a_decoder_that_gives_wrong_pixels_fails(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WRONG_DECODER)
-    status, findings = report(env=environment(tmp_path))
+    status, findings = report(env=environment(tmp_path, **NO_GPU))
     assert (status, failing(findings)) == (1, {"decoding on the CPU"})
     found = findings["decoding on the CPU"].found
     assert found.startswith("wrong pixels") and "JPEG by up to 1 (0)" in found and "WebP by up to 1 (0)" in found
@@ -141,7 +155,7 @@ def test_the_table_shows_a_small_dev_shm_and_few_open_files() -> None:
     under = in_own_namespace(SMALL_SHM, FEW_FILES)
     if shutil.which("unshare") is None or subprocess.run([*under, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount")
-    done = run(under=under, env={"COLUMNS": "200"})
+    done = run(under=under, env={**NO_GPU, "COLUMNS": "200"})
     lines = done.stdout.splitlines()
     (shm,) = [number for number, line in enumerate(lines) if line.split()[1:2] == ["/dev/shm"]]
     assert lines[shm].split()[:7] == ["warn", "/dev/shm", "64", "MB", "free", "of", "64"]
@@ -237,11 +251,17 @@ def test_a_decoder_that_dies_is_told_apart_from_what_it_decoded(
 
 
 def test_an_answer_that_was_not_finished_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code = "from proxyloader.tools.doctor import questions\nquestions.QUESTIONS['half'] = half\n"
-    half = (
-        "import os\ndef half():\n    yield {'a': 1}\n    open(os.sys.argv[2], 'a').write('{\"b\"')\n    os._exit(1)\n"
-    )
-    (tmp_path / "sitecustomize.py").write_text(half + code)
+    code = """
+        import os, sys
+        from proxyloader.tools.doctor import questions
+        def half():
+            yield {"a": 1}
+            with open(sys.argv[2], "a") as answers:
+                answers.write('{"b"')
+            os._exit(1)
+        questions.QUESTIONS["half"] = half
+    """
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
     assert ask("half", limit_s=WAIT_S).told == [{"a": 1}]
 
@@ -261,9 +281,7 @@ def subject_of(
 ) -> Subject:
     """A machine of which the driver and torch tell this. Each GPU of the driver is seen by torch, or none is."""
     subject = Subject(WAIT_S)
-    subject.driver = Answer(
-        [{"version": "580.82", "cuda": driver}, GPU] if driver else [{"version": None, "error": ""}]
-    )
+    subject.driver = Answer([{"version": "580.82", "cuda": driver}, GPU] if driver else [{"error": ""}])
     told = {"version": torch, "cuda": cuda, "gpus": gpus, "error": "no CUDA-capable device" * (not gpus)}
     subject.torch = Answer([told, *[SEEN] * gpus] if torch else [], "" if torch else "it failed: ImportError: x")
     subject.dali = Answer([{"version": "2.4.0", "cuda": 12, "codec": "0.9.0"}])
