@@ -138,7 +138,7 @@ def test_a_decoder_that_gives_wrong_pixels_fails(tmp_path: Path) -> None:
     status, findings = report(env=environment(tmp_path, **NO_GPU))
     assert (status, failing(findings)) == (1, {"decoding on the CPU"})
     found = findings["decoding on the CPU"].found
-    assert found.startswith("wrong pixels") and "JPEG by up to 1 (0)" in found and "WebP by up to 1 (0)" in found
+    assert found.startswith("wrong pixels") and "JPEG by 1 (allowed: 0)" in found and "WebP by 1 (allowed: 0)" in found
     assert "translate=False" in findings["decoding on the CPU"].remedy
 
 
@@ -395,7 +395,7 @@ class Decoded(Subject):
 
     def ask(self, question: str, *arguments: str) -> Answer:
         assert (question, arguments) in (("pictures", ("engines", "0")), ("pictures", ("cuda", "0")))
-        return Answer([self.picture])
+        return Answer([self.picture], said="no room")
 
 
 @pytest.mark.parametrize(
@@ -411,6 +411,7 @@ def test_what_the_engines_decode_is_judged_by_the_pixels(
     assert (by_engines.status, by_cuda.status) == (engines, cuda)
     assert (by_engines.name, by_cuda.name) == ("decoding by the engines of GPU 0", "decoding by CUDA of GPU 0")
     assert ("CUDA decodes in their place" in by_engines.found) == (facts[0] == 3)
+    assert by_engines.found.endswith("DALI has said: no room") == (engines == "warn")
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------

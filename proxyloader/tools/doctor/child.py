@@ -31,10 +31,12 @@ class Answer:
     Attributes:
         told: its answers, in order.
         failure: how it failed, with the end of its output; "" if it did not.
+        said: the end of its output, as of libraries that print what goes wrong and go on.
     """
 
     told: list[Mapping[str, Any]] = field(default_factory=list)
     failure: str = ""
+    said: str = ""
 
 
 def ask(question: str, *arguments: str, limit_s: float) -> Answer:
@@ -55,7 +57,8 @@ def ask(question: str, *arguments: str, limit_s: float) -> Answer:
                 process.wait()
         lines = answers.read_text().splitlines(keepends=True)
         told = [json.loads(line) for line in lines if line.endswith("\n")]  # a line that was not finished is none
-        return Answer(told, f"{failure}{_said(output)}" if failure else "")
+        said = _end_of_text(output.read_text(errors="replace"))
+        return Answer(told, f"{failure}: {said}" if failure and said else failure, said)
 
 
 def _end_of(status: int) -> str:
@@ -64,14 +67,12 @@ def _end_of(status: int) -> str:
     return f"it failed (exit status {status})" if status else ""
 
 
-def _said(output: Path) -> str:
+def _end_of_text(text: str) -> str:
     """Return the last lines of an output; of a traceback the last one alone, which is the error."""
-    text = output.read_text(errors="replace").strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "Traceback (most recent call last):" in text:
         lines = lines[-1:]
-    shown = " / ".join(lines[-3:])
-    return f": {shortened(shown)}" if shown else ""
+    return shortened(" / ".join(lines[-3:]))
 
 
 def shortened(text: str) -> str:

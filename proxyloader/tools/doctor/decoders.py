@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from .child import shortened
+from .child import Answer, shortened
 from .finding import Finding
 from .questions import Engine, Format
 from .subject import Facts, Subject
@@ -58,10 +58,10 @@ def _decoding(subject: Subject, engine: Engine, index: int, gpu: Facts) -> Itera
     asked = subject.ask("pictures", engine, str(index))
     right = [each["format"] for each in asked.told if not each["error"] and each["levels_off"] <= each["bound"]]
     if right:
-        yield _of_right_ones(name, engine, gpu, asked.told[0], right)
+        yield _of_right_ones(name, engine, gpu, asked, right)
     if wrong := [each for each in asked.told if not each["error"] and each["format"] not in right]:
-        off = ", ".join(f"{each['format']} by up to {each['levels_off']} ({each['bound']})" for each in wrong)
-        found = f"wrong pixels, in levels of 255 from Pillow's, with those that are right in brackets: {off}"
+        off = [f"{each['format']} by {each['levels_off']} (allowed: {each['bound']})" for each in wrong]
+        found = f"wrong pixels, off by up to so many levels of 255 from Pillow's: {', '.join(off)}"
         yield Finding(name, "fail", found, _advice(subject, engine))
     for error in dict.fromkeys(each["error"] for each in asked.told if each["error"]):
         formats = [each["format"] for each in asked.told if each["error"] == error]
@@ -77,13 +77,14 @@ def _decoding(subject: Subject, engine: Engine, index: int, gpu: Facts) -> Itera
         yield Finding(name, "fail", found, _advice(subject, engine))
 
 
-def _of_right_ones(name: str, engine: Engine, gpu: Facts, jpeg: Facts, right: Sequence[str]) -> Finding:
-    found = f"pixels are right: {', '.join(right)}"
+def _of_right_ones(name: str, engine: Engine, gpu: Facts, asked: Answer, right: Sequence[str]) -> Finding:
+    found, jpeg = f"pixels are right: {', '.join(right)}", asked.told[0]
     if engine != "engines" or jpeg["format"] not in right or jpeg["by_engines"]:
         return Finding(name, "ok", found)
     found = f"CUDA decodes in their place; {found}"
     if gpu.get("has_engines") is False:
         return Finding(name, "ok", found)
+    found += f". DALI has said: {asked.said}" if asked.said else ""
     remedy = (
         "Start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility,video. End other processes that decode "
         "there, or give each CUDA_DEVICE_MAX_CONNECTIONS=8"
