@@ -151,6 +151,7 @@ class PipelineError(ProxyLoaderError, RuntimeError):
         "forked": "the pipeline belongs to the process that this one was forked from",
         "taken": "the pipeline was given to another server or loader",
         "no-gpu": "the pipeline has operators for a GPU, and there is none",
+        "no-decoder": "DALI cannot load nvImageCodec, which decodes for it",
         "no-engines": "the pipeline counts on the JPEG engines of a GPU, and they cannot be used",
     }
 

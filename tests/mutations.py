@@ -374,6 +374,14 @@ MUTATIONS = [
         "while True:",
         "integration/test_processes.py integration/test_faults_loss.py",
     ),
+    # --- tools ---
+    Mutation(
+        "the doctor takes any pixels for right",
+        "tools/doctor/decoders.py",
+        'if not each["error"] and each["levels_off"] <= each["bound"]]',
+        'if not each["error"]]',
+        "tools/test_doctor.py",
+    ),
 ]
 
 

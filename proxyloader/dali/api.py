@@ -41,7 +41,7 @@ try:
 except ImportError as error:
     raise MissingDaliError(
         f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120. "
-        "Without it, proxyloader.DataLoader works as torch's own"
+        "Without it, proxyloader.DataLoader works as torch's own. `proxyloader doctor` says what is wrong"
     ) from error
 
 

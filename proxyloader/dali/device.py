@@ -44,7 +44,8 @@ def cuda_ordinal(device: Any) -> int | None:
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
             f"device={str(device)!r}, and torch sees {torch.cuda.device_count() or 'no'} CUDA device(s). "
-            "Leave device out to use a GPU where there is one and the CPU elsewhere"
+            "Leave device out to use a GPU where there is one and the CPU elsewhere. `proxyloader doctor` says why "
+            "there are no more"
         )
     return int(device.index) if device.index is not None else torch.cuda.current_device()
 

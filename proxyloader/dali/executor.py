@@ -248,7 +248,7 @@ def build(pipeline: Any) -> None:
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
-        PipelineError: the pipeline needs a GPU, and there is none.
+        PipelineError: the pipeline needs a GPU, and there is none; or DALI cannot load its decoders.
     """
     if pipeline._built:
         return
@@ -265,8 +265,15 @@ def build(pipeline: Any) -> None:
         if "requires a CUDA-capable GPU" in str(error):
             raise PipelineError(
                 "the pipeline has operators for a GPU, and there is none that DALI can use here. On a CPU give its "
-                f'decoders device="cpu" in place of "mixed", and leave out .gpu(). DALI says: {error}',
+                f'decoders device="cpu" in place of "mixed", and leave out .gpu(). `proxyloader doctor` says why '
+                f"there is none. DALI says: {error}",
                 code="no-gpu",
+            ) from error
+        if "libnvimgcodec" in str(error):
+            raise PipelineError(
+                "DALI cannot load nvImageCodec, which decodes for it. Install the version that `pip check` asks for; "
+                f"`proxyloader doctor` says which is there. DALI says: {error}",
+                code="no-decoder",
             ) from error
         raise
 

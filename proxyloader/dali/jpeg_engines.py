@@ -116,7 +116,8 @@ def _avoid(pipeline: Pipeline) -> None:
     if not executor.leave_engines_alone(pipeline):
         raise PipelineError(
             f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
-            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0",
+            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows "
+            "what decodes",
             code="no-engines",
         )
 
@@ -146,7 +147,7 @@ def _leave_alone(device_id: int) -> None:
     log.warning(
         "CUDA decodes, which is slower: GPU %d has no JPEG engines, or other processes use them up. If it has some, "
         "end what is not needed, or give each process CUDA_DEVICE_MAX_CONNECTIONS=8 in its environment, and start this "
-        "one again",
+        "one again. `proxyloader doctor` shows what decodes",
         device_id,
     )
 

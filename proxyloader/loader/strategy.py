@@ -35,7 +35,8 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         return Translated(dataset, {}, reason="translate=False")
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         missing = "NVIDIA DALI is not installed"
-        return Translated(dataset, {}, reason=missing, warnings=(f"{missing}: torch loads it, at its speed",))
+        warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
+        return Translated(dataset, {}, reason=missing, warnings=(warning,))
     # With a GPU they are LazyTensors, so that what is computed from them arrives on the loader's device.
     if options.unsupported == "auto" and options.server is None and not options.on_gpu and _is_of_grey_arrays(dataset):
         return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take")

@@ -165,6 +165,29 @@ def _run_explain(name: str) -> int:
     return 1 if explanation.refused else 0
 
 
+def _doctor(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "doctor",
+        _run_doctor,
+        "examine this machine and the installed packages",
+        "Looks at the driver, torch, torchvision, DALI and nvImageCodec, and whether they\n"
+        "fit; at the GPUs; at /dev/shm, limits, cores and NUMA. It decodes known pictures of\n"
+        "each format with each decoder, and compares the pixels. What may crash or hang runs\n"
+        "in a process of its own with a time limit. Each line that is not ok says what to do.\n\n"
+        "Exit status 1: a line says fail. It is 0 if lines say warn.",
+        "proxyloader doctor\n  proxyloader doctor --json",
+    )
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, as for a bug report")
+    _option(parser, "--limit", "S", float, "seconds that each process may take", 120.0)
+
+
+def _run_doctor(as_json: bool, limit: float) -> int:
+    from .doctor.command import doctor
+
+    return 0 if doctor(as_json, limit) else 1
+
+
 DATA_HELP = "an ImageFolder of your own (default: photographs made once, and kept)"
 
 BENCH_HELP = (
@@ -245,7 +268,7 @@ def _run_bench(**options: Any) -> int:
     return list_cases() if options["list"] else bench(argparse.Namespace(**options))
 
 
-VERBS = (_demo, _bench, _verify, _make_dataset, _explain)
+VERBS = (_demo, _bench, _doctor, _verify, _make_dataset, _explain)
 
 
 def _parser() -> Parser:
