@@ -23,6 +23,7 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader
 
 from ..side_by_side import assert_as_torch, by_dali, epochs
+from ..tiers import by_default
 
 TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -234,7 +235,7 @@ def test_what_only_torchvision_can_do_is_done_by_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset_class", [OneByOne, TwoImages], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("dataset_class", by_default({cls.__name__: cls for cls in (OneByOne, TwoImages)}, "TwoImages"))
 def test_workers_that_are_spawned_meet_them_too(photos: Path, dataset_class: Any, device: str) -> None:
     build = loader_over(dataset_class, photos, 1, multiprocessing_context="spawn", persistent_workers=True)
     assert_as_torch(build, by_dali, device=device)

@@ -497,7 +497,7 @@ def kept_by_this_process() -> dict[str, int]:
     return {name: len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd")} | {"children": len(children_of())}
 
 
-def test_a_hundred_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spelled_root: Path, device: str) -> None:
+def test_thirty_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spelled_root: Path, device: str) -> None:
     def use(loaders: int) -> None:
         for k in range(loaders):
             loader = loader_of(
@@ -507,7 +507,7 @@ def test_a_hundred_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(sp
 
     use(15)  # all ways with all numbers of workers
     before = kept_by_this_process()
-    use(100)
+    use(30)
     # What is ending has ended soon; what leaks stays.
     deadline = time.monotonic() + WAIT_S
     while any(kept_by_this_process()[name] > before[name] for name in before) and time.monotonic() < deadline:

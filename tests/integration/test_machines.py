@@ -84,6 +84,7 @@ LARGE_BATCHES = """
 """
 
 
+@pytest.mark.exhaustive  # one of a megabyte is enough
 def test_a_dev_shm_of_64_mb_is_enough_for_hundreds_of_megabytes_under_way(
     large_root: Path, tmp_path: Path, may_mount: None
 ) -> None:
@@ -387,6 +388,7 @@ def test_make_dataset_into_a_place_that_cannot_be_written_says_so_in_one_line() 
     assert_one_line(run_command(*MAKE["one process"], "/proc/set"), "/proc/set")
 
 
+@pytest.mark.exhaustive  # as one without room for its picture
 def test_demo_on_a_full_disk_says_so_in_one_line(tmp_path: Path, may_mount: None) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -408,6 +410,7 @@ def test_demo_without_room_for_its_picture_says_so_in_one_line(spelled_root: Pat
     assert_one_line(done, "File too large")
 
 
+@pytest.mark.exhaustive  # as one without room for its picture
 def test_demo_where_shared_memory_is_full_says_so_in_one_line(
     spelled_root: Path, tmp_path: Path, may_mount: None
 ) -> None:

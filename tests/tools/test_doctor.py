@@ -109,6 +109,7 @@ def test_a_wrong_build_of_dali_is_named_with_what_its_loader_misses(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_nvimagecodec_it_is_named_and_no_picture_is_decoded(tmp_path: Path) -> None:
     try:
         folder = with_own_dali(without(tmp_path / "site", "nvimgcodec"))
@@ -150,7 +151,23 @@ def in_own_namespace(*commands: str) -> list[str]:
     return ["unshare", "-rm", "bash", "-c", " && ".join([*commands, 'exec "$0" "$@"'])]
 
 
+def test_a_small_dev_shm_is_a_warning() -> None:
+    under = in_own_namespace(SMALL_SHM)
+    if shutil.which("unshare") is None or subprocess.run([*under, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount")
+    asked = """
+from proxyloader.tools.doctor import machine
+from proxyloader.tools.doctor.subject import Subject
+
+print(*machine.shared_memory(Subject(5)))
+"""
+    done = scripts.run(asked, timeout_s=WAIT_S, under=under)
+    assert "status='warn'" in done.stdout and "64 MB free of 64" in done.stdout, done.stderr
+    assert "--shm-size=8g" in done.stdout
+
+
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_table_shows_a_small_dev_shm_and_few_open_files() -> None:
     under = in_own_namespace(SMALL_SHM, FEW_FILES)
     if shutil.which("unshare") is None or subprocess.run([*under, "true"], capture_output=True).returncode:
