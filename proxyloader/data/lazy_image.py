@@ -68,7 +68,7 @@ class _DecodedLate(Image.Image):
     @property
     def im(self) -> Any:
         if isinstance(self._encoded, EncodedImage):
-            PixelUses.count += 1
+            PixelUses.note()
             opens = PpmImageFile if self._encoded.header is None else JpegImageFile
             image: Image.Image = opens(io.BytesIO(self._encoded.data))
             image.load()
@@ -168,6 +168,8 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
         super().close()
 
     def draft(self, mode: str | None, size: Any) -> Any:
+        if self._unread is not None:
+            PixelUses.note_line()
         self._unread = None  # Pillow decodes in another way then
         return super().draft(mode, size)
 
