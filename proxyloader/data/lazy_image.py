@@ -201,6 +201,13 @@ def encoded_in(image: Image.Image) -> EncodedImage | None:
     return image._encoded if isinstance(image._encoded, EncodedImage) else None
 
 
+def path_in(image: Image.Image) -> str:
+    """Return the path of the file that an image was opened from, also of a converted one if it is not decoded yet."""
+    if isinstance(image, _DecodedLate) and isinstance(image._encoded, EncodedImage):
+        return image._encoded.path
+    return str(getattr(image, "filename", ""))
+
+
 def transformed_in(image: Image.Image, takes_grey: bool) -> Transformed | None:
     """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None.
 

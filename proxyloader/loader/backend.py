@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -59,6 +61,16 @@ def name_of(dataset: Any) -> str:
     return " of ".join(names) + size
 
 
+def _is_of_arrays(dataset: Any) -> bool:
+    """Return whether a dataset makes its images of an array in memory, as CIFAR10 does, so that nobody decodes them."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is ConcatDataset:
+        return all(map(_is_of_arrays, dataset.datasets))
+    data = getattr(dataset, "data", None)
+    return isinstance(data, (np.ndarray, torch.Tensor)) and len(data) == length_of(dataset)
+
+
 def _names(plan: Plan) -> list[str]:
     return [type(step).__name__ for step in plan.steps]
 
@@ -67,7 +79,7 @@ class ImageCounts:
     """How many images of the first epoch of a loader were made by whom, for the log."""
 
     def __init__(self, dataset: Any) -> None:
-        self._name = name_of(dataset)
+        self._name, self._is_of_arrays = name_of(dataset), _is_of_arrays(dataset)
         self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_said = False
         self.pixels_used_at = ""
@@ -88,19 +100,21 @@ class ImageCounts:
         if self._is_said or not total:
             return
         self._is_said = True
-        is_slow = (self._by_pillow + self._in_workers) / total > MANY
+        # An array needs no decoder, and DALI is faster than torchvision at the rest.
+        slow = self._in_workers + (0 if self._is_of_arrays else self._by_pillow)
+        is_slow = slow / total > MANY
         log.log(
             logging.WARNING if is_slow else logging.INFO,
-            "%s, first epoch: DALI decoded %s images, Pillow %s that DALI then transformed; %s were made in the workers"
-            "%s",
+            "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; %s "
+            "were made in the workers%s",
             self._name,
             *(f"{count:,}" for count in (self._by_dali, self._by_pillow, self._in_workers)),
             self._reason() if is_slow else "",
         )
 
     def _reason(self) -> str:
-        reasons = ["That is slower"]
-        if self._by_pillow:
+        reasons = ["That is slower than where DALI decodes"]
+        if self._by_pillow and not self._is_of_arrays:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
         if self._in_workers:
             but = "neither RGB nor, with a GPU, grey JPEGs"

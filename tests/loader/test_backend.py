@@ -1,4 +1,4 @@
-"""What ``loader.backend`` and the log say of images that DALI does not make: the line of the user that used pixels."""
+"""What ``loader.backend``, the log and errors say of images that DALI does not make, and where they are in the code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 from torchvision import transforms
+from torchvision.datasets import CIFAR10, ImageFolder
 
 import proxyloader
+from proxyloader import InputError
 
 TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
 
@@ -109,3 +111,60 @@ def test_the_line_of_a_collate_fn_is_named(num_workers: int, photos: Path, devic
     loader = proxyloader.DataLoader(dataset, 12, num_workers=num_workers, device=device, collate_fn=with_means)
     list(loader)
     assert loader.backend.endswith(line_of("images.mean()", with_means))
+
+
+def of_arrays() -> CIFAR10:
+    dataset = CIFAR10.__new__(CIFAR10)
+    dataset.data, dataset.targets = np.full((12, 32, 32, 3), 7, np.uint8), [0] * 12
+    dataset.transform, dataset.target_transform = TRAIN, None
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "made_of", [of_arrays, lambda: Subset(of_arrays(), [3, 5]), lambda: ConcatDataset([of_arrays()])]
+)
+def test_arrays_that_nobody_decodes_are_no_reason_for_a_warning(
+    made_of: Any, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    list(proxyloader.DataLoader(made_of(), batch_size=4, device=device))
+    (record,) = [each for each in caplog.records if "first epoch" in each.getMessage()]
+    assert record.levelno == logging.INFO and "slower" not in record.getMessage()
+
+
+def test_decoded_images_are_a_reason_for_a_warning(
+    photos: Path, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "class").mkdir()
+    with Image.open(next(photos.rglob("*.jpg"))) as image:
+        image.save(tmp_path / "class" / "a.png")
+    list(proxyloader.DataLoader(ImageFolder(str(tmp_path), TRAIN), device=device))
+    assert (
+        "transformed 1 that Pillow decoded" in caplog.text and "That is slower than where DALI decodes" in caplog.text
+    )
+
+
+def in_grey(path: str) -> Any:
+    return Image.open(path).convert("L")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("unsupported", ["raise", "batch"])
+def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
+    unsupported: Any, num_workers: int, photos: Path, device: str
+) -> None:
+    dataset = ImageFolder(str(photos), TRAIN, loader=in_grey)
+    options: Any = dict(batch_size=4, num_workers=num_workers, device=device)
+    with pytest.raises(InputError) as caught:
+        list(proxyloader.DataLoader(dataset, unsupported=unsupported, **options))
+    assert caught.value.code == "wrong-mode" and caught.value.index == 0
+    for part in (
+        f"dataset[0]: {dataset.samples[0][0]}: ",
+        "'L'",
+        "'RGB' alone",
+        "convert('RGB')",
+        "unsupported='auto'",
+    ):
+        assert part in str(caught.value)
+    images, _ = next(iter(proxyloader.DataLoader(dataset, unsupported="auto", **options)))
+    assert images.shape == (4, 1, 32, 32)  # the advice holds
