@@ -282,6 +282,11 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
         pytest.param("interrupted.py --trainings 1 --images 32 --limit 15", marks=pytest.mark.exhaustive),
         pytest.param("parts.py --images 16", marks=pytest.mark.exhaustive),
         pytest.param(
+            "remote.py --images 16 --image-size 64 48 --crop 32 --batch-size 4 --rounds 1 --stores moto waits "
+            "--clients s3fs --workers 1 --connections 1 4",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
             "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
             marks=pytest.mark.exhaustive,
         ),

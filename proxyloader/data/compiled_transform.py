@@ -17,7 +17,7 @@ from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import Plan
 from ..transforms.registry import is_holder, plan_for
 from .encoded_image import EncodedImage, refuse_too_large
-from .lazy_image import LazyImage, encoded_in, is_late
+from .lazy_image import LazyImage, encoded_in, is_late, path_in
 from .lazy_tensor import lazy, with_values
 from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
 from .transformed import Transformed
@@ -100,7 +100,7 @@ class CompiledTransform(TransformStandIn):
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
-            return encoded_in(image) or EncodedImage.from_pil(image, getattr(image, "filename", ""))
+            return encoded_in(image) or EncodedImage.from_pil(image, path_in(image))
         if isinstance(image, ProxySample):
             raise InputError(NO_TENSOR_YET, code="not-decoded")
         if not isinstance(image, EncodedImage):

@@ -186,8 +186,10 @@ class EncodedImage:
         """
         if image.mode != "RGB":
             raise InputError(
-                f"{path or 'an image'}: the mode is {image.mode!r}, and images travel as 'RGB'. "
-                "Convert it in the dataset, image.convert('RGB'), or use torch.utils.data.DataLoader for this dataset",
+                f"{path or 'an image'}: the mode is {image.mode!r}, and DALI takes 'RGB' alone where a transform must "
+                "be translated. Convert the image in the dataset, image.convert('RGB'), which makes three channels. Or "
+                "let torchvision transform it in its mode, in the worker: by the loader's unsupported='auto', with the "
+                "transform itself where you have called compile_transforms",
                 code="wrong-mode",
             )
         size_bytes = 3 * image.height * image.width

@@ -68,7 +68,7 @@ class _DecodedLate(Image.Image):
     @property
     def im(self) -> Any:
         if isinstance(self._encoded, EncodedImage):
-            PixelUses.count += 1
+            PixelUses.note()
             opens = PpmImageFile if self._encoded.header is None else JpegImageFile
             image: Image.Image = opens(io.BytesIO(self._encoded.data))
             image.load()
@@ -168,6 +168,8 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
         super().close()
 
     def draft(self, mode: str | None, size: Any) -> Any:
+        if self._unread is not None:
+            PixelUses.note_line()
         self._unread = None  # Pillow decodes in another way then
         return super().draft(mode, size)
 
@@ -197,6 +199,13 @@ def encoded_in(image: Image.Image) -> EncodedImage | None:
         return None
     image._read()
     return image._encoded if isinstance(image._encoded, EncodedImage) else None
+
+
+def path_in(image: Image.Image) -> str:
+    """Return the path of the file that an image was opened from, also of a converted one if it is not decoded yet."""
+    if isinstance(image, _DecodedLate) and isinstance(image._encoded, EncodedImage):
+        return image._encoded.path
+    return str(getattr(image, "filename", ""))
 
 
 def transformed_in(image: Image.Image, takes_grey: bool) -> Transformed | None:

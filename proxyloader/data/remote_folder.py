@@ -23,6 +23,9 @@ FIRST_PAUSE_S = 0.1
 
 NOT_TRIED_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError)
 
+_obstore_process: int | None = None
+"""The process in which obstore was used, which a forked process inherits."""
+
 
 class RemoteFiles:
     """Fetches files that fsspec opens, many at the same time, and keeps them in a local folder.
@@ -56,6 +59,7 @@ class RemoteFiles:
 
     def listed(self) -> dict[str, tuple[str, int, str]]:
         """Return path, size and version of all files, by their path below the root."""
+        _check_process(self._root)
         files = self._filesystem()
         root = files._strip_protocol(self._root).rstrip("/") + "/"
         found = files.find(root, detail=True)
@@ -68,7 +72,11 @@ class RemoteFiles:
         return str(self._filesystem().unstrip_protocol(path))
 
     def fetch(self, files: Sequence[tuple[str, int, str]]) -> list[bytes | Exception]:
-        """Return the content of files, or the error of each that could not be fetched."""
+        """Return the content of files, or the error of each that could not be fetched.
+
+        RuntimeError: the process was forked after obstore was used.
+        """
+        _check_process(self._root)
         if len(files) == 1:
             return [self._fetched(files[0])]
         process = os.getpid()
@@ -102,8 +110,13 @@ class RemoteFiles:
         return error
 
     def _filesystem(self) -> Any:
-        # fsspec keeps one for each process and thread.
-        return _fsspec().core.url_to_fs(self._root, **self._storage_options)[0]
+        # fsspec keeps one for each process, and for each thread if it is not asynchronous.
+        options = self._storage_options
+        if _package_that_opens(self._root) == "s3fs":
+            # It opens ten connections by default, however many files are asked for.
+            config = {"max_pool_connections": self._connections} | (options.get("config_kwargs") or {})
+            options = options | {"config_kwargs": config}
+        return _fsspec().core.url_to_fs(self._root, **options)[0]
 
     def _opened_cache(self) -> Any:
         if self._cache_dir is not None and self._cache is None:
@@ -138,6 +151,7 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
     Raises:
         FileNotFoundError: there is no folder of a class, or no image in one of them.
         ImportError: fsspec, the package for a protocol, or, for ``cache_dir``, diskcache is not installed.
+        RuntimeError: obstore opens the URL, and was used before this process was forked.
     """
 
     def __init__(
@@ -208,6 +222,29 @@ def _opened(data: bytes | Exception, url: str) -> Image.Image:
         raise ImageError(f"{url}: {reason}. {MACHINE}", code="machine", path=url, reason=reason, errno=number) from data
     encoded = EncodedImage.from_bytes(data, url)
     return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded.decoded()
+
+
+def _package_that_opens(url: str) -> str:
+    """Return the name of the package whose file system opens a URL; "" if none does."""
+    core = _fsspec().core
+    try:
+        return str(core.get_filesystem_class(core.split_protocol(url)[0]).__module__).split(".")[0]
+    except (ImportError, ValueError):  # fsspec says the same when the URL is opened, and how to install the package
+        return ""
+
+
+def _check_process(root: str) -> None:
+    """Raise an error where obstore would wait without end: in a process that was forked after obstore was used."""
+    global _obstore_process
+    if _package_that_opens(root) != "obstore":
+        return
+    _obstore_process = _obstore_process or os.getpid()
+    if _obstore_process != os.getpid():
+        raise RuntimeError(
+            f"{root}: this worker was forked after obstore was used, and obstore does not work in such a process. Give "
+            "the DataLoader multiprocessing_context='spawn', and call obstore.fsspec.register where each process "
+            'imports the script, above `if __name__ == "__main__":`'
+        )
 
 
 def _fsspec() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,10 +17,41 @@ Call = tuple[Any, tuple[Any, ...] | None]
 """A transform that was called, and the states of the generators before it; None: it draws nothing."""
 
 
+LIBRARIES = frozenset({"proxyloader", "torch", "torchvision", "PIL", "numpy"}) | sys.stdlib_module_names
+"""Modules that use pixels because other code tells them to."""
+
+
 class PixelUses:
-    """How often this process has decoded an image that was to be decoded late, as its pixels were used."""
+    """How often this process has decoded an image that was to be decoded late, as its pixels were used, and where.
+
+    Attributes:
+        at: "file:line" of the code outside of ``LIBRARIES`` that used pixels first in this batch; "" if none did, None
+            if no pixels were used yet.
+    """
 
     count: ClassVar[int] = 0
+    at: ClassVar[str | None] = None
+
+    @classmethod
+    def note(cls) -> None:
+        cls.count += 1
+        cls.note_line()
+
+    @classmethod
+    def note_line(cls) -> None:
+        if cls.at is None:  # once for a batch, as to look takes longer than to count
+            cls.at = _line_of_the_user()
+
+
+def _line_of_the_user() -> str:
+    frame = sys._getframe(1)
+    while (caller := frame.f_back) is not None:
+        frame, name = caller, str(caller.f_globals.get("__name__", ""))
+        if name.startswith(("proxyloader.workers", "proxyloader.loader")):
+            break  # what follows is the training loop, which asked for a batch and not for pixels
+        if name.split(".")[0] not in LIBRARIES:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""
 
 
 class Transformed:
@@ -78,8 +110,9 @@ class Transformed:
             ImageError: Pillow cannot decode the image.
         """
         if self._real is None:
+            PixelUses.note()
             uses, image = PixelUses.count, self.decode()
-            PixelUses.count = uses + 1  # Pillow may have counted it, too
+            PixelUses.count = uses  # Pillow may have counted it, too
             for transform, states in self.calls:
                 if states is None:
                     image = transform(image)

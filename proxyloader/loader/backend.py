@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -26,21 +28,25 @@ MANY = 0.05
 """Share of the images of an epoch from which it is worth a warning that DALI does not make them."""
 
 
-def described(found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool) -> str:
+def described(
+    found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, pixels_used_at: str = ""
+) -> str:
     """Return what loads the images of a loader, and with which transforms, or why torch does.
 
     ``plans`` are those of all transforms that are known by now, and ``has_begun`` says whether a batch was loaded.
+    ``pixels_used_at`` is "file:line" of the user's code that used pixels; "" if none is known.
     """
+    used = f"; the workers decode images whose pixels are used at {pixels_used_at}" if pixels_used_at else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(_names(plan)) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
     if parts:
-        return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded"
+        return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded{used}"
     if found.reason:
         return f"torch: {found.reason}"
     if has_begun:
-        return "torch: the workers have made all that was loaded so far"
+        return f"torch: the workers have made all that was loaded so far{used}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
@@ -55,6 +61,16 @@ def name_of(dataset: Any) -> str:
     return " of ".join(names) + size
 
 
+def _is_of_arrays(dataset: Any) -> bool:
+    """Return whether a dataset makes its images of an array in memory, as CIFAR10 does, so that nobody decodes them."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is ConcatDataset:
+        return all(map(_is_of_arrays, dataset.datasets))
+    data = getattr(dataset, "data", None)
+    return isinstance(data, (np.ndarray, torch.Tensor)) and len(data) == length_of(dataset)
+
+
 def _names(plan: Plan) -> list[str]:
     return [type(step).__name__ for step in plan.steps]
 
@@ -63,9 +79,11 @@ class ImageCounts:
     """How many images of the first epoch of a loader were made by whom, for the log."""
 
     def __init__(self, dataset: Any) -> None:
-        self._name = name_of(dataset)
+        self._name, self._is_of_arrays = name_of(dataset), _is_of_arrays(dataset)
         self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_said = False
+        self.pixels_used_at = ""
+        """"file:line" of the user's code that first used pixels; "" if none is known."""
         self.not_translated: tuple[str, ...] = ()
         """The transforms that are not translated, and why."""
 
@@ -74,6 +92,7 @@ class ImageCounts:
         self._by_dali += by_dali
         self._by_pillow += by_pillow
         self._in_workers += in_workers
+        self.pixels_used_at = self.pixels_used_at or batch.pixels_used_at
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
@@ -81,23 +100,27 @@ class ImageCounts:
         if self._is_said or not total:
             return
         self._is_said = True
-        is_slow = (self._by_pillow + self._in_workers) / total > MANY
+        # An array needs no decoder, and DALI is faster than torchvision at the rest.
+        slow = self._in_workers + (0 if self._is_of_arrays else self._by_pillow)
+        is_slow = slow / total > MANY
         log.log(
             logging.WARNING if is_slow else logging.INFO,
-            "%s, first epoch: DALI decoded %s images, Pillow %s that DALI then transformed; %s were made in the workers"
-            "%s",
+            "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; %s "
+            "were made in the workers%s",
             self._name,
             *(f"{count:,}" for count in (self._by_dali, self._by_pillow, self._in_workers)),
             self._reason() if is_slow else "",
         )
 
     def _reason(self) -> str:
-        reasons = ["That is slower"]
-        if self._by_pillow:
+        reasons = ["That is slower than where DALI decodes"]
+        if self._by_pillow and not self._is_of_arrays:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
         if self._in_workers:
             but = "neither RGB nor, with a GPU, grey JPEGs"
             reasons.append(f"The workers make images whose pixels are used there, and those that are {but}")
+        if self.pixels_used_at:
+            reasons.append(f"Pixels are first used at {self.pixels_used_at}")
         return ". ".join(["", *reasons, *(f"They do what comes before {each}" for each in self.not_translated)])
 
 
@@ -119,7 +142,7 @@ class DescribedLoader(TorchDataLoader[T]):
         """
         found = self._translate()
         plans = (found.plans | self._servers.found).values()
-        return described(found, plans, self._options, has_begun=self._loader_state is not None)
+        return described(found, plans, self._options, self._loader_state is not None, self._counts.pixels_used_at)
 
     def __repr__(self) -> str:
         return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"

@@ -132,6 +132,8 @@ class PackedBatch:
             process.
         images_by: number of images that DALI decodes; that Pillow has decoded and DALI transforms; and that the worker
             has made, of which some may be among the former.
+        pixels_used_at: "file:line" of the user's code that used pixels of an image that was to be decoded late, or
+            "".
         is_computed: whether the content has tensors that are computed from outputs of the runs.
         batched: whether the batch was made from a list of samples, not from one sample.
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
@@ -150,6 +152,7 @@ class PackedBatch:
     kept: tuple[torch.Tensor, ...] = ()
     collated: bool = True
     images_by: tuple[int, int, int] = (0, 0, 0)
+    pixels_used_at: str = ""
     is_computed: bool = False
     batched: bool = True
     samples: tuple[bytes, ...] = ()

@@ -64,7 +64,7 @@ class Packer:
         self._batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans = has_images, plans
         self._new_plans: set[str] = set()
-        self._pixel_uses = PixelUses.count
+        self._pixel_uses, PixelUses.at = PixelUses.count, None
 
     def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
@@ -73,13 +73,13 @@ class Packer:
         content = self._collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self._takes)
         if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
-            return PackedBatch(request, content=content, images_by=self._images_by(pickler, 0))
+            return PackedBatch(request, content=content, **self._made_by(pickler, 0))
         data = pickler.dumps(content)
         each = samples if self._batched else [samples]
-        images_by = self._images_by(pickler, len(each))
+        made_by = self._made_by(pickler, len(each))
         if not pickler.runs and not pickler.is_computed:
             content = content if collates else self._collate_fn(content)
-            return PackedBatch(request, content=content, images_by=images_by)
+            return PackedBatch(request, content=content, **made_by)
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         layout, blob = _Layout(), None
         runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
@@ -97,20 +97,24 @@ class Packer:
             content=data,
             kept=tuple(pickler.kept),
             collated=collates,
-            images_by=images_by,
             is_computed=pickler.is_computed,
             batched=self._batched,
             samples=samples_alone,
             plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
+            **made_by,
         )
 
-    def _images_by(self, pickler: _ContentPickler, samples: int) -> tuple[int, int, int]:
-        """Return ``images_by`` of the PackedBatch, and begin to count for the next one."""
+    def _made_by(self, pickler: _ContentPickler, samples: int) -> dict[str, Any]:
+        """Return ``images_by`` and ``pixels_used_at`` of the PackedBatch, and begin to count for the next one."""
         calls = [call for run in pickler.runs for call in run if isinstance(call, ImageCall)]
         encoded = sum(call.image.header is not None for call in calls)
         used, self._pixel_uses = PixelUses.count - self._pixel_uses, PixelUses.count
         others = samples - len(calls) if pickler.is_computed else 0
-        return encoded, len(calls) - encoded, max(used, others)
+        used_at, PixelUses.at = PixelUses.at, None
+        return {
+            "images_by": (encoded, len(calls) - encoded, max(used, others)),
+            "pixels_used_at": used_at or "",
+        }
 
     def _takes(self, call: ProxyInputs) -> bool:
         """Return whether DALI may make the image of a call."""

@@ -20,6 +20,8 @@ import proxyloader
 from proxyloader import ImageError, RemoteImageFolder
 from proxyloader.data import remote_folder
 
+from ..limits import WAIT_S
+
 fsspec = pytest.importorskip("fsspec")
 
 TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
@@ -41,6 +43,7 @@ class Store:
     """An S3 server that answers each request for a file after ``LATENCY_S``.
 
     Attributes:
+        waits_for: how many files must have been asked for at the same time before one is answered.
         most: largest number of files that were asked for at the same time.
         asked: how many files were asked for.
         failing: how many of the next requests for a file are answered by an error of the server.
@@ -53,6 +56,7 @@ class Store:
         self._application = server.DomainDispatcherApplication(server.create_backend_app)
         self._lock = threading.Lock()
         self._now = self.most = self.asked = self.failing = 0
+        self.waits_for = 0
         self._server = make_server("127.0.0.1", 0, self, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever, name="QueueFeederStore")
         self._thread.start()
@@ -60,7 +64,7 @@ class Store:
             key="key",
             secret="secret",
             client_kwargs={"endpoint_url": f"http://127.0.0.1:{self._server.port}", "region_name": "eu-west-1"},
-            config_kwargs={"retries": {"max_attempts": 1}, "max_pool_connections": 64},
+            config_kwargs={"retries": {"max_attempts": 1}},
         )
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
@@ -73,6 +77,9 @@ class Store:
             fails, self.failing = self.failing > 0, max(0, self.failing - 1)
         try:
             time.sleep(LATENCY_S)
+            deadline = time.monotonic() + WAIT_S
+            while self.most < self.waits_for and time.monotonic() < deadline:
+                time.sleep(LATENCY_S)
             if fails:
                 start_response("503 Slow Down", [("Content-Type", "text/plain")])
                 return [b""]
@@ -143,6 +150,42 @@ def test_at_most_as_many_as_there_may_be_connections(store: Store) -> None:
     options = dict(storage_options=store.options, connections=2)
     assert len(seen(proxyloader.DataLoader, RemoteImageFolder("s3://bucket/train", TRAIN, **options), 0)) == 4
     assert store.most == 2
+
+
+def test_as_many_as_there_may_be_connections(store: Store) -> None:
+    store.most = 0
+    dataset = RemoteImageFolder("s3://bucket/train", storage_options=store.options, connections=32)
+    store.waits_for = 32
+    dataset.fetch_ahead(range(32))
+    store.waits_for = 0
+    assert store.most == 32
+    bounded = store.options | {"config_kwargs": {"max_pool_connections": 3}}
+    store.most = 0
+    RemoteImageFolder("s3://bucket/train", storage_options=bounded).fetch_ahead(range(12))
+    assert store.most == 3
+
+
+@pytest.fixture
+def obstore_opens_s3() -> Iterator[None]:
+    pytest.importorskip("obstore.fsspec").register("s3")
+    yield
+    fsspec.register_implementation("s3", pytest.importorskip("s3fs").S3FileSystem, clobber=True)
+
+
+def test_files_are_fetched_by_obstore_at_the_same_time_but_not_in_forked_workers(
+    store: Store, photos: Path, device: str, obstore_opens_s3: None
+) -> None:
+    endpoint = store.options["client_kwargs"]["endpoint_url"]
+    config = dict(endpoint=endpoint, region="eu-west-1", access_key_id="key", secret_access_key="secret")
+    options = dict(config=config, client_options={"allow_http": True})
+    dataset = RemoteImageFolder("s3://bucket/train", TRAIN, storage_options=options)
+    store.most = 0
+    ours = seen(proxyloader.DataLoader, dataset, 0, device=device)
+    assert store.most >= 6
+    for batch, wanted in zip(ours, seen(proxyloader.DataLoader, ImageFolder(str(photos), TRAIN), 0, device=device)):
+        assert torch.equal(batch[0], wanted[0]) and torch.equal(batch[1], wanted[1])
+    with pytest.raises(RuntimeError, match="multiprocessing_context='spawn'"):
+        seen(proxyloader.DataLoader, dataset, 1, device=device, multiprocessing_context="fork")
 
 
 def test_a_request_that_fails_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,170 @@
+"""What ``loader.backend``, the log and errors say of images that DALI does not make, and where they are in the code."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from torchvision import transforms
+from torchvision.datasets import CIFAR10, ImageFolder
+
+import proxyloader
+from proxyloader import InputError
+
+TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+
+
+class Files(Dataset[Any]):
+    def __init__(self, root: Path, look: Callable[[Any], Any]) -> None:
+        self.paths, self.look = sorted(root.rglob("*.jpg")), look
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.look(Image.open(self.paths[index])), index
+
+
+class Brighter:
+    def __call__(self, image: Any) -> Any:
+        return np.asarray(image) * 2
+
+
+def as_an_array(image: Any) -> Any:
+    return TRAIN(Image.fromarray(np.asarray(image)))
+
+
+def with_its_maximum(image: Any) -> Any:
+    tensor = TRAIN(image)
+    return tensor / float(tensor.max())
+
+
+def by_an_object(image: Any) -> Any:
+    return torch.from_numpy(Brighter()(image)[:32, :32].copy())
+
+
+def in_a_thumbnail(image: Any) -> Any:
+    image.thumbnail((40, 40))
+    return TRAIN(image)
+
+
+def unused(image: Any) -> Any:
+    return TRAIN(image)
+
+
+LINES = {
+    as_an_array: ("np.asarray", as_an_array),
+    with_its_maximum: ("tensor.max()", with_its_maximum),
+    by_an_object: ("np.asarray", Brighter),
+    in_a_thumbnail: ("image.thumbnail", in_a_thumbnail),
+}
+
+
+def line_of(text: str, owner: Any) -> str:
+    lines, first = inspect.getsourcelines(owner)
+    (number,) = [first + k for k, line in enumerate(lines) if text in line]
+    return f"{__file__}:{number}"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("look", LINES)
+def test_the_line_that_used_pixels_is_named(
+    look: Any, num_workers: int, photos: Path, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
+    list(loader)
+    line = line_of(*LINES[look])
+    assert f"Pixels are first used at {line}" in caplog.text
+    assert loader.backend.endswith(f"; the workers decode images whose pixels are used at {line}")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
+    num_workers: int, photos: Path, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    for look in (with_its_maximum, unused):
+        caplog.clear()
+        loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
+        list(loader)
+    assert "first epoch" in caplog.text and "Pixels are first used" not in caplog.text
+    assert loader.backend.endswith("JPEGs travel encoded")
+
+
+def with_means(samples: Any) -> Any:
+    images, labels = default_collate(samples)
+    return images - float(images.mean()), labels
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_line_of_a_collate_fn_is_named(num_workers: int, photos: Path, device: str) -> None:
+    dataset = Files(photos, unused)
+    loader = proxyloader.DataLoader(dataset, 12, num_workers=num_workers, device=device, collate_fn=with_means)
+    list(loader)
+    assert loader.backend.endswith(line_of("images.mean()", with_means))
+
+
+def of_arrays() -> CIFAR10:
+    dataset = CIFAR10.__new__(CIFAR10)
+    dataset.data, dataset.targets = np.full((12, 32, 32, 3), 7, np.uint8), [0] * 12
+    dataset.transform, dataset.target_transform = TRAIN, None
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "made_of", [of_arrays, lambda: Subset(of_arrays(), [3, 5]), lambda: ConcatDataset([of_arrays()])]
+)
+def test_arrays_that_nobody_decodes_are_no_reason_for_a_warning(
+    made_of: Any, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    list(proxyloader.DataLoader(made_of(), batch_size=4, device=device))
+    (record,) = [each for each in caplog.records if "first epoch" in each.getMessage()]
+    assert record.levelno == logging.INFO and "slower" not in record.getMessage()
+
+
+def test_decoded_images_are_a_reason_for_a_warning(
+    photos: Path, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "class").mkdir()
+    with Image.open(next(photos.rglob("*.jpg"))) as image:
+        image.save(tmp_path / "class" / "a.png")
+    list(proxyloader.DataLoader(ImageFolder(str(tmp_path), TRAIN), device=device))
+    assert (
+        "transformed 1 that Pillow decoded" in caplog.text and "That is slower than where DALI decodes" in caplog.text
+    )
+
+
+def in_grey(path: str) -> Any:
+    return Image.open(path).convert("L")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("unsupported", ["raise", "batch"])
+def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
+    unsupported: Any, num_workers: int, photos: Path, device: str
+) -> None:
+    dataset = ImageFolder(str(photos), TRAIN, loader=in_grey)
+    options: Any = dict(batch_size=4, num_workers=num_workers, device=device)
+    with pytest.raises(InputError) as caught:
+        list(proxyloader.DataLoader(dataset, unsupported=unsupported, **options))
+    assert caught.value.code == "wrong-mode" and caught.value.index == 0
+    for part in (
+        f"dataset[0]: {dataset.samples[0][0]}: ",
+        "'L'",
+        "'RGB' alone",
+        "convert('RGB')",
+        "unsupported='auto'",
+    ):
+        assert part in str(caught.value)
+    images, _ = next(iter(proxyloader.DataLoader(dataset, unsupported="auto", **options)))
+    assert images.shape == (4, 1, 32, 32)  # the advice holds
