@@ -64,6 +64,9 @@ def pytest_configure() -> None:
     """Ctrl-C counts also where the tests were started with a shell's ``&``, which has them ignore it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # One arena of malloc's for all threads. With one for each, what thousands of pipelines free is scattered, and a
+    # process grows to twice its size, which each fork then copies the tables of.
+    ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
 
 
 @pytest.fixture(scope="session", autouse=True)
