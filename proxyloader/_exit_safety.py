@@ -21,10 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
+from typing import Any
 
 PRIORITY = 100
 """Priority of the exit handler. The queues and pools of multiprocessing use the same mechanism with lower
@@ -64,6 +67,28 @@ def before_exit() -> Iterator[None]:
         yield
     finally:
         _inside.discard(token)
+
+
+def when_gone(thing: Any, call: Callable[..., object], *arguments: Any) -> None:
+    """Call a function once nothing refers to an object any more, but not when the interpreter ends.
+
+    ``weakref.finalize`` does the same, but at exit Python looks through all of them, and prints an error if a daemon
+    thread makes another one meanwhile.
+    """
+
+    references, is_ending = _references, sys.is_finalizing  # the module's own names are cleared at the end
+
+    def gone(reference: weakref.ref[Any]) -> None:
+        if not is_ending():
+            references.pop(id(reference), None)
+            call(*arguments)
+
+    reference = weakref.ref(thing, gone)
+    _references[id(reference)] = reference
+
+
+_references: dict[int, weakref.ref[Any]] = {}
+"""By their identity, as a reference to what has no hash has none either."""
 
 
 def _end_all() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from . import scripts
 from .faults import HEADER, assert_gone, children_of, training
 from .limits import ERROR_S, WAIT_S
 from .numbered import spell_dataset
@@ -123,6 +124,21 @@ def test_a_script_that_leaves_it_open_ends_without_a_word(
 ) -> None:
     # One of them from its first import on; of the others torch's exit handlers are older than any of the script's.
     assert ended(tmp_path, root, body, afresh="several loaders" in request.node.name) == (0, "", "")
+
+
+def test_what_is_called_when_an_object_is_gone_is_called_once_and_not_at_exit() -> None:
+    script = """
+from proxyloader._exit_safety import when_gone
+
+class Thing: ...
+
+gone, stays = Thing(), Thing()
+when_gone(gone, print, "gone")
+when_gone(stays, print, "stays")
+del gone
+print("ends")
+"""
+    assert scripts.run(script, timeout_s=WAIT_S).stdout.split() == ["gone", "ends"]
 
 
 GOING_ON = {

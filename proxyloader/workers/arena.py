@@ -13,12 +13,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import weakref
 from collections import deque
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .._exit_safety import when_gone
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -55,7 +56,7 @@ class Arena:
 
     def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
         self._fd = fd
-        weakref.finalize(self, os.close, fd).atexit = False
+        when_gone(self, os.close, fd)
         self.slots, self.slot_bytes = slots, slot_bytes
         self._ready = _map_file(fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
@@ -127,7 +128,7 @@ def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
         error = ctypes.get_errno()
         raise OSError(error, f"a slot of {length} bytes cannot be mapped: {os.strerror(error)}")
     mapped = (ctypes.c_uint8 * length).from_address(address)
-    weakref.finalize(mapped, libc.munmap, address, length).atexit = False
+    when_gone(mapped, libc.munmap, address, length)
     return np.ctypeslib.as_array(mapped)
 
 
