@@ -135,9 +135,12 @@ def _fail_for(pipeline: Pipeline) -> bool:
             if _reservation is not None:
                 _reservation.finish()
             _Reservation(device_id, missing).begin()
-    elif not _decode(device_id, paddings):
-        _leave_alone(device_id)
-        return True
+    else:
+        with _reservation or contextlib.nullcontext():
+            has_room = _decode(device_id, paddings)
+        if not has_room:
+            _leave_alone(device_id)
+            return True
     _holding[pipeline] = paddings
     return False
 
@@ -156,13 +159,14 @@ class _Reservation(threading.Thread):
     """A thread that tries the engines after a delay, and so takes the shared room of decoders with these paddings.
 
     A fork, or a block ``with`` it, begins the delay anew. If the thread is trying them already, they wait for its end.
+    No lock is held meanwhile, as a pipeline that is built may fork processes of its own.
     """
 
     def __init__(self, device_id: int, paddings: set[Padding]) -> None:
         super().__init__(name="proxyloader-engines")
         self._device_id, self._paddings = device_id, paddings
         self._at_once = threading.Event()
-        self._trial = threading.Lock()
+        self._trial, self._put_off_by = threading.Lock(), 0
         self._latest_s = time.monotonic() + AT_LATEST_S
         self._begin_delay()
 
@@ -181,7 +185,7 @@ class _Reservation(threading.Thread):
             if not threading.main_thread().is_alive():
                 return  # the process is ending, and waits for its threads
             with self._trial:
-                if is_asked_for or time.monotonic() >= self._due_s:
+                if not self._put_off_by and (is_asked_for or time.monotonic() >= self._due_s):
                     self._try()
                     return
 
@@ -199,16 +203,18 @@ class _Reservation(threading.Thread):
         self.join()
 
     def __enter__(self) -> None:
-        self._trial.acquire()
+        with self._trial:
+            self._put_off_by += 1
 
     def __exit__(self, *_: object) -> None:
         self._begin_delay()
-        self._trial.release()
+        with self._trial:
+            self._put_off_by -= 1
 
     def pause(self) -> bool:
-        is_trying = self._trial.locked()
+        was_under_way = self._trial.locked()
         self.__enter__()
-        return is_trying
+        return was_under_way
 
     def resume(self) -> None:
         self.__exit__()

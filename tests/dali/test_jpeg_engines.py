@@ -374,6 +374,28 @@ def test_forks_put_the_trial_off_but_not_for_ever(gpu: Gpu, monkeypatch: pytest.
     assert gpu.tried == [()] and time.monotonic() - began_s >= 1.5
 
 
+@pytest.mark.parametrize("forks_in", ["the same thread", "another thread"])
+def test_a_pipeline_may_fork_while_it_is_built(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, forks_in: str) -> None:
+    """DALI forks the processes of an external source with ``parallel=True``."""
+    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
+    first, second, statuses = decoder_of({}), decoder_of({}), []
+    jpeg_engines.build(first)
+
+    def forks() -> None:
+        statuses.append(exit_status_of_fork(lambda: True))
+
+    def build(pipeline: Pipeline) -> None:
+        other = threading.Thread(target=forks if forks_in == "another thread" else lambda: None)
+        other.start()
+        other.join(WAIT_S)
+        forks()
+        gpu.build(pipeline)
+
+    monkeypatch.setattr(_executor, "build", build)
+    jpeg_engines.build(second)
+    assert set(statuses) == {0} and gpu.built == [True, True] and gpu.tried_in_all() == [()]
+
+
 def test_a_forked_child_may_build_pipelines_of_its_own(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
     pipeline = decoder_of({})
