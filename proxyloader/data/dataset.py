@@ -51,6 +51,15 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
+def sources_of(dataset: Any) -> list[Any]:
+    """Return the datasets that a ``Subset`` or ``ConcatDataset`` is made of, also of nested ones; of others, itself."""
+    if type(dataset) is Subset:
+        return sources_of(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return [source for each in dataset.datasets for source in sources_of(each)]
+    return [dataset]
+
+
 def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
     """Return a shallow copy of ``dataset`` whose images stay encoded and are transformed in DALI.
 

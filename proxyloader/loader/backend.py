@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from ..data.dataset import Translated, length_of
+from ..data.dataset import Translated, length_of, sources_of
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
@@ -63,12 +63,10 @@ def name_of(dataset: Any) -> str:
 
 def _is_of_arrays(dataset: Any) -> bool:
     """Return whether a dataset makes its images of an array in memory, as CIFAR10 does, so that nobody decodes them."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    if type(dataset) is ConcatDataset:
-        return all(map(_is_of_arrays, dataset.datasets))
-    data = getattr(dataset, "data", None)
-    return isinstance(data, (np.ndarray, torch.Tensor)) and len(data) == length_of(dataset)
+    return all(
+        isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor)) and len(data) == length_of(source)
+        for source in sources_of(dataset)
+    )
 
 
 def _names(plan: Plan) -> list[str]:

@@ -6,11 +6,11 @@ import functools
 import importlib.util
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 from torchvision.datasets import MNIST, SEMEION, USPS
 
 from ..data.compiled_transform import compile_for_loader, left_to_torchvision
-from ..data.dataset import Translated, plans_in, wrap
+from ..data.dataset import Translated, plans_in, sources_of, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
 from .options import LoaderOptions
@@ -64,7 +64,8 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
             return left
     if _is_in_memory(dataset):
         return Translated(wrapped, plans, reason="" if plans else "its samples are in memory, with nothing to decode")
-    if options.server is None and isinstance(getattr(_innermost(dataset), "transform", None), Proxy):
+    source, *others = sources_of(dataset)
+    if options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy):
         warnings.append(NO_SERVER)
     return Translated(wrapped, plans, is_late=True, warnings=tuple(warnings), not_translated=tuple(not_translated))
 
@@ -95,23 +96,13 @@ def _left_to_torchvision(dataset: Any, options: LoaderOptions, reason: str) -> T
 
 def _is_in_memory(dataset: Any) -> bool:
     """Return whether the samples are tensors or objects in memory, so there is nothing to decode."""
-    if type(dataset) is Subset:
-        return _is_in_memory(dataset.dataset)
-    if type(dataset) is ConcatDataset:
-        return all(map(_is_in_memory, dataset.datasets))
-    return type(dataset) in (TensorDataset, list, tuple, range)
+    return all(type(source) in (TensorDataset, list, tuple, range) for source in sources_of(dataset))
 
 
 def _is_of_grey_arrays(dataset: Any) -> bool:
     """Return whether a dataset is one of torchvision's that make each image of an array in memory, in mode L."""
-    dataset = _innermost(dataset)
-    if type(dataset) is ConcatDataset:
-        return all(map(_is_of_grey_arrays, dataset.datasets))
-    own = getattr(type(dataset).__getitem__, "__module__", "") if isinstance(dataset, GREY_ARRAYS) else ""
-    return own.startswith("torchvision.")
-
-
-def _innermost(dataset: Any) -> Any:
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return dataset
+    return all(
+        isinstance(source, GREY_ARRAYS)
+        and getattr(type(source).__getitem__, "__module__", "").startswith("torchvision.")
+        for source in sources_of(dataset)
+    )
