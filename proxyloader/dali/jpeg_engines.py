@@ -248,7 +248,7 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
 
     It is infinite if the image cannot be decoded, for example for lack of memory.
     """
-    encoded, wanted = _picture()
+    encoded, wanted = known_picture(quality=90)
     how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
@@ -272,9 +272,26 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
     return max(off)
 
 
-def _picture() -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return a JPEG whose colours change from pixel to pixel: its bytes, and the image that Pillow decodes."""
-    colors = np.random.default_rng(0).integers(0, 256, (SIDE_PX // 2, SIDE_PX // 2, 3), dtype=np.uint8)
+def known_picture(
+    seed: int = 0,
+    size_px: tuple[int, int] = (SIDE_PX, SIDE_PX),
+    mode: str = "RGB",
+    format: str = "JPEG",
+    **options: Any,
+) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Return a file of a picture whose colours change from pixel to pixel, and the pixels that Pillow decodes of it.
+
+    Args:
+        seed: each gives another picture.
+        size_px: width and height.
+        mode, format, options: as Pillow writes the file.
+
+    Returns:
+        The bytes, (bytes,) uint8, and the image in mode RGB, (H, W, 3).
+    """
+    width, height = size_px
+    colors = np.random.default_rng(seed).integers(0, 256, (height // 2, width // 2, 3), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray(colors).resize((SIDE_PX, SIDE_PX), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    image = Image.fromarray(colors).resize(size_px, Image.Resampling.BICUBIC).convert(mode)
+    image.save(file, format, **options)
     return np.frombuffer(file.getvalue(), np.uint8), np.asarray(Image.open(file).convert("RGB")).astype(int)

@@ -46,7 +46,7 @@ def decoder(number):
     return graph()
 
 def exhaust():
-    encoded, _ = jpeg_engines._picture()
+    encoded, _ = jpeg_engines.known_picture(quality=90)
     held, padding = [], (("device_memory_padding", 1 << 19),)
     while len(held) % 8 or jpeg_engines._levels_off(0, padding) < jpeg_engines.MOST_LEVELS:
         assert len(held) < 100

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, features
+from PIL import features
 
 from ...dali.api import decoder_arguments, fn, pipeline_def, types
-from ...dali.jpeg_engines import MOST_LEVELS
+from ...dali.jpeg_engines import MOST_LEVELS, known_picture
 from .questions import Engine, Facts, Format
 
 SIZE_PX = (256, 192)
@@ -41,7 +40,7 @@ def decode_all(engine: Engine, device_id: int) -> Iterator[Facts]:
         if format == "WEBP" and not features.check("webp"):  # this Pillow cannot write one
             continue
         # All differ, as a decoder that fails may leave an earlier picture in its memory.
-        files, wanted = zip(*[_picture(2 * number + k, mode, format, options) for k in range(2)])
+        files, wanted = zip(*[known_picture(2 * number + k, SIZE_PX, mode, format, **options) for k in range(2)])
         facts: Facts = {"format": name, "bound": BOUNDS[engine] if format == "JPEG" else 0, "error": ""}
         try:
             decoder = decoder or _decoder(engine, device_id)
@@ -54,16 +53,6 @@ def decode_all(engine: Engine, device_id: int) -> Iterator[Facts]:
             facts["error"] = " ".join(str(error).split())
             decoder = None  # a pipeline that has failed does not go on
         yield facts
-
-
-def _picture(seed: int, mode: str, format: str, options: dict[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.int_]]:
-    """Return a file whose colours change from pixel to pixel, and the RGB pixels that Pillow decodes of it."""
-    width, height = SIZE_PX
-    colors = np.random.default_rng(seed).integers(0, 256, (height // 2, width // 2, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    image = Image.fromarray(colors).resize(SIZE_PX, Image.Resampling.BICUBIC).convert(mode)
-    image.save(file, format, **options)
-    return np.frombuffer(file.getvalue(), np.uint8), np.asarray(Image.open(file).convert("RGB")).astype(int)
 
 
 def _decoder(engine: Engine, device_id: int) -> Any:
