@@ -9,7 +9,9 @@ import multiprocessing
 import os
 import pkgutil
 import random
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +30,7 @@ from proxyloader.dali.run_queue import RunQueue
 from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.registry import plan_for
 
-from . import tiers
+from . import scripts, tiers
 from .integration.roads import warm_forkserver as warm_forkserver
 from .limits import STOP_S, WAIT_S
 
@@ -43,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores for each two of them, as tests wait for a third of their time."""
+    """One process more than there are cores for each two of them, as tests also wait."""
     cores = len(os.sched_getaffinity(0))
     return cores + cores // 2
 
@@ -65,7 +67,7 @@ def pytest_configure() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # One arena of malloc's for all threads. With one for each, what thousands of pipelines free is scattered, and a
-    # process grows to twice its size, which each fork then copies the tables of.
+    # process grows by much, of which each fork copies the tables.
     ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
 
 
@@ -102,6 +104,13 @@ def loaded_decoder(photos: Path) -> Iterator[None]:
         server = RunQueue(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1)))
         server.collect(server.submit([[np.fromfile(next(photos.rglob("*.jpg")), np.uint8)]]))
         yield
+
+
+@pytest.fixture(scope="session")
+def may_mount() -> None:
+    command = scripts.in_own_namespace("mount -t tmpfs -o size=1m tmpfs /dev/shm")
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount; the tests beside this one need no mount")
 
 
 @pytest.fixture(scope="session")
@@ -152,8 +161,7 @@ _held_bytes = 0
 
 
 def _give_memory_back() -> None:
-    """Of what earlier tests have freed, or left to the garbage collector. A fork takes as long as there is memory, and
-    most tests with workers do little else."""
+    """Of what earlier tests have freed, or left to the garbage collector. A fork takes longer the more there is."""
     global _held_bytes
     if _own_bytes() > _held_bytes + MOST_GROWTH_BYTES:
         gc.collect()

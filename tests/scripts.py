@@ -110,6 +110,11 @@ def run_ranks(
     ]
 
 
+def in_own_namespace(*commands: str) -> list[str]:
+    """A command line that runs another one where the mounts made by ``commands`` are its own."""
+    return ["unshare", "-rm", "sh", "-c", " && ".join([*commands, 'exec "$0" "$@"'])]
+
+
 def end(process: Any) -> None:
     """Leave nothing of a script, nor of what is in its session."""
     with contextlib.suppress(ProcessLookupError):

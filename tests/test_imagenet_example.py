@@ -29,7 +29,6 @@ pytestmark = pytest.mark.timeout(300)
 SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali")
 
-PROXY_BY_DEFAULT = pytest.mark.parametrize("backend", by_default({name: name for name in BACKENDS}, "proxy"))
 IMAGES, VAL_IMAGES = 320, 128
 EPOCHS = 5
 SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.1", "--warmup-epochs", "1"]

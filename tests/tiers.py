@@ -16,10 +16,10 @@ On a GPU building a pipeline takes most of a test's time. So there the default r
 
 - Of two parameters or more: as few tests as have each value. Of v1 and v2: one, as both compile to plans of the same
   steps, which the tests on the CPU hold to torchvision for both.
-- Of the files in ``SAME_ON_EACH_DEVICE``: one test of each function, each time with other values. They are about the
-  order of samples, states, the structure of batches and the words of errors, which the device does not change; or about
-  the choice of operations, by policies and containers, of which ``test_closeness.py`` has the pixels one by one.
-  In full stay those that look at pixels, streams, memory, JPEG engines, stopping and recovery.
+- Of the files in ``ONE_OF_EACH_ON_A_GPU``: one test of each function, each time with other values. They are about the
+  order of samples, states, the structure of batches and the words of errors, which the device does not change; about
+  which datasets and images DALI takes; or about transforms, of whose steps ``test_closeness.py`` has the pixels one by
+  one. In full stay those about the graph, streams, memory, JPEG engines, stopping and recovery.
 - Of random orders of steps: every third.
 
 Tests that need a GPU are collected where there is one, or where ``PROXYLOADER_REQUIRE_GPU=1`` says that there must be.
@@ -40,7 +40,7 @@ import torch
 
 NOT_FORKED = {"spawn", "forkserver"}
 
-SAME_ON_EACH_DEVICE = {
+ONE_OF_EACH_ON_A_GPU = {
     *("integration/test_any_dataset.py", "integration/test_called_transforms.py", "integration/test_grey_images.py"),
     *("integration/test_bad_input.py", "integration/test_faults_epochs.py", "integration/test_faults_input.py"),
     *("integration/test_faults_order.py", "integration/test_faults_structure.py", "integration/test_feeding.py"),
@@ -95,7 +95,7 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for number, ((path, (_, name), is_on_gpu), product) in enumerate(products.items()):
         if not is_on_gpu:
             chosen = _with_each(2, product)
-        elif path.relative_to(Path(__file__).parent).as_posix() in SAME_ON_EACH_DEVICE:
+        elif path.relative_to(Path(__file__).parent).as_posix() in ONE_OF_EACH_ON_A_GPU:
             chosen = [product[number % len(product)]]
         else:
             chosen = _with_each(1, _of_one_version(product))[:: 3 if name in THIRDS else 1]

@@ -39,23 +39,11 @@ from ..faults import (
 from ..limits import STOP_S, WAIT_S
 from ..numbered import spell_dataset
 from ..outcomes import raises
+from ..scripts import in_own_namespace
 from ..tiers import by_default
 
 ALL = list(range(48))
 WHOLE = "assert all_numbers(loader) == list(range(48))"
-
-
-def in_own_namespace(*commands: str) -> list[str]:
-    """A command line that runs another one where the mounts made by ``commands`` are its own."""
-    return ["unshare", "-rm", "sh", "-c", " && ".join([*commands, 'exec "$0" "$@"'])]
-
-
-@pytest.fixture(scope="module")
-def may_mount() -> None:
-    found = shutil.which("unshare")
-    command = in_own_namespace("mount -t tmpfs -o size=1m tmpfs /dev/shm")
-    if found is None or subprocess.run([*command, "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount; the tests beside this one need no mount")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -24,6 +23,7 @@ from proxyloader.tools.doctor.subject import Subject
 from .. import scripts
 from ..installations import environment, stand_in, with_own_dali, without
 from ..limits import WAIT_S
+from ..scripts import in_own_namespace
 
 ALL_FORMATS = "JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -147,32 +147,22 @@ SMALL_SHM = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
 FEW_FILES = "ulimit -n 64"
 
 
-def in_own_namespace(*commands: str) -> list[str]:
-    return ["unshare", "-rm", "bash", "-c", " && ".join([*commands, 'exec "$0" "$@"'])]
-
-
-def test_a_small_dev_shm_is_a_warning() -> None:
-    under = in_own_namespace(SMALL_SHM)
-    if shutil.which("unshare") is None or subprocess.run([*under, "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount")
+def test_a_small_dev_shm_is_a_warning(may_mount: None) -> None:
     asked = """
 from proxyloader.tools.doctor import machine
 from proxyloader.tools.doctor.subject import Subject
 
 print(*machine.shared_memory(Subject(5)))
 """
-    done = scripts.run(asked, timeout_s=WAIT_S, under=under)
+    done = scripts.run(asked, timeout_s=WAIT_S, under=in_own_namespace(SMALL_SHM))
     assert "status='warn'" in done.stdout and "64 MB free of 64" in done.stdout, done.stderr
     assert "--shm-size=8g" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_the_table_shows_a_small_dev_shm_and_few_open_files() -> None:
-    under = in_own_namespace(SMALL_SHM, FEW_FILES)
-    if shutil.which("unshare") is None or subprocess.run([*under, "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount")
-    done = run(under=under, env={**NO_GPU, "COLUMNS": "200"})
+def test_the_table_shows_a_small_dev_shm_and_few_open_files(may_mount: None) -> None:
+    done = run(under=in_own_namespace(SMALL_SHM, FEW_FILES), env={**NO_GPU, "COLUMNS": "200"})
     lines = done.stdout.splitlines()
     (shm,) = [number for number, line in enumerate(lines) if line.split()[1:2] == ["/dev/shm"]]
     assert lines[shm].split()[:7] == ["warn", "/dev/shm", "64", "MB", "free", "of", "64"]
