@@ -45,6 +45,7 @@ class Fetcher:
         seed: seed of the random numbers; None: use torch's generators as they are.
         scans: what is known of the JPEGs; None: they are not checked.
         live: returns the dataset as it is when a batch begins; None: the dataset does not change.
+        has_workers: whether the loader has worker processes.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Fetcher:
         seed: int | None = None,
         scans: IntegrityTable | None = None,
         live: Callable[[], Any] | None = None,
+        has_workers: bool = False,
     ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
-        self._scans, self._live = scans, live
+        self._scans, self._live, self._has_workers = scans, live, has_workers
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
@@ -135,8 +137,15 @@ class Fetcher:
 
     def generators(self) -> contextlib.AbstractContextManager[None]:
         """Context for all calls above. In the process of the training loop it restores the user's generators."""
-        draws_here = self._seed is not None and own_worker_info(self.dataset) is None
+        draws_here = self._seed is not None and self.worker_info() is None
         return preserve_rng() if draws_here else contextlib.nullcontext()
+
+    def worker_info(self) -> Any:
+        """Return torch's ``get_worker_info()`` in a worker of this loader; otherwise None.
+
+        A loader without workers may run inside a worker of another loader.
+        """
+        return get_worker_info() if self._has_workers else None
 
     @property
     def _takes_lists(self) -> bool:
@@ -206,15 +215,6 @@ class Fetcher:
             path = error.path or path_of(self.dataset, index)
             where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
             raise error.at(where, index=index, path=path) from error.__cause__
-
-
-def own_worker_info(dataset: Any) -> Any:
-    """Return torch's ``get_worker_info()`` in a worker of the loader that reads this dataset; otherwise None.
-
-    A loader without workers may run inside a worker of another loader.
-    """
-    info = get_worker_info()
-    return info if info is not None and info.dataset is dataset else None
 
 
 def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:

@@ -109,7 +109,7 @@ class WorkerPool:
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live)
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live, loader.num_workers > 0)
         packer = Packer(
             loader.collate_fn,
             arena,

@@ -21,7 +21,7 @@ from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
-from .fetch import Fetched, Fetcher, own_worker_info
+from .fetch import Fetched, Fetcher
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest
@@ -53,7 +53,7 @@ class PackedDataset(Dataset[Any]):
         return dataset_state(self.fetcher.dataset)
 
     def __getitems__(self, request: BatchRequest) -> BatchMessage:
-        info = own_worker_info(self.fetcher.dataset)
+        info = self.fetcher.worker_info()
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
@@ -83,7 +83,7 @@ class PackStream:
     def __call__(self, samples: Any) -> BatchMessage:
         fetched = self._fetcher.of_stream(samples if self._batched else [samples])
         packed = _pack(self._packer, fetched, self._batched)
-        return BatchMessage.of(packed, own_worker_info(self._stream.dataset), self._stream.state)
+        return BatchMessage.of(packed, self._fetcher.worker_info(), self._stream.state)
 
 
 def _pack(packer: Packer, fetched: Fetched, batched: bool, request: BatchRequest | None = None) -> PackedBatch:

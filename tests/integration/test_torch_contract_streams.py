@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterableDataset, Subset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 from torchvision.datasets import ImageFolder
 
 import proxyloader
@@ -253,3 +255,36 @@ def test_the_iterator_of_a_stream_has_torchs_length(stream: Streams, sized: bool
             return Failed.by(error)
 
     assert_as_torch(lambda loader: loader(stream(sized=sized), 3), use)
+
+
+# --- torch's data pipes ----------------------------------------------------------------------------------------------
+
+PIPED: dict[str, dict[str, Any]] = {
+    "torch's defaults": {},
+    "batches": dict(batch_size=3),
+    "no batches": dict(batch_size=None),
+    "shuffle": dict(batch_size=3, shuffle=True),
+    "not shuffle": dict(batch_size=3, shuffle=False),
+    "persistent": dict(batch_size=3, persistent_workers=True),
+    "pinned memory": dict(batch_size=3, pin_memory=True),
+    "spawned": dict(batch_size=3, multiprocessing_context="spawn"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("arguments", PIPED.values(), ids=PIPED)
+def test_a_data_pipe_is_loaded_as_by_torch(stream: Streams, arguments: Any, workers: int) -> None:
+    def build(loader: Any) -> Any:
+        numbers = IterableWrapper(range(10)).shuffle(buffer_size=4).sharding_filter()
+        mine = {name: value for name, value in arguments.items() if workers or name == "batch_size"}
+        return loader(numbers.map(stream().sample), num_workers=workers, **mine)
+
+    assert_as_torch(build, epochs if "persistent_workers" in arguments else one_epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_pipe_of_a_map_is_loaded_as_by_torch(stream: Streams, workers: int) -> None:
+    def build(loader: Any) -> Any:
+        return loader(SequenceWrapper(range(10)).map(stream().sample), 3, shuffle=True, num_workers=workers)
+
+    assert_as_torch(build, epochs)
