@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import multiprocessing
@@ -30,7 +29,7 @@ from proxyloader.dali.run_queue import RunQueue
 from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.registry import plan_for
 
-from . import scripts, tiers
+from . import forks, scripts, tiers
 from .integration.roads import warm_forkserver as warm_forkserver
 from .limits import STOP_S, WAIT_S
 
@@ -56,19 +55,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for module in pkgutil.walk_packages(proxyloader.__path__, "proxyloader."):
             if module.name != "proxyloader.__main__":
                 importlib.import_module(module.name)
-    # What is there before the first test stays. Without this each collection would look at all of it, and so would
-    # those of forked workers, for which the kernel then copies it.
-    gc.collect()
-    gc.freeze()
+    forks.keep_what_is_there()
 
 
 def pytest_configure() -> None:
     """Ctrl-C counts also where the tests were started with a shell's ``&``, which has them ignore it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # One arena of malloc's for all threads. With one for each, what thousands of pipelines free is scattered, and a
-    # process grows by much, of which each fork copies the tables.
-    ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
+    forks.use_one_arena()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -153,27 +147,7 @@ def nothing_survives() -> object:
     left = {thread for thread in new if thread.is_alive()}
     assert not left, f"threads outlived the test: {left}"
     assert _arenas() <= arenas, "an arena outlived the test"
-    _give_memory_back()
-
-
-MOST_GROWTH_BYTES = 100 << 20
-_held_bytes = 0
-
-
-def _give_memory_back() -> None:
-    """Of what earlier tests have freed, or left to the garbage collector. A fork takes longer the more there is."""
-    global _held_bytes
-    if _own_bytes() > _held_bytes + MOST_GROWTH_BYTES:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        _held_bytes = _own_bytes()
-
-
-def _own_bytes() -> int:
-    """Memory of this process that is not that of a file."""
-    with open("/proc/self/statm", "rb") as file:
-        _, resident, of_files, *_ = map(int, file.read().split())
-    return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
+    forks.give_memory_back()
 
 
 def _arenas() -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import json
 import os
 import select
@@ -28,6 +27,8 @@ from types import CodeType
 from typing import Any
 
 import torch
+
+from . import forks
 
 _SERVE = "exec(__import__('tests.scripts').scripts.serve(int(__import__('sys').argv[1])))"
 _ROOT = Path(__file__).parents[1]
@@ -222,8 +223,7 @@ def serve(fd: int) -> CodeType:
     import torchvision.datasets
     import torchvision.transforms.v2  # noqa: F401
 
-    gc.collect()
-    gc.freeze()  # else each script looks at all of torch when it ends, and the kernel copies that for it
+    forks.keep_what_is_there()
     connection = socket.socket(fileno=fd)
     while True:
         size, fds, _, _ = socket.recv_fds(connection, 4, 2)
