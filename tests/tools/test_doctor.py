@@ -40,6 +40,8 @@ def run(*options: str, under: Sequence[str] = (), site: bool = True, env: Mappin
     """
     command = [*under, sys.executable, *([] if site else ["-S"]), "-m", "proxyloader", "doctor", *options]
     everything = {**environment(), **env}
+    if site:  # and what was found on the way here
+        everything["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=2 * WAIT_S)
 
 
