@@ -19,6 +19,7 @@ import proxyloader
 
 from ..numbered import spell_dataset
 from ..side_by_side import Failed, assert_as_torch, epochs, one_epoch, walked
+from ..tiers import by_default
 from .test_torch_contract_samples import SAMPLES, TRANSFORM, Numbers, Pictures, a_pair, as_list
 
 
@@ -272,7 +273,7 @@ PIPED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("arguments", PIPED.values(), ids=PIPED)
+@pytest.mark.parametrize("arguments", by_default(PIPED, *PIPED.keys() - {"spawned"}))
 def test_a_data_pipe_is_loaded_as_by_torch(stream: Streams, arguments: Any, workers: int) -> None:
     def build(loader: Any) -> Any:
         numbers = IterableWrapper(range(10)).shuffle(buffer_size=4).sharding_filter()

@@ -45,8 +45,14 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> Iterator[Find
             yield Finding(check.__name__, "warn", found, "Report it, with the output of proxyloader doctor --json")
 
 
+def _examined(limit_s: float) -> list[Finding]:
+    subject = Subject(limit_s)
+    subject.ask_at_once()
+    return list(examine(subject))
+
+
 def _shown_as_json(limit_s: float) -> list[Finding]:
-    findings = list(examine(Subject(limit_s)))
+    findings = _examined(limit_s)
     report: dict[str, Any] = {
         "proxyloader": __version__,
         "system": platform.platform(),
@@ -62,9 +68,9 @@ def _shown_as_table(limit_s: float) -> list[Finding]:
     from rich.table import Table
     from rich.text import Text
 
-    console, findings = Console(), list[Finding]()
+    console = Console()
     with console.status("imports packages and decodes pictures, each in a process of its own"):
-        findings += examine(Subject(limit_s))
+        findings = _examined(limit_s)
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
         text = [Text(finding.found), *([Text(f"-> {finding.remedy}")] if finding.remedy else [])]
