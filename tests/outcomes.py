@@ -38,8 +38,8 @@ def outcomes(batches: Iterable[Any]) -> list[Any]:
 
 def without_frames(error: BaseException) -> BaseException:
     """A kept exception keeps the frames it came through, and with them the loader and its workers."""
-    cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
+    chain = [error]
+    for each in chain:
+        each.__traceback__ = None
+        chain += [more for more in (each.__cause__, each.__context__) if more is not None and more not in chain]
     return error

@@ -208,6 +208,7 @@ def _connection() -> socket.socket:
 
     def stop(pid: int = os.getpid()) -> None:
         if os.getpid() == pid:  # not in a child of a fork
+            ours.shutdown(socket.SHUT_RDWR)  # where a worker of a test that has failed holds it, too, closing is not enough
             ours.close()
             server.wait()
 

@@ -17,11 +17,12 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader, EncodedImage
+from proxyloader import DataLoader, EncodedImage, ProxyServer, pipelines
 from proxyloader._random_state import preserve_rng, seed_generators
 
 from .. import scripts
 from ..limits import WAIT_S
+from .roads import read_bytes
 
 TRAIN = transforms.Compose(
     [transforms.RandomResizedCrop((24, 32)), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -116,6 +117,20 @@ def test_a_collate_fn_that_draws_follows_the_seed_too(noisy: Noisy, device: str)
         seed_generators(workers)  # the user's own, which must not matter
         loader = DataLoader(noisy, 7, shuffle=True, num_workers=workers, seed=5, collate_fn=MixUp(), device=device)
         found.append(cpu(loader))
+    assert same(*found)
+
+
+def test_a_collate_fn_behind_a_hand_written_pipeline_follows_the_seed_too(photos: Path, device: str) -> None:
+    found = []
+    for workers in (0, 2):
+        seed_generators(workers)
+        pipeline = pipelines.validation(
+            "proxy", batch_size=7, num_threads=1, device_id=0 if device == "cuda" else None, resize=40, size=32
+        )
+        with ProxyServer(pipeline) as server:
+            dataset = Noisy(str(photos), server.proxy, loader=read_bytes)
+            loader = DataLoader(dataset, 7, num_workers=workers, seed=5, collate_fn=MixUp(), server=server)
+            found.append(cpu(loader))
     assert same(*found)
 
 
