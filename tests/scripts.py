@@ -208,7 +208,8 @@ def _connection() -> socket.socket:
 
     def stop(pid: int = os.getpid()) -> None:
         if os.getpid() == pid:  # not in a child of a fork
-            ours.shutdown(socket.SHUT_RDWR)  # where a worker of a test that has failed holds it, too, closing is not enough
+            # Closing is not enough where a worker of a test that has failed holds it, too.
+            ours.shutdown(socket.SHUT_RDWR)
             ours.close()
             server.wait()
 
