@@ -17,10 +17,12 @@ On a GPU building a pipeline takes most of a test's time. So there the default r
 
 - Of two parameters or more: as few tests as have each value. Of v1 and v2: one, as both compile to plans of the same
   steps, which the tests on the CPU hold to torchvision for both.
+- Of the files in ``NONE_ON_A_GPU``: none. They are about transforms, of whose steps ``test_closeness.py`` has the pixels
+  one by one, or about the benchmark, which is run there for its records.
 - Of the files in ``ONE_OF_EACH_ON_A_GPU``: one test of each function, each time with other values. They are about the
   order of samples, states, the structure of batches and the words of errors, which the device does not change; about
-  which datasets and images DALI takes; or about transforms, of whose steps ``test_closeness.py`` has the pixels one by
-  one. In full stay those about the graph, streams, memory, JPEG engines, stopping and recovery.
+  which datasets and images DALI takes; or about how steps are put together. In full stay those about streams, memory,
+  JPEG engines, stopping and recovery.
 - Of random orders of steps: every third.
 
 Tests that need a GPU are collected where there is one, or where ``PROXYLOADER_REQUIRE_GPU=1`` says that there must be.
@@ -41,22 +43,26 @@ import torch
 
 NOT_FORKED = {"spawn", "forkserver"}
 
-ONE_OF_EACH_ON_A_GPU = {
-    *("integration/test_any_dataset.py", "integration/test_called_transforms.py", "integration/test_grey_images.py"),
-    *("integration/test_bad_input.py", "integration/test_faults_epochs.py", "integration/test_faults_input.py"),
-    *("integration/test_faults_order.py", "integration/test_faults_structure.py", "integration/test_feeding.py"),
-    *("integration/test_hidden_transforms.py", "integration/test_live_datasets.py", "integration/test_mixing.py"),
-    *("integration/test_proxy_server.py", "integration/test_reproduction.py", "integration/test_several_images.py"),
-    *("integration/test_pil_datasets.py", "integration/test_sharded_loader.py", "integration/test_unreadable.py"),
-    *("integration/test_torch_contract.py", "integration/test_torch_contract_samples.py"),
-    "integration/test_torch_contract_streams.py",
-    *("loader/test_dataloader.py", "reader/test_loader.py", "tools/test_explain.py"),
+NONE_ON_A_GPU = {
     *("transforms/test_augment.py", "transforms/test_auto_augment.py", "transforms/test_color.py"),
     *("transforms/test_container.py", "transforms/test_geometry.py", "transforms/test_multi_crop.py"),
     *("transforms/test_resize.py", "transforms/test_type_conversion.py", "transforms/test_warp.py"),
-    *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py"),
+    *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py", "tools/test_bench.py"),
 }
-"""Below ``tests/``."""
+ONE_OF_EACH_ON_A_GPU = {
+    *("integration/test_any_dataset.py", "integration/test_called_transforms.py", "integration/test_grey_images.py"),
+    *("integration/test_bad_input.py", "integration/test_batch_format.py", "integration/test_faults_epochs.py"),
+    *("integration/test_faults_input.py", "integration/test_faults_order.py", "integration/test_faults_structure.py"),
+    *("integration/test_feeding.py", "integration/test_hidden_transforms.py", "integration/test_kept_images.py"),
+    *("integration/test_live_datasets.py", "integration/test_mixing.py", "integration/test_pil_datasets.py"),
+    *("integration/test_proxy_server.py", "integration/test_reference_presets.py", "integration/test_reproduction.py"),
+    *("integration/test_same_batches.py", "integration/test_several_images.py", "integration/test_sharded_loader.py"),
+    *("integration/test_torch_contract.py", "integration/test_torch_contract_samples.py"),
+    *("integration/test_torch_contract_streams.py", "integration/test_unreadable.py"),
+    *("loader/test_backend.py", "loader/test_dataloader.py", "reader/test_loader.py", "reader/test_pipelines.py"),
+    "tools/test_explain.py",
+}
+"""Both below ``tests/``."""
 
 SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "loss", "order", "structure")}
 
@@ -94,9 +100,12 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
             later.add(item)
         seen.add((item.path, *sorted(started)))
     for number, ((path, (_, name), is_on_gpu), product) in enumerate(products.items()):
+        file = path.relative_to(Path(__file__).parent).as_posix()
         if not is_on_gpu:
             chosen = _with_each(1 if path.parent.name == "integration" else 2, product)
-        elif path.relative_to(Path(__file__).parent).as_posix() in ONE_OF_EACH_ON_A_GPU:
+        elif file in NONE_ON_A_GPU:
+            chosen = []
+        elif file in ONE_OF_EACH_ON_A_GPU:
             chosen = [product[number % len(product)]]
         else:
             chosen = _with_each(1, _of_one_version(product))[:: 3 if name in THIRDS else 1]
