@@ -17,8 +17,8 @@ On a GPU building a pipeline takes most of a test's time. So there the default r
 
 - Of two parameters or more: as few tests as have each value. Of v1 and v2: one, as both compile to plans of the same
   steps, which the tests on the CPU hold to torchvision for both.
-- Of the files in ``NONE_ON_A_GPU``: none. They are about transforms, of whose steps ``test_closeness.py`` has the pixels
-  one by one, or about the benchmark, which is run there for its records.
+- Of the files in ``NONE_ON_A_GPU``: none. They are about transforms, and ``test_closeness.py`` has the pixels of all
+  steps, or about the benchmark, which is run there for its records.
 - Of the files in ``ONE_OF_EACH_ON_A_GPU``: one test of each function, each time with other values. They are about the
   order of samples, states, the structure of batches and the words of errors, which the device does not change; about
   which datasets and images DALI takes; or about how steps are put together. In full stay those about streams, memory,
