@@ -123,6 +123,8 @@ def main() -> None:
         for name, added in CASES.items()
         if name == "plain" or not args.only or any(part in name for part in args.only)
     }
+    if args.only and len(wanted) == 1:
+        parser.error(f"--only {' '.join(args.only)}: no case has that in its name; there are {', '.join(CASES)}")
     cases = {
         name: Case(added, files, 0 if on_gpu else None)
         for name, added in tqdm(wanted.items(), desc="pipelines", disable=None)

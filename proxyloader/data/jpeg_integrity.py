@@ -1,9 +1,10 @@
 """JPEG integrity: whether the scan of a JPEG is complete, which a GPU's decoders do not check.
 
 NOTE [ Damaged scans ]
-If a scan ends before the image does, libjpeg paints the rest grey, and so do Pillow and DALI on the CPU. The decoders
-of a GPU leave the previous contents of that memory, such as part of another image, and report nothing. Therefore a JPEG
-is checked on the CPU before it is sent to a GPU for the first time, and Pillow decodes a damaged one.
+If a scan ends before the image does, and the end marker follows, libjpeg paints the rest grey, and so do Pillow and
+DALI on the CPU. Without an end marker Pillow raises an error; ``EncodedImage.of_jpeg`` sees that. The decoders of a GPU
+leave the previous contents of that memory, such as part of another image, and report nothing. Therefore a JPEG is
+checked on the CPU before it is sent to a GPU for the first time, and Pillow decodes a damaged one.
 
 The default check takes 0.05 ms. It looks at the markers between and behind the scans, and for a run of zeros. Then
 libjpeg reads the header and the start of the scan, which needs sound tables. So the check finds each file that was

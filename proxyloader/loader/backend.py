@@ -119,7 +119,7 @@ class ImageCounts:
             reasons.append(f"The workers make images whose pixels are used there, and those that are {but}")
         if self.pixels_used_at:
             reasons.append(f"Pixels are first used at {self.pixels_used_at}")
-        return ". ".join(["", *reasons, *(f"They do what comes before {each}" for each in self.not_translated)])
+        return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
 
 
 class DescribedLoader(TorchDataLoader[T]):

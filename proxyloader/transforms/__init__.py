@@ -9,8 +9,8 @@ from . import color as color
 from . import container as container
 from . import geometry as geometry
 from . import multi_crop as multi_crop
-from . import random_affine as random_affine
 from . import random_color as random_color
+from . import random_warp as random_warp
 from . import resize as resize
 from . import type_conversion as type_conversion
 from . import warp as warp

@@ -28,7 +28,7 @@ RULES: dict[type, Rule] = {}
 
 
 def rule(*classes: type) -> Callable[[Rule], Rule]:
-    """Register a rule for torchvision classes. A class has only one rule."""
+    """Register a rule for classes of torchvision or timm, or, in a test, for one of its own. A class has only one."""
 
     def register(function: Rule) -> Rule:
         for cls in classes:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import UnsupportedTransformError
 
-LEAVE_OUT = "Leave it out, or to torchvision in the workers with unsupported='auto'"
+LEAVE_OUT = "Leave it out, or to torchvision in the workers with unsupported='auto', the default"
 ON_BATCHES = (
     "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
-    "by then, or in the workers with unsupported='auto'"
+    "by then, or in the workers with unsupported='auto', the default"
 )
 LISTED = "docs/transforms.md lists what is translated, and `proxyloader explain` shows it of a transform"
-STOCK_LOADER = "Leave it to torchvision in the workers, with unsupported='auto'"
+STOCK_LOADER = "Leave it to torchvision in the workers, with unsupported='auto', the default"
 MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
 NAFLEX = f"it is for images that differ in size within a batch, or come as patches (NaFlex). {STOCK_LOADER}"
 BOXES = f"it is about boxes or points, and the dataset's transform gets the image alone. {LEAVE_OUT}"
@@ -38,7 +38,7 @@ REFUSED = {
     "CutMix": MIXES,
     "ElasticTransform": (
         "it fetches every pixel from a place of its own, which DALI does on GPUs only. Leave it out, or to torchvision "
-        "in the workers with unsupported='auto'"
+        "in the workers with unsupported='auto', the default"
     ),
     "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
     "LinearTransformation": (
@@ -138,14 +138,20 @@ def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransform
             code="subclass",
         )
     spelled = transform.__name__ if inspect.isroutine(transform) else cls.__name__
-    near = difflib.get_close_matches(spelled, names, n=1, cutoff=0.65)
-    if near:
+    if near := _near(spelled, names):
         advice = f"Use {near[0]}, if that does the same. {ON_BATCHES}"
     elif inspect.isroutine(transform) or isinstance(transform, functools.partial):
         advice = f"If it calls transforms, put its transforms into a Compose. {ON_BATCHES}. {LISTED}"
     else:
         advice = f"{ON_BATCHES}. {LISTED}"
     return UnsupportedTransformError(f"it is not translated to DALI. {advice}", code="unsupported-class")
+
+
+def _near(spelled: str, names: Sequence[str]) -> list[str]:
+    """Return the names that are near this one, also without the word Random, which says little."""
+    found = difflib.get_close_matches(spelled, names, cutoff=0.65)
+    words = {name: name.removeprefix("Random") for name in (spelled, *found)}
+    return [name for name in found if difflib.get_close_matches(words[spelled], [words[name]], cutoff=0.65)]
 
 
 def _no_transform(reason: str) -> UnsupportedTransformError:

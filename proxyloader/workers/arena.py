@@ -3,9 +3,12 @@
 NOTE [ The way of a slot ]
 The main process owns the arena. Its sampler assigns a free slot to each request. The request is sent to a worker on
 torch's index queue. The worker writes the bytes of the batch into the slot, marks the slot as ready, and returns a
-PackedBatch that says where they are. The main process feeds DALI views of the slot. When DALI has finished with the
-batch, the slot is free again. Only one process writes at a time, so there is no lock. If no slot is free, the bytes are
-sent in torch's shared memory instead, which is slower.
+message that says where they are. The main process feeds DALI views of the slot. Only one process writes at a time, so
+there is no lock. If no slot is free, the bytes are sent in torch's shared memory instead, which is slower.
+
+A slot is given back when its batch was handed out, when its loop is left, and when its request will not be answered any
+more. It is free at once if DALI and the GPU have read it. Otherwise ``lend`` asks for that again, and waits if it needs
+the slot.
 """
 
 from __future__ import annotations

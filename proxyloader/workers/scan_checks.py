@@ -1,8 +1,8 @@
 """Scan checks: what is known of the scans of each sample, which is checked when it is read for the first time. Worker.
 
 What is found is recorded by the index of the sample, in memory that the workers share. If a dataset opens other files
-for the same index, only the first is checked. There is one exception: a file that was sound, and no longer ends as a
-JPEG, is checked again, because it may have been truncated.
+for the same index, only the first is checked. That each one ends as a JPEG is looked at in every epoch, when it is
+opened, by ``EncodedImage.of_jpeg``.
 
 Images are checked after the dataset has returned the sample, in the thread that requested it. Therefore it does not
 matter in which threads the dataset opens them, or what other loaders of the process read meanwhile.

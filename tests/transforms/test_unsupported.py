@@ -68,6 +68,11 @@ class RandomResizedCropAndMore(MyRandomHorizontalFlip):
     """A name that begins like one of torchvision's."""
 
 
+class RandomGamma:
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
 class Denoise(MyRandomHorizontalFlip):
     """Like nothing of torchvision's."""
 
@@ -159,6 +164,7 @@ class TestOwnCode:
             (MyResize(9), "subclass", "Use Resize itself"),
             (MyCompose([]), "subclass", "Use Compose itself"),
             (Denoise(), "unsupported-class", ". docs/transforms.md lists what is translated"),
+            (RandomGamma(), "unsupported-class", ". docs/transforms.md lists what is translated"),
             (a_function, "unsupported-class", "DALI. If it calls transforms, put its transforms into a Compose"),
             (lambda image: image, "unsupported-class", "put its transforms into a Compose"),
             (functools.partial(a_function), "unsupported-class", "put its transforms into a Compose"),
@@ -172,6 +178,7 @@ class TestOwnCode:
             *("a name like one of torchvision's", "a longer name", "subclass", "subclass of Compose"),
             *(
                 "like nothing",
+                "like nothing but Random",
                 "function",
                 "lambda",
                 "partial",
