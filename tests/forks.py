@@ -6,7 +6,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from pathlib import Path
+
+import psutil
 
 LARGE_PAGE_BYTES = 2 << 20
 MADV_COLLAPSE, M_ARENA_MAX = 25, -8  # of Linux and of glibc
@@ -33,13 +34,13 @@ def keep_what_is_there() -> None:
 def use_large_pages() -> None:
     """Have the memory that is there in pages of 2 MB, of whose tables there is little to copy. A kernel that cannot, as
     before Linux 6.1, leaves it as it is."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, mode, *_, inode_and_path = line.split(maxsplit=4)
-        begin, end = (int(each, 16) for each in addresses.split("-"))
-        begin, end = -(-begin // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES, end // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
-        is_own = mode == "rw-p" and inode_and_path.split() in (["0"], ["0", "[heap]"])
-        if is_own and begin < end:
-            _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)
+    for mapping in psutil.Process().memory_maps(grouped=False):
+        is_full = mapping.rss > 0.9 * mapping.size  # or it would take more memory
+        if is_full and mapping.path in ("[anon]", "[heap]") and mapping.perms == "rw-p":
+            begin, end = (int(each, 16) for each in mapping.addr.split("-"))
+            begin, end = -(-begin // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES, end // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
+            if begin < end:
+                _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)
 
 
 def give_memory_back() -> None:
@@ -48,7 +49,6 @@ def give_memory_back() -> None:
     if _own_bytes() > _held_bytes + MOST_GROWTH_BYTES:
         gc.collect()
         _libc.malloc_trim(0)
-        use_large_pages()
         _held_bytes = _own_bytes()
 
 
