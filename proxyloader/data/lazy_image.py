@@ -31,7 +31,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
-from .transformed import PixelUses, Transformed
+from .transformed import PixelUses, Transformed, is_making_values
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """What Pillow gives an image that has no pixels yet."""
@@ -128,7 +128,7 @@ class LazyImage(_DecodedLate):
             self.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._new(self.im).__reduce_ex__(protocol)  # as the decoded image that others take it for
+        return Image.Image, (), self._new(self.im).__getstate__()  # as the decoded image that others take it for
 
     def _known_to_pillow(self) -> dict[str, Any]:
         return {"info": vars(JpegImageFile(io.BytesIO(self._header)))["info"]}
@@ -149,6 +149,9 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
         vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False)
         image._mode, image._size, image._header, image._unread = mode, encoded.size, data, encoded
         return image
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__new__, (JpegImageFile,), self.__getstate__()  # as Pillow's
 
     def _known_to_pillow(self) -> dict[str, Any]:
         return vars(JpegImageFile(io.BytesIO(self._header)))
@@ -172,6 +175,11 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
             PixelUses.note_line()
         self._unread = None  # Pillow decodes in another way then
         return super().draft(mode, size)
+
+
+for _lazy, _other in ((LazyImage, Image.Image), (LazyJpegFile, JpegImageFile)):
+    # So that repr(image), and errors that name its type, say what others take it for.
+    _lazy.__module__, _lazy.__qualname__, _lazy.__name__ = _other.__module__, _other.__qualname__, _other.__name__
 
 
 class _Pixels:
@@ -223,7 +231,7 @@ def transformed_in(image: Image.Image, takes_grey: bool) -> Transformed | None:
 
 def is_late() -> bool:
     """Return whether images are decoded late here."""
-    return _in_process or getattr(_in_thread, "is_on", False)
+    return (_in_process or getattr(_in_thread, "is_on", False)) and not is_making_values()
 
 
 def open_late() -> None:

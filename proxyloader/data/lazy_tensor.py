@@ -46,12 +46,19 @@ USES_VALUES = frozenset(
         *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),
         *("pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__"),
         *("__format__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "set_", "apply_", "map_"),
+        "new_tensor",
     }
 )
 """Methods of tensors that use the values without an operation of torch's."""
 
 DEVICES_DIFFER = ("conv", "mm", "matmul", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool")
 """Parts of the names of operations of which a GPU computes noticeably different values."""
+
+UNREACHABLE = (
+    "the values of an image, or of what is computed from it, are read in a way that proxyloader does not see. "
+    "Load this dataset with DataLoader(translate=False)"
+)
+"""The error of C++ code that reads the memory of a LazyTensor by itself, and would find none."""
 
 _WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
     *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
@@ -91,13 +98,26 @@ class LazyTensor(torch.Tensor):
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=torch.device("cpu")
         )
         made._node, made._source, made._sharing, made._has_known_order = node, None, [], True
+        with torch._C.DisableTorchFunctionSubclass():
+            torch._C._set_storage_data_ptr_access_error_msg(made.untyped_storage()._cdata, UNREACHABLE)
         LazyTensor.was_made = True
         return made
 
     def __init__(self, like: torch.Tensor, node: Node | torch.Tensor) -> None: ...
 
-    def as_subclass(self, cls: Any) -> Any:
-        return with_values(real(self).as_subclass(cls))  # torch asks neither of the functions below
+    def __getattr__(self, name: str) -> Any:
+        if name not in LazyTensor.__annotations__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        # A plain tensor that ``tv_tensors.wrap(tensor, like=...)`` has given this class.
+        with no_dispatch():
+            values = torch.Tensor.as_subclass(self, torch.Tensor)
+        self._node, self._source, self._sharing, self._has_known_order = values, None, [], True
+        return getattr(self, name)
+
+    def as_subclass(self, cls: Any) -> Any:  # torch asks neither of the functions below
+        if cls is LazyImageTensor and not is_real(self):
+            return as_image(torch.ops.aten.alias.default(self))
+        return with_values(real(self).as_subclass(cls))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,7 +166,7 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
 
 def with_values(value: Any) -> Any:
     """Return a tensor or an image with values as a LazyTensor; any other value unchanged."""
-    if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor):
+    if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor) or value.is_nested:
         return value
     if isinstance(value, tv_tensors.Image):
         return LazyImageTensor(value, value)
@@ -158,6 +178,12 @@ def as_image(value: Any) -> Any:
     if type(value) is LazyTensor:
         value.__class__ = LazyImageTensor
     return value
+
+
+def without_class(tensor: LazyImageTensor) -> LazyTensor:
+    """Return the same tensor, which others do not take for a ``tv_tensors.Image``."""
+    node = tensor._node
+    return LazyTensor(_on_meta(tensor), node.as_subclass(torch.Tensor) if isinstance(node, torch.Tensor) else node)
 
 
 def sample_of(tensor: LazyTensor) -> ProxySample | None:
@@ -195,7 +221,7 @@ def _own(tensor: LazyTensor) -> torch.Tensor:
     """Give a tensor its values, in memory that it shares with the tensors that it shared it with before."""
     if not isinstance(tensor._node, torch.Tensor):
         if tensor._source is None:
-            tensor._node = value_of(tensor._node).clone()
+            tensor._node = real(value_of(tensor._node)).clone()
         else:
             source, part = tensor._source
             tensor._node = part(_own(source))
@@ -286,7 +312,7 @@ def _uses_values(packet: str, tags: Any, args: Any) -> bool:
         return packet != "index" or not dtypes <= {torch.int64, torch.int32}
     if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
         return True  # which the meta device does not refuse
-    return any(part in packet for part in DEVICES_DIFFER)
+    return "nested" in packet or any(part in packet for part in DEVICES_DIFFER)
 
 
 def _is_alone(operator: Any, args: Any) -> bool:

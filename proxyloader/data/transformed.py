@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from PIL import Image
@@ -52,6 +54,23 @@ def _line_of_the_user() -> str:
         if name.split(".")[0] not in LIBRARIES:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
+
+
+_in_thread = threading.local()
+
+
+def is_making_values() -> bool:
+    """Return whether this thread makes the values of an image, so that transforms are to do what they do without us."""
+    return getattr(_in_thread, "is_on", False)
+
+
+@contextlib.contextmanager
+def _making_values() -> Iterator[None]:
+    before, _in_thread.is_on = is_making_values(), True
+    try:
+        yield
+    finally:
+        _in_thread.is_on = before
 
 
 class Transformed:
@@ -113,12 +132,13 @@ class Transformed:
             PixelUses.note()
             uses, image = PixelUses.count, self.decode()
             PixelUses.count = uses  # Pillow may have counted it, too
-            for transform, states in self.calls:
-                if states is None:
-                    image = transform(image)
-                else:
-                    with drawing_from(states):
+            with _making_values():
+                for transform, states in self.calls:
+                    if states is None:
                         image = transform(image)
+                    else:
+                        with drawing_from(states):
+                            image = transform(image)
             self._real = image
         return self._real
 

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
+from torchvision import tv_tensors
 
 from ..data.image_calls import holds
-from ..data.lazy_tensor import LazyTensor
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, without_class
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import Operation, value_of
 from ..data.transformed import PixelUses
@@ -186,6 +187,8 @@ class _Pickler(ForkingPickler):
     owner: _ContentPickler
 
     def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, LazyImageTensor):
+            return None
         if isinstance(obj, LazyTensor):
             obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
         if isinstance(obj, (ProxyBatch, ProxySample)):
@@ -195,21 +198,29 @@ class _Pickler(ForkingPickler):
         return self.place(obj) if is_kept and get_worker_info() is None else None
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, LazyImageTensor):
+            return restore_image, (without_class(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.owner.is_computed = True
             return computed, (_parts(obj),)
         # Sending labels by value is cheaper than opening a shared file for each of them.
-        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided:
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
             return NotImplemented
         if obj.nbytes > LARGE_TENSOR_BYTES or not obj.is_contiguous():
             return NotImplemented
-        values = obj.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
-        return restore_tensor, (values, obj.dtype, tuple(obj.shape), obj.requires_grad)
+        values = obj.detach().resolve_conj().resolve_neg().reshape(-1)
+        if values.stride() != (1,):  # as of a single value of a column
+            values = values.clone(memory_format=torch.contiguous_format)
+        return restore_tensor, (values.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.requires_grad)
 
 
 def computed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that was computed from images."""
     return tensor
+
+
+def restore_image(tensor: torch.Tensor) -> tv_tensors.Image:
+    return tensor.as_subclass(tv_tensors.Image)
 
 
 def _parts(value: LazyTensor | ProxySample | ProxyBatch) -> Any:

@@ -255,6 +255,15 @@ def into_a_batch(x: Any) -> torch.Tensor:
 
 
 WITH_VALUES: dict[str, Callable[[Any], Any]] = {
+    "in a list": lambda x: torch.tensor([x.mean(), 2.0, x[0, 1, 2]]),
+    "in a list of lists": lambda x: torch.tensor(([x.mean(), 1.0], (2.0, x.max())), dtype=torch.float64),
+    "in a list, in the old way": lambda x: [torch.Tensor([x.mean(), x.std()]), torch.FloatTensor([x[0, 0, 0]])],
+    "in a list, as a tensor": lambda x: torch.as_tensor([x.mean()]),
+    "in a list, as an array": lambda x: torch.asarray([x.mean(), x.std()]),
+    "in a list, as another": lambda x: [x.new_tensor([x.mean()]), torch.ones(1).new_tensor([x.mean()])],
+    "normalised by itself": lambda x: v1_functional.normalize(x, [x.mean()] * 3, [x.std()] * 3),
+    "nested": lambda x: torch.nested.nested_tensor([x, x[:, :4]]).to_padded_tensor(0.0),
+    "nested, jagged": lambda x: torch.nested.nested_tensor([x[0], x[1, :4]], layout=torch.jagged).values(),
     "item": lambda x: x.max().item(),
     "float": lambda x: float(x.mean()),
     "int": lambda x: int(x.sum()),
@@ -355,6 +364,7 @@ def test_what_is_changed_after_it_was_used_counts_as_it_was() -> None:
     assert_same(found[0], found[1])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", WITH_VALUES)
 def test_who_asks_for_values_gets_the_real_ones(name: str) -> None:
     (late, *_), (real, *_) = both()
@@ -362,6 +372,23 @@ def test_who_asks_for_values_gets_the_real_ones(name: str) -> None:
     assert_same(ours, theirs)
     assert_same(late, real)
     assert_same(replayed(late), real)
+
+
+def test_code_that_reads_memory_by_itself_gets_an_error() -> None:
+    (late, *_), _ = both()
+    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(RuntimeError, match="translate=False"):
+        late.data_ptr()
+
+
+def test_one_that_is_wrapped_as_an_image_of_torchvisions_is_one() -> None:
+    to_image = v2.Compose([v2.Resize((8, 10)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    (late, *_), (real, *_) = both(to_image)
+    for x, like in ((late * 2, late), (torch.ones(2), late), (late.numpy() is None or late + 1, late)):
+        wrapped = tv_tensors.wrap(x, like=like)
+        assert isinstance(wrapped, tv_tensors.Image) and isinstance(wrapped, LazyTensor)
+        assert isinstance(replayed(wrapped), tv_tensors.Image)
+    assert_same(tv_tensors.wrap(late * 2, like=late), real * 2)
+    assert_same(tv_tensors.wrap(torch.ones(2), like=late), torch.ones(2))
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {

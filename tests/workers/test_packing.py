@@ -165,8 +165,14 @@ def tensor_in(data: bytes) -> Any:
         torch.ones(2, dtype=torch.complex64).conj(),
         torch.arange(12).reshape(3, 4).t(),
         torch.tensor([True, False]),
+        torch.rand(3, 5)[:1, 4],
+        torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)),
+        torch.rand(3, 5)[:0, 4],
     ],
-    ids=["int64", "requires_grad", "scalar", "empty", "bfloat16", "large", "conjugate", "transposed", "bool"],
+    ids=[
+        *("int64", "requires_grad", "scalar", "empty", "bfloat16", "large", "conjugate", "transposed", "bool"),
+        *("one of a column", "strides of 0", "none of a column"),
+    ],
 )
 def test_tensors_beside_the_images_arrive_as_they_left(tensor: torch.Tensor) -> None:
     packer = Packer(list, None, 4)

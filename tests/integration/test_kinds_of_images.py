@@ -1,0 +1,118 @@
+"""What leaves a dataset is what leaves it under torch's loader: PIL images, and torchvision's ``tv_tensors.Image``."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset
+from torchvision import transforms, tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import proxyloader
+
+from ..outcomes import outcomes
+
+PIL: dict[str, Callable[[Any], Any]] = {
+    "as opened": lambda path: Image.open(path),
+    "converted": lambda path: Image.open(path).convert("RGB"),
+    "grey": lambda path: Image.open(path).convert("L"),
+    "a copy": lambda path: Image.open(path).copy(),
+    "upright": lambda path: ImageOps.exif_transpose(Image.open(path)),
+    "cropped": lambda path: transforms.CenterCrop(40)(Image.open(path).convert("RGB")),
+    "resized": lambda path: transforms.Resize(40)(Image.open(path).convert("RGB")),
+    "flipped": lambda path: transforms.RandomHorizontalFlip(1)(transforms.Resize(40)(Image.open(path))),
+    "pickled": lambda path: pickle.loads(pickle.dumps(Image.open(path).convert("RGB"))),
+}
+
+TO_IMAGE = v2.Compose([v2.Resize((40, 48)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+TV: dict[str, Callable[[Any], Any]] = {
+    "DALI's": lambda image: TO_IMAGE(image),
+    "with arithmetic": lambda image: tv_tensors.wrap(TO_IMAGE(image) * 2, like=TO_IMAGE(image)),
+    "whose values were used": lambda image: [found := TO_IMAGE(image), float(found.mean())][0],
+    "with a mask": lambda image: TO_IMAGE(image, tv_tensors.Mask(torch.ones(1, 90, 90))),
+}
+
+
+class Opened(Dataset[Any]):
+    def __init__(self, root: Path, use: Callable[[Any], Any]) -> None:
+        self.samples, self.use = ImageFolder(str(root)).samples[:6], use
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return self.use(path), label
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def each(loader: Any, dataset: Any, **arguments: Any) -> list[Any]:
+    return [sample for batch in loader(dataset, 3, collate_fn=as_list, **arguments) for sample in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", PIL)
+def test_a_pil_image_leaves_it(photos: Path, name: str, workers: int) -> None:
+    dataset = Opened(photos, PIL[name])
+    ours = each(proxyloader.DataLoader, dataset, num_workers=workers, device="cpu")
+    theirs = each(StockLoader, dataset, num_workers=workers)
+    for (mine, label), (other, right) in zip(ours, theirs, strict=True):
+        assert (label, mine.mode, mine.size, mine.info) == (right, other.mode, other.size, other.info)
+        assert np.array_equal(np.asarray(mine), np.asarray(other))
+        assert workers == 0 or type(mine) is type(other)
+
+
+def test_an_image_in_a_cache_needs_no_proxyloader(photos: Path) -> None:
+    dataset = Opened(photos, lambda path: pickle.dumps([Image.open(path), Image.open(path).convert("RGB")]))
+    for data, _ in each(proxyloader.DataLoader, dataset, device="cpu"):
+        assert b"proxyloader" not in data
+        assert [type(image).__name__ for image in pickle.loads(data)] == ["JpegImageFile", "Image"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_batch_of_pil_images_is_refused_in_torchs_words(photos: Path) -> None:
+    for kind in ("as opened", "converted"):
+        theirs = outcomes(StockLoader(Opened(photos, PIL[kind]), 3))
+        ours = outcomes(proxyloader.DataLoader(Opened(photos, PIL[kind]), 3))
+        assert [type(each) for each in ours] == [type(each) for each in theirs] == [TypeError, TypeError]
+        assert all(str(right) in str(each) for each, right in zip(ours, theirs)), ours
+
+
+class Photos(Opened):
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return {"depth": torch.ones(40, 48), "image": self.use(Image.open(path).convert("RGB")), "label": label}
+
+
+def kinds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: kinds(part) for key, part in value.items()}
+    return [kinds(part) for part in value] if isinstance(value, (list, tuple)) else type(value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", TV)
+def test_an_image_of_torchvisions_leaves_it(photos: Path, name: str, workers: int, device: str) -> None:
+    dataset = Photos(photos, TV[name])
+    for arguments in (dict(batch_size=None), dict(batch_size=3, collate_fn=as_list), dict(batch_size=3)):
+        ours = list(proxyloader.DataLoader(dataset, num_workers=workers, device=device, **arguments))
+        theirs = list(StockLoader(dataset, num_workers=workers, **arguments))
+        assert kinds(ours) == kinds(theirs)
+        images = [batch["image"] for batch in ours] if arguments["batch_size"] is None else []
+        for image in images if name == "DALI's" else []:
+            assert image.device.type == device
+            flipped = v2.RandomHorizontalFlip(1)({"depth": torch.eye(40, 48), "image": image})
+            assert torch.equal(flipped["image"], image.flip(-1)) and torch.equal(flipped["depth"], torch.eye(40, 48))
