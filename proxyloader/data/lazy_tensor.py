@@ -30,6 +30,7 @@ from torchvision import tv_tensors
 
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
+from .recordable import USES_VALUES, WITHOUT_VALUES, uses_values
 from .recorded import Node, Operation, leaves, mapped, stack_of, value_of
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
@@ -41,29 +42,11 @@ RESIZE = (
 )
 """Advice for images of several sizes."""
 
-USES_VALUES = frozenset(
-    {
-        *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),
-        *("pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__"),
-        *("__format__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "set_", "apply_", "map_"),
-        "new_tensor",
-    }
-)
-"""Methods of tensors that use the values without an operation of torch's."""
-
-DEVICES_DIFFER = ("conv", "mm", "matmul", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool")
-"""Parts of the names of operations of which a GPU computes noticeably different values."""
-
 UNREACHABLE = (
     "the values of an image, or of what is computed from it, are read in a way that proxyloader does not see. "
     "Load this dataset with DataLoader(translate=False)"
 )
 """The error of C++ code that reads the memory of a LazyTensor by itself, and would find none."""
-
-_WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
-    *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
-}
-"""Operations that use nothing of a tensor but its shape, strides and dtype."""
 
 _Tag = torch.Tag
 
@@ -268,11 +251,11 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     packet = name.split(".")[1]
     found = [each for each in leaves((args, kwargs)) if isinstance(each, LazyTensor)]
     has_known_order = all(each._has_known_order for each in found)
-    if packet in _WITHOUT_VALUES and (has_known_order or _Tag.nondeterministic_seeded not in tags):
+    if packet in WITHOUT_VALUES and (has_known_order or _Tag.nondeterministic_seeded not in tags):
         return operator(*mapped(_empty, args), **mapped(_empty, kwargs))
     if operator is torch.ops.aten.stack.default and _is_first(*args[1:], **kwargs):
         return stacked(args[0])
-    if all(map(is_real, found)) or _uses_values(packet, tags, args):
+    if all(map(is_real, found)) or uses_values(packet, tags, args):
         return NotImplemented
     is_in_place = operator._schema.is_mutable
     if is_in_place and not _is_alone(operator, args):
@@ -302,17 +285,6 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(like, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in like):
         return NotImplemented
     return type(like)(result(each, Operation("take", (made, k), {}), k) for k, each in enumerate(like))
-
-
-def _uses_values(packet: str, tags: Any, args: Any) -> bool:
-    if _Tag.data_dependent_output in tags or _Tag.nondeterministic_seeded in tags or packet == "is_nonzero":
-        return True
-    if _Tag.dynamic_output_shape in tags:  # but not for indices that are whole numbers
-        dtypes = {each.dtype for each in leaves(args[1:]) if isinstance(each, torch.Tensor)}
-        return packet != "index" or not dtypes <= {torch.int64, torch.int32}
-    if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
-        return True  # which the meta device does not refuse
-    return "nested" in packet or any(part in packet for part in DEVICES_DIFFER)
 
 
 def _is_alone(operator: Any, args: Any) -> bool:
