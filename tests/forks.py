@@ -1,5 +1,5 @@
 """Forks that cost little. A fork copies the page tables of all memory that a process has written, half a gigabyte here,
-and later each page of it that either process writes: a quarter of the time of tests with workers."""
+and later each page of it that either process writes."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ On a GPU building a pipeline takes most of a test's time. So there the default r
   steps, or about the benchmark, which is run there for its records.
 - Of the files in ``ONE_OF_EACH_ON_A_GPU``: one test of each function, each time with other values. They are about the
   order of samples, states, the structure of batches and the words of errors, which the device does not change; about
-  which datasets and images DALI takes; or about how steps are put together. In full stay those about streams, memory,
-  JPEG engines, stopping and recovery.
+  which datasets and images DALI takes; or about the layout of batches. In full stay those about the graph, streams,
+  memory, JPEG engines, stopping and recovery.
 - Of random orders of steps: every third.
 
 Tests that need a GPU are collected where there is one, or where ``PROXYLOADER_REQUIRE_GPU=1`` says that there must be.

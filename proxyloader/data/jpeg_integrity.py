@@ -8,8 +8,8 @@ checked on the CPU before it is sent to a GPU for the first time, and Pillow dec
 
 The default check takes 0.05 ms. It looks at the markers between and behind the scans, and for a run of zeros. Then
 libjpeg reads the header and the start of the scan, which needs sound tables. So the check finds each file that was
-truncated, and nearly all in which blocks are zeros or hold other data than pictures. A picture with a plain area may
-have a run of zeros, too, so the strict check decides then.
+truncated and not given an end marker again, and nearly all in which blocks are zeros or hold other data than pictures.
+A picture with a plain area may have a run of zeros, too, so the strict check decides then.
 
 The strict check reads the scan as libjpeg does, and takes 0.6 to 0.9 ms. It also finds most of the files in which a
 few bytes changed or are missing. No check finds all of them, as many changes give a valid scan of another picture.

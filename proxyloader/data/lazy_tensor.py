@@ -163,10 +163,10 @@ def as_image(value: Any) -> Any:
     return value
 
 
-def without_class(tensor: LazyImageTensor) -> LazyTensor:
-    """Return the same tensor, which others do not take for a ``tv_tensors.Image``."""
-    node = tensor._node
-    return LazyTensor(_on_meta(tensor), node.as_subclass(torch.Tensor) if isinstance(node, torch.Tensor) else node)
+def to_pure_tensor(image: LazyImageTensor) -> LazyTensor:
+    """Return the same tensor, which others do not take for a ``tv_tensors.Image``, as ``v2.ToPureTensor`` does."""
+    node = image._node
+    return LazyTensor(image, node.as_subclass(torch.Tensor) if isinstance(node, torch.Tensor) else node)
 
 
 def sample_of(tensor: LazyTensor) -> ProxySample | None:
@@ -204,7 +204,7 @@ def _own(tensor: LazyTensor) -> torch.Tensor:
     """Give a tensor its values, in memory that it shares with the tensors that it shared it with before."""
     if not isinstance(tensor._node, torch.Tensor):
         if tensor._source is None:
-            tensor._node = real(value_of(tensor._node)).clone()
+            tensor._node = value_of(tensor._node).clone()
         else:
             source, part = tensor._source
             tensor._node = part(_own(source))

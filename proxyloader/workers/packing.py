@@ -21,7 +21,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torchvision import tv_tensors
 
 from ..data.image_calls import holds
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, without_class
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, to_pure_tensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import Operation, value_of
 from ..data.transformed import PixelUses
@@ -187,9 +187,9 @@ class _Pickler(ForkingPickler):
     owner: _ContentPickler
 
     def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, LazyImageTensor):
-            return None
         if isinstance(obj, LazyTensor):
+            if isinstance(obj, LazyImageTensor):
+                return None
             obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
@@ -199,7 +199,7 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, LazyImageTensor):
-            return restore_image, (without_class(obj),)
+            return restore_image, (to_pure_tensor(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.owner.is_computed = True
             return computed, (_parts(obj),)
@@ -220,6 +220,7 @@ def computed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def restore_image(tensor: torch.Tensor) -> tv_tensors.Image:
+    """Return the image of torchvision's that a tensor was in the worker."""
     return tensor.as_subclass(tv_tensors.Image)
 
 

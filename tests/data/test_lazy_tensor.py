@@ -383,8 +383,10 @@ def test_code_that_reads_memory_by_itself_gets_an_error() -> None:
 def test_one_that_is_wrapped_as_an_image_of_torchvisions_is_one() -> None:
     to_image = v2.Compose([v2.Resize((8, 10)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     (late, *_), (real, *_) = both(to_image)
-    for x, like in ((late * 2, late), (torch.ones(2), late), (late.numpy() is None or late + 1, late)):
-        wrapped = tv_tensors.wrap(x, like=like)
+    used = late + 1
+    used.numpy()
+    for x in (late * 2, torch.ones(2), used):
+        wrapped = tv_tensors.wrap(x, like=late)
         assert isinstance(wrapped, tv_tensors.Image) and isinstance(wrapped, LazyTensor)
         assert isinstance(replayed(wrapped), tv_tensors.Image)
     assert_same(tv_tensors.wrap(late * 2, like=late), real * 2)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from proxyloader.tools.doctor import decoders, machine, packages
@@ -22,7 +25,7 @@ from proxyloader.tools.doctor.subject import Subject
 
 from .. import scripts
 from ..installations import environment, stand_in, with_own_dali, without
-from ..limits import WAIT_S
+from ..limits import STOP_S, WAIT_S
 from ..scripts import in_own_namespace
 
 ALL_FORMATS = "JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
@@ -257,6 +260,29 @@ def test_a_decoder_that_dies_is_told_apart_from_what_it_decoded(
     right, died = decoders.on_cpu(subject)
     assert right.found == "pixels are right: JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG"
     assert died.status == "fail" and died.found.startswith(f"PNG: {failure}")
+
+
+@pytest.mark.slow
+def test_ctrl_c_waits_for_no_child_that_hangs() -> None:
+    hang = "import signal, sys, time; 'dali' in sys.argv and (signal.signal(2, signal.SIG_IGN), time.sleep(1000))"
+    code = f"""
+        from proxyloader.tools.doctor import child
+        child.CHILD = {hang!r} + chr(10) + child.CHILD
+        from proxyloader.tools.cli import main
+        main(["doctor"])
+    """
+    process = scripts.start(textwrap.dedent(code), environment=NO_GPU, afresh=True)
+    try:
+        doctor_itself = psutil.Process(process.pid)
+        deadline = time.monotonic() + WAIT_S
+        while not any("dali" in each.cmdline() for each in doctor_itself.children()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        hanging = [each for each in doctor_itself.children() if "dali" in each.cmdline()]
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=STOP_S)
+        assert hanging and not any(each.is_running() for each in hanging)
+    finally:
+        scripts.end(process)
 
 
 def test_an_answer_that_was_not_finished_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ The child appends each answer to a file as a line of JSON, so that those before 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,24 +43,48 @@ class Answer:
 
 def ask(question: str, *arguments: str, limit_s: float) -> Answer:
     """Ask a question of ``questions.QUESTIONS`` in a child process, and kill the child after ``limit_s`` seconds."""
-    with tempfile.TemporaryDirectory(prefix="proxyloader-doctor-") as folder:
-        answers, output = Path(folder, "answers"), Path(folder, "output")
-        answers.touch()
-        # The child gets this process's sys.path, to find what this one would find.
-        command = [sys.executable, "-c", CHILD, json.dumps(sys.path), str(answers), question, *arguments]
-        with output.open("wb") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-            try:
-                failure = _end_of(process.wait(limit_s))
-            except subprocess.TimeoutExpired:
-                failure = f"it took more than {limit_s:g} s, and was ended (--limit S gives it more)"
-            finally:
-                process.kill()
-                process.wait()
-        lines = answers.read_text().splitlines(keepends=True)
-        told = [json.loads(line) for line in lines if line.endswith("\n")]  # a line that was not finished is none
-        said = _end_of_text(output.read_text(errors="replace"))
-        return Answer(told, f"{failure}: {said}" if failure and said else failure, said)
+    (answer,) = ask_at_once([(question, *arguments)], limit_s)
+    return answer
+
+
+def ask_at_once(questions: Sequence[Sequence[str]], limit_s: float) -> list[Answer]:
+    """Ask several questions, each with its arguments, in as many child processes at the same time."""
+    with tempfile.TemporaryDirectory(prefix="proxyloader-doctor-") as folder, contextlib.ExitStack() as stack:
+        files = [Path(folder, str(number)) for number in range(len(questions))]
+        children = [stack.enter_context(_child(*question, file=file)) for question, file in zip(questions, files)]
+        end_s = time.monotonic() + limit_s
+        return [_answer_of(child, file, end_s, limit_s) for child, file in zip(children, files)]
+
+
+@contextlib.contextmanager
+def _child(*question: str, file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    file.touch()
+    # The child gets this process's sys.path, to find what this one would find.
+    command = [sys.executable, "-c", CHILD, json.dumps(sys.path), str(file), *question]
+    with _output_of(file).open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _output_of(file: Path) -> Path:
+    return file.with_suffix(".output")
+
+
+def _answer_of(child: subprocess.Popen[bytes], file: Path, end_s: float, limit_s: float) -> Answer:
+    try:
+        failure = _end_of(child.wait(max(0.0, end_s - time.monotonic())))
+    except subprocess.TimeoutExpired:
+        failure = f"it took more than {limit_s:g} s, and was ended (--limit S gives it more)"
+        child.kill()
+        child.wait()
+    lines = file.read_text().splitlines(keepends=True)
+    told = [json.loads(line) for line in lines if line.endswith("\n")]  # a line that was not finished is none
+    said = _end_of_text(_output_of(file).read_text(errors="replace"))
+    return Answer(told, f"{failure}: {said}" if failure and said else failure, said)
 
 
 def _end_of(status: int) -> str:

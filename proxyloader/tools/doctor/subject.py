@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .child import Answer, ask
+from .child import Answer, ask, ask_at_once
 
 Facts = Mapping[str, Any]
 
 AT_ONCE = (("driver",), ("torch",), ("torchvision",), ("dali",), ("pictures", "cpu", "0"))
-"""Questions whose answers do not depend on what else runs. A GPU's engines have room for few, so they are not among."""
+"""Questions whose answers do not depend on what else runs, as those about a GPU's engines do."""
 
 
 class Subject:
@@ -36,8 +35,7 @@ class Subject:
 
     def ask_at_once(self) -> None:
         """Ask several questions at the same time, as to import torch takes each child process seconds."""
-        with ThreadPoolExecutor(len(AT_ONCE)) as pool:
-            self._answers |= zip(AT_ONCE, pool.map(lambda each: self.ask(*each), AT_ONCE))
+        self._answers |= zip(AT_ONCE, ask_at_once(AT_ONCE, self.limit_s))
 
     @cached_property
     def driver(self) -> Answer:
