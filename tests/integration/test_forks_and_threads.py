@@ -141,7 +141,7 @@ def in_process(target: Callable[..., None], *args: Any, method: str = "fork", da
         await_true(lambda: not results.empty() or not process.is_alive())  # which spawn may take on busy cores
         assert not results.empty(), f"the process ended with {process.exitcode}"
         found = results.get()
-        process.join(STOP_S)
+        process.join(WAIT_S)  # a spawned interpreter takes over a second to end, with torch in it
         assert process.exitcode == 0
         return found
     finally:
