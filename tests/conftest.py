@@ -63,6 +63,11 @@ def pytest_configure() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     forks.use_one_arena()
+    # Threads of OpenMP wait for work by looking for it, which takes the cores from other processes' tests.
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    paths = [scripts.QUICK_START, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
 
 
 @pytest.fixture(scope="session", autouse=True)

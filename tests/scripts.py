@@ -32,7 +32,8 @@ from . import forks
 
 _SERVE = "exec(__import__('tests.scripts').scripts.serve(int(__import__('sys').argv[1])))"
 _ROOT = Path(__file__).parents[1]
-_PATHS = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+QUICK_START = os.fspath(_ROOT / "tests" / "quick_start")
+_PATHS = [QUICK_START, str(_ROOT), os.environ.get("PYTHONPATH", "")]
 WITH_THE_PROJECT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _PATHS))}
 """The environment of scripts that import the project and its tests from wherever they run."""
 

@@ -6,8 +6,8 @@ run takes a part of these products:
 - With workers that are not forked: in each file the first test for each other way to start them. Of the files of faults
   whose workers are spawned: none but ``test_faults_stop.py``, as those of a fork server are given the same in the same
   way, and other files spawn theirs.
-- Of two parameters or more of the tests in ``integration/``, most of which start workers and pipelines: as few tests as
-  have each value. Of three parameters or more of others: as few as have each pair of values.
+- Of two parameters or more of the tests in ``integration/``, ``loader/`` and ``reader/``, most of which start workers and
+  pipelines: as few tests as have each value. Of three parameters or more of others: as few as have each pair of values.
 - Of scripts that each need a process of their own: those that ``by_default`` is given the names of. The others repeat
   an ending, a signal or a backend that one of these or another file has.
 - What has the marker ``exhaustive`` in its file is left out: other backends, measurements of a whole benchmark, and
@@ -64,6 +64,8 @@ ONE_OF_EACH_ON_A_GPU = {
 }
 """Both below ``tests/``."""
 
+WITH_PIPELINES = {"integration", "loader", "reader"}
+
 SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "loss", "order", "structure")}
 
 THIRDS = {"test_any_order_of_steps_is_right"}
@@ -102,7 +104,7 @@ def exhaustive(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for number, ((path, (_, name), is_on_gpu), product) in enumerate(products.items()):
         file = path.relative_to(Path(__file__).parent).as_posix()
         if not is_on_gpu:
-            chosen = _with_each(1 if path.parent.name == "integration" else 2, product)
+            chosen = _with_each(1 if path.parent.name in WITH_PIPELINES else 2, product)
         elif file in NONE_ON_A_GPU:
             chosen = []
         elif file in ONE_OF_EACH_ON_A_GPU:
