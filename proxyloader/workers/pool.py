@@ -118,6 +118,7 @@ class WorkerPool:
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
             plans=frozenset(plans),
+            audit_share=loader._options.audit_share,
         )
         requests = None
         source: Any
