@@ -34,6 +34,9 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 log = logging.getLogger(__name__)
 
+Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""An image of DALI's and the stock loader's, in levels of 255, (C, H, W)."""
+
 ON_DIFFERENCE = ("log", "raise")
 
 MOST_SAVED = 20
@@ -85,14 +88,15 @@ class Auditor:
     def __init__(self, name: str) -> None:
         self._name = name
         self._compared, self._found, self._largest = 0, 0, Difference(0.0, 0.0)
-        self._is_said = self._is_idle_said = False
+        self._said: int | None = None  # how many were beyond their bound in the last line of the log
+        self._is_idle = False
 
     def warn_of_nothing(self, batch: PackedBatch, plans: Mapping[str, Plan]) -> None:
         """Log a warning, once, if the first batch has no image that can be compared."""
         made = [plans[run.server] for run in batch.runs if run.server in plans]
-        if self._is_idle_said or (batch.images_by[0] and any(plan.rest is None for plan in made)):
+        if self._is_idle or (batch.images_by[0] and any(plan.rest is None for plan in made)):
             return
-        self._is_idle_said = True
+        self._is_idle = True
         log.warning(
             "%s, audit: the first batch has nothing to compare. Compared are JPEGs that DALI decodes for a translated "
             "transform, and neither what torchvision makes in the workers, nor what goes through a server= or "
@@ -107,66 +111,64 @@ class Auditor:
             AuditError: an image differs by more than its bound, and the audit is to raise.
         """
         for stock in batch.stock_images:
-            plan, bound = plans[batch.runs[stock.run].server], bound_of(plans[batch.runs[stock.run].server])
-            pairs = [
-                _pair(output[stock.row], values, plan) for output, values in zip(outputs[stock.run], stock.outputs)
-            ]
-            differences = [difference_of(*pair) for pair in pairs]
-            self._compared += 1
-            self._largest = max(self._largest, *differences)
-            for difference, pair in zip(differences, pairs):
-                if not difference.is_within(bound):
-                    self._report(batch, stock, pair, f"by {difference}; allowed are {bound}", audit)
+            plan = plans[batch.runs[stock.run].server]
+            bound = bound_of(plan)
+            for output, values in zip(outputs[stock.run], stock.outputs):
+                image = output[stock.row].cpu()
+                ours, theirs = levels_of(image, plan), levels_of(torch.from_numpy(values).to(image.dtype), plan)
+                difference = difference_of(ours, theirs)
+                self._compared += 1
+                self._largest = max(self._largest, difference)
+                if difference.is_within(bound):
+                    continue
+                self._found += 1
+                if audit.on_difference == "raise" or self._found <= MOST_SAVED:
+                    how_much = f"{difference}; allowed are {bound}"
+                    self._report(_error(batch, stock, how_much, (ours, theirs), audit), audit)
 
     def end_epoch(self) -> None:
-        """Log how many images of the first epoch were compared."""
-        if self._is_said or not self._compared:
+        """Log how many images were compared, after the first epoch, and after others with images beyond their bound."""
+        if not self._compared or self._said == self._found:
             return
-        self._is_said = True
-        log.info(
-            "%s, audit of the first epoch: %s images compared, %s beyond their bound; the largest difference is %s",
+        self._said = self._found
+        log.log(
+            logging.WARNING if self._found else logging.INFO,
+            "%s, audit: %s images compared so far, %s beyond their bound; the largest difference is %s",
             self._name,
             f"{self._compared:,}",
             f"{self._found:,}",
             self._largest,
         )
 
-    def _report(
-        self,
-        batch: PackedBatch,
-        stock: StockImage,
-        pair: tuple[NDArray[np.float32], NDArray[np.float32]],
-        how_much: str,
-        audit: Audit,
-    ) -> None:
-        self._found += 1
-        if self._found > MOST_SAVED and audit.on_difference == "log":
-            return
-        indices = batch.sample_indices
-        index = None if indices is None or stock.sample is None else indices[stock.sample]
-        folder, saved = "", ""
-        try:
-            folder = _save(pair, audit, index)
-            saved = f"Both pictures are in {folder}: ours.png, stock.png, difference.png"
-        except OSError as error:
-            saved = f"The pictures could not be saved ({error}); give an Audit a folder= that can be written"
-        message = (
-            f"{'a sample' if index is None else f'dataset[{index}]'}{f' ({stock.path})' if stock.path else ''}: the "
-            f"image that DALI made differs from the stock loader's {how_much}, in levels of 255. {saved}. If it looks "
-            "wrong: `proxyloader doctor` examines what decodes, and translate=False loads without DALI"
-        )
+    def _report(self, error: AuditError, audit: Audit) -> None:
         if audit.on_difference == "raise":
-            raise AuditError(message, index=index, path=stock.path, folder=folder)
+            raise error
         last = f". {MOST_SAVED} were saved; the next ones are only counted" if self._found == MOST_SAVED else ""
-        log.warning("%s, audit: %s%s", self._name, message, last)
+        log.warning("%s, audit: %s%s", self._name, error, last)
 
 
-def _pair(ours: torch.Tensor, stock: NDArray[Any], plan: Plan) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return both images in levels of 255, (C, H, W), in the precision that the loader returns."""
-    return levels_of(ours.cpu(), plan), levels_of(torch.from_numpy(stock).to(ours.dtype), plan)
+def _error(batch: PackedBatch, stock: StockImage, how_much: str, pair: Pair, audit: Audit) -> AuditError:
+    """Save both images, and return the error that names them."""
+    indices = batch.sample_indices
+    index = None if indices is None or stock.sample is None else indices[stock.sample]
+    where = "a sample" if index is None else f"dataset[{index}]"
+    if stock.path:
+        where = f"{where} ({stock.path})"
+    try:
+        folder = _save(pair, audit, index)
+        saved = f"Both pictures are in {folder}: ours.png, stock.png, difference.png"
+    except OSError as error:
+        folder, saved = "", f"The pictures could not be saved ({error}); give Audit a folder= that can be written"
+    return AuditError(
+        f"{where}: the image that DALI made differs from the stock loader's by {how_much}, in levels of 255. {saved}. "
+        "If it looks wrong, `proxyloader doctor` examines what decodes, and translate=False loads without DALI",
+        index=index,
+        path=stock.path,
+        folder=folder,
+    )
 
 
-def _save(pair: tuple[NDArray[np.float32], NDArray[np.float32]], audit: Audit, index: Any) -> str:
+def _save(pair: Pair, audit: Audit, index: Any) -> str:
     """Save both images, and how they differ, in a new folder. Return its path. OSError: it cannot be written."""
     parent = Path(audit.folder) if audit.folder is not None else cache_folder() / "audit"
     parent.mkdir(parents=True, exist_ok=True)

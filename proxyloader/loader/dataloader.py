@@ -290,17 +290,10 @@ class DataLoader(CheckpointedLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
-        own: dict[str, Any] = {
-            "_pool": None,
-            "_servers": PlanServers(run_size(self)),
-            "_loader_state": None,
-            "_scans": None,
-            "_counts": ImageCounts(self.dataset),
-            "_auditor": Auditor(name_of(self.dataset)),
-        }
-        return (
-            self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
-        )
+        fresh = {"_pool": None, "_loader_state": None, "_scans": None, "_servers": PlanServers(run_size(self))}
+        counts = {"_counts": ImageCounts(self.dataset), "_auditor": Auditor(name_of(self.dataset))}
+        epochs = {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
+        return self.__dict__ | fresh | counts | epochs
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)

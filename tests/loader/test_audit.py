@@ -26,7 +26,7 @@ from ..integration.roads import next_error, picture_folder, picture_pipeline, re
 from ..integration.test_same_batches import DECODE, MEAN, STD, TRAIN, TRAIN_V2, VALIDATION
 from ..reference_presets import PRESETS, Eval, Train
 
-COMPARED = re.compile(r"audit of the first epoch: ([\d,]+) images compared, ([\d,]+) beyond their bound")
+COMPARED = re.compile(r"audit: ([\d,]+) images compared so far, ([\d,]+) beyond their bound")
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +177,7 @@ def test_wrong_pictures_are_found(
     plant(monkeypatch, fault)
     list(DataLoader(folder, 16, device="cpu", audit=Audit(1.0, folder=tmp_path)))
     assert counts(caplog) == [(48, 48)]
-    told = warnings_in(caplog)
+    *told, _ = warnings_in(caplog)
     assert len(told) == len(list(tmp_path.iterdir())) == MOST_SAVED
     assert told[-1].endswith(f"{MOST_SAVED} were saved; the next ones are only counted")
 
@@ -206,6 +206,18 @@ def test_an_alarm_stops_the_loop_at_its_batch_with_both_pictures_saved(
     assert off.mean() < 1
     second = next_error(batches)
     assert isinstance(second, AuditError) and second.index == 5
+
+
+def test_what_is_found_later_is_told_after_its_epoch(
+    folder: ImageFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.transform = TRAIN
+    loader = DataLoader(folder, 48, device="cpu", audit=Audit(1.0, folder=tmp_path))
+    assert len(epochs_of(loader, 2)) == 2
+    assert counts(caplog) == [(48, 0)]
+    plant(monkeypatch, channels_swapped)
+    assert len(epochs_of(loader, 1)) == 1
+    assert counts(caplog) == [(48, 0), (144, 48)]
 
 
 def test_pictures_of_other_sizes_are_found(
