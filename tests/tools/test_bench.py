@@ -110,11 +110,11 @@ def test_it_measures_writes_and_compares(
     record["cases"]["proxyloader"]["images_per_s"] *= 10
     better = tmp_path / "better.jsonl"
     better.write_text(json.dumps(record) + "\n")
-    assert main([*options, "--only", "proxyloader", "--augment", "AugMix", "--check", str(better)]) == 1
+    assert main([*options, "--only", "torch", "proxyloader", "--augment", "AugMix", "--check", str(better)]) == 1
     assert "proxyloader is at" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2
-    found = ["proxyloader", "proxyloader + AugMix"]
-    assert list(last_of(out)["cases"]) == [*found, *(f"{name}, by default" for name in found)]
+    tuned = ["torch", "proxyloader", "torch + AugMix", "proxyloader + AugMix"]
+    assert list(last_of(out)["cases"]) == [*tuned, "proxyloader, by default", "proxyloader + AugMix, by default"]
     assert all(case["images_per_s"] > 0 for case in last_of(out)["cases"].values())
 
 
