@@ -196,6 +196,14 @@ def note_loss(losses: list[float], engine: Any) -> None:
     losses.append(engine.state.output)
 
 
+def note_batch(seen: list[Any], engine: Any, batch: Any) -> None:
+    seen.append(batch)
+
+
+def note_state(states: list[Any], engine: Any) -> None:
+    states.append(engine.state_dict())
+
+
 def test_ignite_trains_and_evaluates(photos: Path) -> None:
     engine = pytest.importorskip("ignite.engine")
     told = []
@@ -213,6 +221,30 @@ def test_ignite_trains_and_evaluates(photos: Path) -> None:
     assert_by_dali(train)
     assert len(told[1][0]) == 24
     assert_same_training(told[1], told[0])
+
+
+@quiet
+def test_ignites_deterministic_engine_goes_on_in_mid_epoch(photos: Path) -> None:
+    """It puts a batch sampler of its own into a loader that it builds anew."""
+    deterministic = pytest.importorskip("ignite.engine.deterministic").DeterministicEngine
+    Events = importlib.import_module("ignite.engine").Events
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        seen: list[Any] = []
+        states: list[Any] = []
+        loader = loader_of(kind, photos)
+        engine = deterministic(functools.partial(note_batch, seen))
+        engine.add_event_handler(Events.ITERATION_COMPLETED(once=8), functools.partial(note_state, states))
+        engine.run(loader, max_epochs=2)
+        anew = deterministic(functools.partial(note_batch, seen))
+        anew.load_state_dict(states[0])
+        anew.run(loader, max_epochs=2)
+        told.append(seen)
+        assert isinstance(engine.state.dataloader, proxyloader.DataLoader) == (kind is OURS)
+    assert_by_dali(engine.state.dataloader)
+    assert len(told[1]) == 16
+    assert_same(told[1], told[0])
 
 
 @quiet
