@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import json
@@ -262,6 +263,45 @@ def test_fastais_learner_trains(photos: Path) -> None:
     assert_by_dali(train)
     assert len(told[1][0]) == 24
     assert_same_training(told[1], told[0])
+
+
+@quiet
+def test_composers_trainer_trains_and_evaluates(photos: Path) -> None:
+    composer = pytest.importorskip("composer")
+
+    class Model(composer.ComposerModel):  # type: ignore[misc,name-defined]
+        def __init__(self, net: Net) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.net(batch[0])
+
+        def loss(self, out: torch.Tensor, batch: Any) -> torch.Tensor:
+            return loss_of(out, batch[1])
+
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        net, train = Net(), loader_of(kind, photos)
+        trainer = composer.Trainer(
+            model=Model(net),
+            train_dataloader=train,
+            eval_dataloader=loader_of(kind, photos, shuffle=False),
+            optimizers=torch.optim.SGD(net.parameters(), 0.1),
+            max_duration="2ep",
+            device="cpu",
+            seed=5,
+            progress_bar=False,
+        )
+        trainer.fit()
+        told.append(net.seen)
+        trainer.close()
+        atexit.unregister(trainer.engine._close)  # which keeps the trainer, and with it the loaders
+        del trainer
+    assert_by_dali(train)
+    assert len(told[1]) == 24
+    assert_same(told[1], told[0])
 
 
 def test_timms_loop_trains(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
