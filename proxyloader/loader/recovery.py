@@ -99,19 +99,20 @@ class BatchRecovery:
     def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
         """Return the samples of the batch, and the samples that were lost.
 
-        Samples with a lost image are left out, or replaced if ``on_error`` is "replace". ImageError: no readable sample
-        can replace one.
+        Samples with a lost image are left out, or replaced if ``on_error`` is "replace". So is the last one of a batch
+        without a readable sample where the fetcher keeps its batches. ImageError: no readable sample can replace one.
         """
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
         indices = batch.sample_indices or [None] * len(batch.samples)
-        for index, data in zip(indices, batch.samples):
+        for place, (index, data) in enumerate(zip(indices, batch.samples), 1):
             try:
                 samples.append(self._content(data, saved, batch))
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
-                if self._on_error == "replace":
+                is_kept = self._pool.fetcher.keeps_batches and not samples and place == len(indices)
+                if self._on_error == "replace" or is_kept:
                     samples.append(self._replacement(batch, index, unreadable))
         return samples, unreadable
 
