@@ -339,6 +339,27 @@ MUTATIONS = [
         "workers/test_arena.py integration",
     ),
     Mutation(
+        "an audit looks at another image",
+        "loader/audit.py",
+        "image = output[stock.row].cpu()",
+        "image = output[0].cpu()",
+        "loader/test_audit.py",
+    ),
+    Mutation(
+        "an audit takes what is no number for right",
+        "transforms/closeness.py",
+        "return self.mean <= bound.mean and self.p999 <= bound.p999",
+        "return not (self.mean > bound.mean or self.p999 > bound.p999)",
+        "transforms/test_closeness.py",
+    ),
+    Mutation(
+        "an audit looks at the same images in each epoch",
+        "workers/stock_images.py",
+        "seed_for(0, epoch, call.source, *parts)",
+        "seed_for(0, call.source, *parts)",
+        "workers/test_stock_images.py",
+    ),
+    Mutation(
         "the user's collate_fn draws other numbers each time",
         "loader/assembly.py",
         "                fetcher.seed_batch(batch.request)",
