@@ -3,7 +3,7 @@
 A batch is a torch tensor. JAX takes it by DLPack: jax.numpy.from_dlpack gives an array in the same memory, on the CPU
 and on a GPU. The loader makes the images channels-last, so that they are (N, H, W, 3) as JAX's convolutions want them.
 
-Launch it, after pip install jax, or pip install "jax[cuda12]" for a GPU:
+Launch it, after pip install jax; for a GPU "jax[cuda12]" or "jax[cuda13]", as the CUDA of torch is:
 
     python examples/jax_training.py                # makes photographs in data/framework_photos
     python examples/jax_training.py my_pictures    # a folder with one folder of images for each class
