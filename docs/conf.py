@@ -39,3 +39,4 @@ html_show_copyright = False
 
 def setup(app: Sphinx) -> None:
     app.add_lexer("message", TextLexer)  # tests/test_docs.py looks for these messages in the package
+    app.add_lexer("quote", TextLexer)  # a message of torch, DALI or the system

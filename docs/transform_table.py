@@ -152,9 +152,12 @@ def _source(cls: type) -> str:
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
     head, *body = rows
     lines = [head, ("---",) * len(head), *body]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in line) + " |" for line in lines
-    )
+    return "\n".join("| " + " | ".join(map(_as_it_is, line)) + " |" for line in lines)
+
+
+def _as_it_is(cell: str) -> str:
+    """A cell in which Markdown sees no columns and no bold letters."""
+    return re.sub(r"([|*]|_(?=_)|(?<=_)_)", r"\\\1", cell)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import importlib.util
 import os
 import re
 import runpy
@@ -33,8 +34,11 @@ SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglo
 STOCK, SWAPPED = "train_torchvision.py", "train_proxyloader.py"
 DATASET, PIPELINE, OPERATOR = "custom_dataset.py", "custom_pipeline.py", "custom_operator.py"
 GALLERY, CLASSES, DETERMINISM = "rotation_gallery.py", "class_style_pipeline.py", "determinism.py"
-RUN_BY_DEFAULT = SWAPPED, DATASET, PIPELINE, OPERATOR
 IMAGENET = "imagenet/train.py"
+FRAMEWORKS = {"jax_training.py": "jax", "tensorflow_training.py": "tensorflow"}
+"""Script -> what it imports that may not be installed, and starts threads."""
+RUN_BY_DEFAULT = SWAPPED, DATASET, PIPELINE, OPERATOR, *FRAMEWORKS
+OWN = [script for script in SCRIPTS if script not in FRAMEWORKS]
 OF_DALI = (PIPELINE, OPERATOR, GALLERY, CLASSES, DETERMINISM)
 TRAIN = "{data} --arch resnet18 --size 64 --epochs 1 --batch-size 16 --workers 1 --lr 1e-4 --out {out}"
 
@@ -47,6 +51,7 @@ COMMANDS = {
     GALLERY: "--rows 3 --columns 4 --size 120 --out {out}/gallery.png",
     CLASSES: "--workers 1",
     DETERMINISM: "",
+    **dict.fromkeys(FRAMEWORKS, "{data}/train --size 32 --epochs 2 --batch-size 16 --workers 1"),
     IMAGENET: "{data} --arch resnet18 --size 32 --epochs 1 --batch-size 16 --workers 1 --out {out}",
 }
 """Script -> the arguments that it is run with. ``{data}`` holds train/ and val/, ``{out}`` is the run's own folder.
@@ -63,6 +68,7 @@ LEFT_IN_OUT = {
     GALLERY: {"gallery.png"},
     CLASSES: set(),
     DETERMINISM: set(),
+    **{script: set() for script in FRAMEWORKS},
     IMAGENET: {"last.pt", "best.pt", "log.jsonl"},
 }
 """Script -> the files that it is to leave in ``{out}``."""
@@ -133,6 +139,8 @@ def finished(data: Path, folder_of_runs: Path) -> Callable[[str], Run]:
 
     @functools.cache
     def finish(script: str) -> Run:
+        if script in FRAMEWORKS and importlib.util.find_spec(FRAMEWORKS[script]) is None:
+            pytest.skip(f"{FRAMEWORKS[script]} is not installed")
         return run(script, COMMANDS[script], data, folder_of_runs / Path(script).stem)
 
     return finish
@@ -339,6 +347,34 @@ def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[
     assert len(set(list(prints.values())[:5])) == 1 and len(set(prints.values())) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script", FRAMEWORKS)
+def test_other_frameworks_learn_from_the_batches(script: str, finished: Callable[[str], Run]) -> None:
+    losses = re.findall(r"^epoch \d/2: loss ([\d.]+), [\d.]+%$", finished(script).stdout, re.MULTILINE)
+    assert len(losses) == 2 and all(0 < float(loss) < 3 for loss in losses)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("script", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("{data}/train --lr nan", "--lr is 0 or more; got nan"),
+        ("{out}", "is to be a folder with a folder of images for each class"),
+        ("{data}/train --batch-size 65", "64 images are less than one batch"),
+    ],
+    ids=["lr", "a missing folder", "a batch larger than the data"],
+)
+def test_a_mistake_with_another_framework_is_told_in_one_line(
+    script: str, arguments: str, said: str, data: Path, tmp_path: Path, finished: Callable[[str], Run]
+) -> None:
+    """In a process of its own, where ``finished`` has found the framework."""
+    finished(script)
+    done = run(script, arguments, data, tmp_path / "out")
+    assert done.status == 1 and said in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "said"),
     [
@@ -373,9 +409,9 @@ def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[
                 script, f"{{data}} {option}", f"{option.split()[0]} is {allowed}; got", id=f"{script} {option}"
             )
             for script, option, allowed in (
-                *((script, "--size 0", "1 or more") for script in SCRIPTS),
-                *((script, "--batch-size 0", "1 or more") for script in SCRIPTS if script != GALLERY),
-                *((script, "--workers -1", "0 or more") for script in SCRIPTS if script not in (GALLERY, DETERMINISM)),
+                *((script, "--size 0", "1 or more") for script in OWN),
+                *((script, "--batch-size 0", "1 or more") for script in OWN if script != GALLERY),
+                *((script, "--workers -1", "0 or more") for script in OWN if script not in (GALLERY, DETERMINISM)),
                 *((script, "--seed -1", "0 or more") for script in (*OF_DALI, DATASET) if script != OPERATOR),
                 (IMAGENET, "--seed -1", "0 to 9223372036854775807"),
                 *((script, "--epochs 0", "1 or more") for script in (STOCK, SWAPPED, IMAGENET)),

@@ -65,7 +65,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     @property
     def proxy(self) -> Proxy:
-        """The callable to use in a dataset: it takes the pipeline inputs of one sample. It can be pickled."""
+        """The callable to use in a dataset. It takes the pipeline inputs of one sample, and can be pickled."""
         return self._proxy
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -134,9 +134,10 @@ class DescribedLoader(TorchDataLoader[T]):
 
     @property
     def backend(self) -> str:
-        """What loads the images: "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason.
+        """What loads the images, as a text.
 
-        Transforms that no attribute of the dataset holds are known after the first batch.
+        It is "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason. Transforms that no attribute of
+        the dataset holds are known after the first batch.
         """
         found = self._translate()
         plans = (found.plans | self._servers.found).values()

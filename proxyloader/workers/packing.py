@@ -239,7 +239,8 @@ def _parts(value: LazyTensor | ProxySample | ProxyBatch) -> Any:
 def restore_tensor(
     values: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
 ) -> torch.Tensor:
-    return torch.from_numpy(values).view(dtype).reshape(shape).requires_grad_(requires_grad)
+    # torch's memory is aligned to 64 bytes, NumPy's to 16. Other frameworks take only the former as it is.
+    return torch.from_numpy(values).view(dtype).reshape(shape).clone().requires_grad_(requires_grad)
 
 
 class _Layout:
