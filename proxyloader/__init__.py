@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import ProxyLoaderError as ProxyLoaderError
     from .errors import UnsupportedTransformError as UnsupportedTransformError
     from .loader.dataloader import DataLoader as DataLoader
+    from .loader.stats import LoaderStats as LoaderStats
     from .reader.loader import FileReaderLoader as FileReaderLoader
     from .tools.explain import explain as explain
 
@@ -43,6 +44,7 @@ _HOMES = {
     "ImageError": "errors",
     "InputError": "errors",
     "LastBatchPolicy": "data.sharded_sampler",
+    "LoaderStats": "loader.stats",
     "MissingDaliError": "errors",
     "PipelineError": "errors",
     "ProxyLoaderError": "errors",

@@ -213,7 +213,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._scans: IntegrityTable | None = None
         self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
-        self._counts = ImageCounts(dataset)
+        self._counts, self._recorder = ImageCounts(dataset), self._new_recorder()
         keep_loaders()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
@@ -265,7 +265,9 @@ class DataLoader(CheckpointedLoader[T]):
                 log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
             assembler = BatchAssembler(pool, servers, self._errors, self.collate_fn, self._counts, pin, options)
             serve = functools.partial(self._servers.serve, options=options)
-            return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve)
+            return LoaderIterator(
+                batches, pool, servers, loader_state, assembler, options.prefetch, serve, self._recorder
+            )
         except BaseException:
             pool.let_go(batches)
             raise
@@ -287,6 +289,7 @@ class DataLoader(CheckpointedLoader[T]):
             "_loader_state": None,
             "_scans": None,
             "_counts": ImageCounts(self.dataset),
+            "_recorder": self._new_recorder(),
         }
         return (
             self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}

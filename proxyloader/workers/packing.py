@@ -106,14 +106,18 @@ class Packer:
         )
 
     def _made_by(self, pickler: _ContentPickler, samples: int) -> dict[str, Any]:
-        """Return ``images_by`` and ``pixels_used_at`` of the PackedBatch, and begin to count for the next one."""
-        calls = [call for run in pickler.runs for call in run if isinstance(call, ImageCall)]
-        encoded = sum(call.image.header is not None for call in calls)
+        """Return what the PackedBatch says of who made how many images, and begin to count for the next one."""
+        calls = [call for run in pickler.runs for call in run]
+        images = [call.image for call in calls if isinstance(call, ImageCall)]
+        jpegs_bytes = [len(image.data) for image in images if image.header is not None]
+        by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
+        encoded = len(jpegs_bytes)
         used, self._pixel_uses = PixelUses.count - self._pixel_uses, PixelUses.count
-        others = samples - len(calls) if pickler.is_computed else 0
+        others = samples - len(images) if pickler.is_computed else 0
         used_at, PixelUses.at = PixelUses.at, None
         return {
-            "images_by": (encoded, len(calls) - encoded, max(used, others)),
+            "images_by": (encoded, len(images) - encoded, max(used, others)),
+            "bytes_read": sum(jpegs_bytes) + sum(by_hand_bytes),
             "pixels_used_at": used_at or "",
         }
 
