@@ -157,8 +157,10 @@ class DescribedLoader(TorchDataLoader[T]):
         iterator = None if pool is None or pool.user is None else pool.user()
         return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
 
-    def _new_recorder(self) -> StatsRecorder:
-        return StatsRecorder(name_of(self.dataset), self.num_workers)
+    def _new_counts(self) -> dict[str, Any]:
+        """Return the attributes that count what the loader gives, at zero."""
+        recorder = StatsRecorder(name_of(self.dataset), self.num_workers)
+        return {"_counts": ImageCounts(self.dataset), "_recorder": recorder}
 
     def __repr__(self) -> str:
         return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"

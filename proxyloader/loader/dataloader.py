@@ -24,7 +24,6 @@ from ..workers.pool import WorkerPool, run_size
 from ..workers.scan_checks import IntegrityTable
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
-from .backend import ImageCounts
 from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
 from .options import CheckScans, LoaderOptions, Unsupported
@@ -213,7 +212,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._scans: IntegrityTable | None = None
         self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
-        self._counts, self._recorder = ImageCounts(dataset), self._new_recorder()
+        vars(self).update(self._new_counts())
         keep_loaders()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
@@ -264,10 +263,8 @@ class DataLoader(CheckpointedLoader[T]):
             if self._loader_state is None:
                 log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
             assembler = BatchAssembler(pool, servers, self._errors, self.collate_fn, self._counts, pin, options)
-            serve = functools.partial(self._servers.serve, options=options)
-            return LoaderIterator(
-                batches, pool, servers, loader_state, assembler, options.prefetch, serve, self._recorder
-            )
+            serve, recorder = functools.partial(self._servers.serve, options=options), self._recorder
+            return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve, recorder)
         except BaseException:
             pool.let_go(batches)
             raise
@@ -288,12 +285,10 @@ class DataLoader(CheckpointedLoader[T]):
             "_servers": PlanServers(run_size(self)),
             "_loader_state": None,
             "_scans": None,
-            "_counts": ImageCounts(self.dataset),
-            "_recorder": self._new_recorder(),
+            "_errors": UnreadableSamples(),
+            "_next_epoch": LoaderState(self._next_epoch.epoch),
         }
-        return (
-            self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
-        )
+        return self.__dict__ | own | self._new_counts()
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)

@@ -17,7 +17,8 @@ _NOTHING = contextlib.nullcontext()
 
 def next_row(has_workers: bool) -> str:
     """Return the name of the row that torch's own loader has for its ``next()``."""
-    return f"enumerate(DataLoader)#_{'Multi' if has_workers else 'Single'}ProcessDataLoaderIter.__next__"
+    kind = "_MultiProcessingDataLoaderIter" if has_workers else "_SingleProcessDataLoaderIter"
+    return f"enumerate(DataLoader)#{kind}.__next__"
 
 
 def row(name: str) -> contextlib.AbstractContextManager[object]:

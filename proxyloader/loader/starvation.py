@@ -71,10 +71,10 @@ class Starvation:
     def _advice(self, workers_make_images: bool) -> str:
         cores = cores_of_process()
         free = cores - self._num_workers
+        if not self._num_workers:
+            return f"Nothing is loaded while it works, as num_workers is 0. Give the loader num_workers={cores}"
         if self._for_workers_s < self._wait_s / 2:
             return "DALI decodes at its limit. Store the images smaller, at about twice the size that the model takes"
-        if not self._num_workers:
-            return f"Nothing is read while it works, as num_workers is 0. Give the loader num_workers={cores}"
         if workers_make_images:
             return "The workers make the images themselves. print(loader.backend) says why, and what DALI could do"
         if free > 0:
