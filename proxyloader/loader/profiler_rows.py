@@ -22,6 +22,6 @@ def next_row(has_workers: bool) -> str:
 
 
 def row(name: str) -> contextlib.AbstractContextManager[object]:
-    """Return a context whose time is a row of the profile. Without a profiler it costs 0.2 µs."""
-    # ``record_function`` takes some µs also where nothing profiles.
+    """Return a context whose time is a row of the profile. Without a profiler it costs next to nothing."""
+    # ``record_function`` takes several µs also where nothing profiles.
     return profiler.record_function(name) if profiler._is_profiler_enabled else _NOTHING
