@@ -67,17 +67,17 @@ class Packer:
         self._new_plans: set[str] = set()
         self._pixel_uses, PixelUses.at = PixelUses.count, None
 
-    def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
+    def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
         has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
         collates = self._collate_fn is default_collate or not has_placeholders
         content = self._collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self._takes)
         if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
-            return PackedBatch(request, content=content, **self._made_by(pickler, 0))
+            return PackedBatch(request, content=content, num_samples=num_samples, **self._made_by(pickler, 0))
         data = pickler.dumps(content)
         each = samples if self._batched else [samples]
-        made_by = self._made_by(pickler, len(each))
+        made_by = self._made_by(pickler, len(each)) | {"num_samples": num_samples}
         if not pickler.runs and not pickler.is_computed:
             content = content if collates else self._collate_fn(content)
             return PackedBatch(request, content=content, **made_by)

@@ -90,10 +90,12 @@ def _pack(packer: Packer, fetched: Fetched, batched: bool, request: BatchRequest
     samples, unreadable = fetched.samples, tuple(fetched.unreadable)
     if unreadable and not samples:
         return PackedBatch(request, indices=(), unreadable=unreadable)
-    packed = packer(samples if batched else samples[0], request)
-    indices = tuple(fetched.indices) if unreadable and request is not None else None
     num_samples = len(samples) if request is None else len(fetched.indices)  # a dataset may make a batch itself
-    return dataclasses.replace(packed, num_samples=num_samples, indices=indices, unreadable=unreadable)
+    packed = packer(samples if batched else samples[0], request, num_samples)
+    if not unreadable:
+        return packed
+    indices = tuple(fetched.indices) if request is not None else None
+    return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
 
 def set_up_worker(
