@@ -10,7 +10,7 @@ from .._cores import cores_of_process
 log = logging.getLogger(__name__)
 
 STEPS = 100
-"""Number of steps in a row after which the loop is said to starve."""
+"""Least number of steps in a row after which the loop is said to starve."""
 
 LEAST_LOOP_S = 0.001
 """A loop that takes less time than this for a batch, in seconds, does nothing that could wait."""
@@ -36,6 +36,9 @@ class Step(NamedTuple):
 class Starvation:
     """Looks for steps in a row of which the loop waits more than half, and logs one warning.
 
+    Workers that begin together also give their batches together: one wait is long, and the following ones are short. So
+    the steps of a round, one batch of each worker, are added up.
+
     Args:
         name: what the dataset is called in the warning.
         num_workers: of the loader.
@@ -43,37 +46,44 @@ class Starvation:
 
     def __init__(self, name: str, num_workers: int) -> None:
         self._name, self._num_workers = name, num_workers
-        self._steps, self._loop_s, self._wait_s, self._for_workers_s = 0, 0.0, 0.0, 0.0
-        self._is_said = False
+        self._round: list[Step] = []
+        self._starved: list[Step] = []
+        self._has_begun = self._is_said = False
 
     def add(self, step: Step, workers_make_images: bool) -> None:
         """Add a step. ``workers_make_images`` says whether DALI makes less than half of the images so far."""
-        if self._is_said or step.loop_s < LEAST_LOOP_S:  # as the first step of an epoch
+        if not self._has_begun or self._is_said:  # the first batch waits for the start of the workers and of DALI
+            self._has_begun = True
             return
-        if step.wait_s <= step.loop_s:
-            self._steps, self._loop_s, self._wait_s, self._for_workers_s = 0, 0.0, 0.0, 0.0
+        self._round.append(step)
+        if len(self._round) < self._num_workers:
             return
-        self._steps += 1
-        self._loop_s += step.loop_s
-        self._wait_s += step.wait_s
-        self._for_workers_s += step.for_workers_s
-        if self._steps == STEPS:
+        steps, self._round = self._round, []
+        loop_s, wait_s = sum(each.loop_s for each in steps), sum(each.wait_s for each in steps)
+        if loop_s < LEAST_LOOP_S * len(steps):  # as in the first step of an epoch, where a round is one step
+            return
+        self._starved = self._starved + steps if wait_s > loop_s else []
+        if len(self._starved) >= STEPS:
             self._is_said = True
-            log.warning(
-                "%s: the loop waits for its batches, %.0f ms in each of %d steps in a row, and works %.0f ms. %s",
-                self._name,
-                1000 * self._wait_s / STEPS,
-                STEPS,
-                1000 * self._loop_s / STEPS,
-                self._advice(workers_make_images),
-            )
+            self._warn(workers_make_images)
 
-    def _advice(self, workers_make_images: bool) -> str:
+    def _warn(self, workers_make_images: bool) -> None:
+        count, (loop_s, wait_s, for_workers_s, _) = len(self._starved), map(sum, zip(*self._starved))
+        log.warning(
+            "%s: the loop waits for its batches, %.0f ms a step in %d steps in a row, and works %.0f ms. %s",
+            self._name,
+            1000 * wait_s / count,
+            count,
+            1000 * loop_s / count,
+            self._advice(workers_make_images, waits_for_dali=for_workers_s < wait_s / 2),
+        )
+
+    def _advice(self, workers_make_images: bool, waits_for_dali: bool) -> str:
         cores = cores_of_process()
         free = cores - self._num_workers
         if not self._num_workers:
             return f"Nothing is loaded while it works, as num_workers is 0. Give the loader num_workers={cores}"
-        if self._for_workers_s < self._wait_s / 2:
+        if waits_for_dali:
             return "DALI decodes at its limit. Store the images smaller, at about twice the size that the model takes"
         if workers_make_images:
             return "The workers make the images themselves. print(loader.backend) says why, and what DALI could do"

@@ -27,7 +27,7 @@ def warnings_of(
 ) -> list[str]:
     caplog.clear()
     watch = Starvation("Photographs, 48 samples", num_workers)
-    for step in steps:
+    for step in [Step(loop_s=0.01, wait_s=60.0, for_workers_s=0.0, images=8), *steps]:  # the start of the first epoch
         watch.add(step, workers_make_images)
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
@@ -64,8 +64,19 @@ def test_one_warning_comes_after_so_many_steps_in_a_row(
 def test_it_says_how_long_the_loop_waits_and_works(caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = warnings_of(caplog, [FED, *[STARVED] * STEPS])
     assert warning.startswith(
-        "Photographs, 48 samples: the loop waits for its batches, 20 ms in each of 100 steps in a row, and works 2 ms. "
+        "Photographs, 48 samples: the loop waits for its batches, 20 ms a step in 100 steps in a row, and works 2 ms. "
     )
+
+
+def test_workers_that_give_their_batches_together_are_looked_at_together(caplog: pytest.LogCaptureFixture) -> None:
+    at_once = Step(loop_s=0.002, wait_s=0.0001, for_workers_s=0.0001, images=8)
+    bursts = [STARVED, at_once, at_once, at_once] * STEPS
+    assert len(warnings_of(caplog, bursts, num_workers=4)) == 1
+    assert len(warnings_of(caplog, bursts, num_workers=1)) == 0
+    ahead_at_an_epochs_start = [IDLE._replace(wait_s=0.1), at_once, at_once, at_once] + [STARVED] * 12
+    assert len(warnings_of(caplog, ahead_at_an_epochs_start * 10, num_workers=4)) == 1
+    one_stall = [at_once] * STEPS + [STARVED._replace(wait_s=10.0)] + [at_once] * STEPS
+    assert len(warnings_of(caplog, one_stall, num_workers=4)) == 0
 
 
 FOR_DALI = STARVED._replace(for_workers_s=0.001)
@@ -76,9 +87,9 @@ FOR_DALI = STARVED._replace(for_workers_s=0.001)
     [
         (0, STARVED, False, "num_workers is 0. Give the loader num_workers=4"),
         (0, FOR_DALI, True, "num_workers is 0. Give the loader num_workers=4"),
-        (3, FOR_DALI, False, "DALI decodes at its limit. Store the images smaller"),
-        (3, STARVED, True, "The workers make the images themselves. print(loader.backend) says why"),
-        (3, STARVED, False, "The workers are behind, and 1 of 4 cores are free. Give the loader more num_workers"),
+        (2, FOR_DALI, False, "DALI decodes at its limit. Store the images smaller"),
+        (2, STARVED, True, "The workers make the images themselves. print(loader.backend) says why"),
+        (2, STARVED, False, "The workers are behind, and 2 of 4 cores are free. Give the loader more num_workers"),
         (4, STARVED, False, "The workers are behind, and take all cores. Read from a faster disk"),
     ],
 )
