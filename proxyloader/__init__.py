@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTransformError as UnsupportedTransformError
     from .loader.audit import Audit as Audit
     from .loader.dataloader import DataLoader as DataLoader
+    from .loader.stats import LoaderStats as LoaderStats
     from .reader.loader import FileReaderLoader as FileReaderLoader
     from .tools.explain import explain as explain
 
@@ -47,6 +48,7 @@ _HOMES = {
     "ImageError": "errors",
     "InputError": "errors",
     "LastBatchPolicy": "data.sharded_sampler",
+    "LoaderStats": "loader.stats",
     "MissingDaliError": "errors",
     "PipelineError": "errors",
     "ProxyLoaderError": "errors",

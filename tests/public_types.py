@@ -12,6 +12,7 @@ from proxyloader import (
     EncodedImage,
     FileReaderLoader,
     LastBatchPolicy,
+    LoaderStats,
     ProxyServer,
     ShardedSampler,
     World,
@@ -28,6 +29,8 @@ def of_a_loader(dataset: ImageFolder, server: ProxyServer) -> None:
         dataset, 256, shuffle=True, num_workers=8, multiprocessing_context="spawn", last_batch_policy="drop"
     )
     assert_type(loader.errors, UnreadableSamples)
+    assert_type(loader.stats(), LoaderStats)
+    assert_type(loader.stats().as_dict(), dict[str, float])
     assert_type(loader.device, "str | int | torch.device | None")
     assert_type(loader.seed, "int | None")
     assert_type(loader.server, "ProxyServer | None")

@@ -210,6 +210,7 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         "ImageError",
         "InputError",
         "LastBatchPolicy",
+        "LoaderStats",
         "MissingDaliError",
         "PipelineError",
         "ProxyLoaderError",

@@ -21,6 +21,7 @@ from ..workers.pool import WorkerPool
 from .audit import Audit, Auditor
 from .backend import ImageCounts
 from .options import LoaderOptions
+from .profiler_rows import WAIT, row
 from .recovery import BatchRecovery, RecoveredBatch
 from .submitter import InFlightBatch
 
@@ -133,7 +134,9 @@ class BatchAssembler:
 
     def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:
-            return self._format.of_outputs(self._servers[run.server].collect(pipeline_run))
+            with row(WAIT):
+                outputs = self._servers[run.server].collect(pipeline_run)
+            return self._format.of_outputs(outputs)
         except PipelineError as error:
             return error.with_traceback(None)  # the traceback would keep this frame alive
 

@@ -12,12 +12,16 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from ..data.bad_samples import UnreadableSamples
 from ..data.dataset import Translated, length_of, sources_of
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
+from ..workers.pool import WorkerPool
+from .audit import Auditor
 from .options import LoaderOptions
 from .plan_servers import PlanServers
+from .stats import LoaderStats, StatsRecorder
 from .strategy import translated
 
 log = logging.getLogger(__name__)
@@ -128,6 +132,10 @@ class DescribedLoader(TorchDataLoader[T]):
     _servers: PlanServers
     _counts: ImageCounts
     _loader_state: LoaderState | None
+    _recorder: StatsRecorder
+    _auditor: Auditor
+    _errors: UnreadableSamples
+    _pool: WorkerPool | None
 
     _said: frozenset[str] = frozenset()
     """The warnings that were logged for this loader."""
@@ -142,6 +150,21 @@ class DescribedLoader(TorchDataLoader[T]):
         found = self._translate()
         plans = (found.plans | self._servers.found).values()
         return described(found, plans, self._options, self._loader_state is not None, self._counts.pixels_used_at)
+
+    def stats(self) -> LoaderStats:
+        """Return what this loader has given since it was made, and the times of its last 1,000 batches.
+
+        It may be called at any time, in any thread. A copy of a loader counts anew.
+        """
+        pool = self._pool
+        iterator = None if pool is None or pool.user is None else pool.user()
+        return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
+
+    def _new_counts(self) -> dict[str, Any]:
+        """Return the attributes that count what the loader gives, at zero."""
+        name = name_of(self.dataset)
+        recorder = StatsRecorder(name, self.num_workers)
+        return {"_counts": ImageCounts(self.dataset), "_recorder": recorder, "_auditor": Auditor(name)}
 
     def __repr__(self) -> str:
         return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"

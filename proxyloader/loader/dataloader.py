@@ -24,8 +24,7 @@ from ..workers.pool import WorkerPool, run_size
 from ..workers.scan_checks import IntegrityTable
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
-from .audit import Audit, Auditor
-from .backend import ImageCounts, name_of
+from .audit import Audit
 from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
 from .options import CheckScans, LoaderOptions, Unsupported
@@ -221,7 +220,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._scans: IntegrityTable | None = None
         self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
-        self._counts, self._auditor = ImageCounts(dataset), Auditor(name_of(dataset))
+        vars(self).update(self._new_counts())
         keep_loaders()
         let_ray_keep(self)
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
@@ -275,8 +274,8 @@ class DataLoader(CheckpointedLoader[T]):
             assembler = BatchAssembler(
                 pool, servers, self._errors, self.collate_fn, self._counts, pin, options, self._auditor
             )
-            serve = functools.partial(self._servers.serve, options=options)
-            return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve)
+            serve, recorder = functools.partial(self._servers.serve, options=options), self._recorder
+            return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve, recorder)
         except BaseException:
             pool.let_go(batches)
             raise
@@ -293,9 +292,8 @@ class DataLoader(CheckpointedLoader[T]):
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
         fresh = {"_pool": None, "_loader_state": None, "_scans": None, "_servers": PlanServers(run_size(self))}
-        counts = {"_counts": ImageCounts(self.dataset), "_auditor": Auditor(name_of(self.dataset))}
         epochs = {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
-        return self.__dict__ | fresh | counts | epochs
+        return self.__dict__ | fresh | epochs | self._new_counts()
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)

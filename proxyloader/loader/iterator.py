@@ -28,6 +28,9 @@ from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
 from ..workers.pool import WorkerPool
 from .assembly import NOTHING, BatchAssembler
+from .profiler_rows import WAIT, next_row, row
+from .starvation import Step
+from .stats import StatsRecorder
 from .submitter import InFlightBatch, RunSubmitter
 
 if TYPE_CHECKING:  # importing it imports DALI
@@ -57,6 +60,7 @@ class LoaderIterator:
         loader_state: the position in the epoch at which it starts. It is updated by the iterator.
         prefetch: maximum number of decoded batches that wait.
         serve: returns the run queue of a plan that arrived with a batch.
+        recorder: counts the batches of the loader.
     """
 
     _process = 0
@@ -74,11 +78,13 @@ class LoaderIterator:
         assembler: BatchAssembler,
         prefetch: int,
         serve: Callable[[Plan], RunQueue],
+        recorder: StatsRecorder,
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
         self._pool, self._servers, self._loader_state = pool, servers, loader_state
         self._submitter, self._assembler, self._serve = RunSubmitter(pool, servers), assembler, serve
+        self._recorder, self._profile_name = recorder, next_row(pool.workers.num_workers > 0)
         # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
         # server, no run is started ahead, as a loop that is left early must not change what later runs draw.
         runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
@@ -89,7 +95,7 @@ class LoaderIterator:
         # If the dataset or its iterators have restored their states, they start at the position.
         self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
         self._nothing_yet = not loader_state.batches
-        self._handed_out_s = time.monotonic()
+        self._handed_out_s, self._for_workers_s = time.monotonic(), 0.0
         self._cut_short = False  # a worker was lost: after its error there are no more batches
         self._was_interrupted = False
         self._turn = threading.RLock()  # threads that share the iterator take turns
@@ -121,27 +127,24 @@ class LoaderIterator:
     def __next__(self) -> Any:
         if self._process != os.getpid():
             raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
-        with self._turn:
+        with self._turn, row(self._profile_name):
             if self._was_interrupted:
                 raise RuntimeError(
                     "this iterator was interrupted (KeyboardInterrupt, SystemExit) in the middle of a batch, which may "
                     "be lost; begin a new one: iter(loader)"
                 )
             try:
-                batch = self._next()
-                for in_flight in self._in_flight:
-                    self._submitter.start_soon(in_flight)
-                self._handed_out_s = time.monotonic()
+                return self._next()
             except (KeyboardInterrupt, SystemExit):  # it may have come in any line, also in torch's queues
                 self._was_interrupted = self._pool.broken = True
                 raise
-            return batch
 
     def _next(self) -> Any:
-        step_s, batch = time.monotonic() - self._handed_out_s, NOTHING
+        asked_s, self._for_workers_s = time.monotonic(), 0.0
+        loop_s, batch = asked_s - self._handed_out_s, NOTHING
         while batch is NOTHING:
             while self._should_feed():
-                self._prefetch_one(is_urgent=len(self._in_flight) < ENOUGH or step_s < LONG_STEP_S)
+                self._prefetch_one(is_urgent=len(self._in_flight) < ENOUGH or loop_s < LONG_STEP_S)
                 self._wait_while_dali_is_busy()
             if not self._in_flight:
                 if not self._cut_short:
@@ -157,7 +160,18 @@ class LoaderIterator:
             finally:
                 self._give_back_slot(in_flight)
         self._nothing_yet = False
+        for each in self._in_flight:
+            self._submitter.start_soon(each)
+        self._handed_out_s = time.monotonic()
+        assert in_flight.batch is not None
+        step = Step(loop_s, self._handed_out_s - asked_s, self._for_workers_s, in_flight.batch.num_samples)
+        self._recorder.add(in_flight.batch, step)
         return batch
+
+    @property
+    def batches_ahead(self) -> int:
+        """Number of batches that wait for the loop, decoded or with DALI."""
+        return len(self._in_flight)
 
     def _note_progress(self, in_flight: InFlightBatch) -> None:
         if self._pool.requests is None:
@@ -199,8 +213,9 @@ class LoaderIterator:
             return
         until_s = max((pipeline_run.busy_until_s for pipeline_run in self._in_flight[0].pipeline_runs), default=0.0)
         pause_s = (until_s - time.monotonic()) / POLLS
-        while time.monotonic() < until_s - pause_s and not self._has_ready_batch():
-            time.sleep(pause_s)
+        with row(WAIT):
+            while time.monotonic() < until_s - pause_s and not self._has_ready_batch():
+                time.sleep(pause_s)
 
     def _prefetch_one(self, is_urgent: bool) -> None:
         """Take the next batch from the workers. Start its runs now if it is urgent."""
@@ -213,7 +228,9 @@ class LoaderIterator:
                     self._to_throw_away -= 1
                     next(self._batches)
                 self._pool.fetcher.look_again()
+                asked_s = time.monotonic()
                 message = next(self._batches)
+                self._for_workers_s += time.monotonic() - asked_s
         except StopIteration:
             self._batches = None
             return

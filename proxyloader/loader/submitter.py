@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
+from .profiler_rows import SUBMIT, row
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run import PipelineRun
@@ -115,4 +116,5 @@ class RunSubmitter:
                     "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)",
                     code="foreign-server",
                 )
-            pipeline_runs.append(self._servers[run.server].submit(batch.inputs(run, self._pool.arena)))
+            with row(SUBMIT):
+                pipeline_runs.append(self._servers[run.server].submit(batch.inputs(run, self._pool.arena)))

@@ -133,6 +133,8 @@ class PackedBatch:
             process.
         images_by: number of images that DALI decodes; that Pillow has decoded and DALI transforms; and that the worker
             has made, of which some may be among the former.
+        bytes_read: number of bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines.
+        num_samples: number of samples, without those that could not be read.
         pixels_used_at: "file:line" of the user's code that used pixels of an image that was to be decoded late, or
             "".
         is_computed: whether the content has tensors that are computed from outputs of the runs.
@@ -154,6 +156,8 @@ class PackedBatch:
     kept: tuple[torch.Tensor, ...] = ()
     collated: bool = True
     images_by: tuple[int, int, int] = (0, 0, 0)
+    bytes_read: int = 0
+    num_samples: int = 0
     pixels_used_at: str = ""
     is_computed: bool = False
     batched: bool = True

@@ -70,17 +70,17 @@ class Packer:
         self._new_plans: set[str] = set()
         self._pixel_uses, PixelUses.at = PixelUses.count, None
 
-    def __call__(self, samples: Any, request: BatchRequest | None = None) -> PackedBatch:
+    def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
         has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
         collates = self._collate_fn is default_collate or not has_placeholders
         content = self._collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self._takes)
         if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
-            return PackedBatch(request, content=content, **self._made_by(pickler, 0))
+            return PackedBatch(request, content=content, num_samples=num_samples, **self._made_by(pickler, 0))
         data = pickler.dumps(content)
         each = samples if self._batched else [samples]
-        made_by = self._made_by(pickler, len(each))
+        made_by = self._made_by(pickler, len(each)) | {"num_samples": num_samples}
         if not pickler.runs and not pickler.is_computed:
             content = content if collates else self._collate_fn(content)
             return PackedBatch(request, content=content, **made_by)
@@ -111,14 +111,18 @@ class Packer:
         )
 
     def _made_by(self, pickler: _ContentPickler, samples: int) -> dict[str, Any]:
-        """Return ``images_by`` and ``pixels_used_at`` of the PackedBatch, and begin to count for the next one."""
-        calls = [call for run in pickler.runs for call in run if isinstance(call, ImageCall)]
-        encoded = sum(call.image.header is not None for call in calls)
+        """Return what the PackedBatch says of who made how many images, and begin to count for the next one."""
+        calls = [call for run in pickler.runs for call in run]
+        images = [call.image for call in calls if isinstance(call, ImageCall)]
+        jpegs_bytes = [len(image.data) for image in images if image.header is not None]
+        by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
+        encoded = len(jpegs_bytes)
         used, self._pixel_uses = PixelUses.count - self._pixel_uses, PixelUses.count
-        others = samples - len(calls) if pickler.is_computed else 0
+        others = samples - len(images) if pickler.is_computed else 0
         used_at, PixelUses.at = PixelUses.at, None
         return {
-            "images_by": (encoded, len(calls) - encoded, max(used, others)),
+            "images_by": (encoded, len(images) - encoded, max(used, others)),
+            "bytes_read": sum(jpegs_bytes) + sum(by_hand_bytes),
             "pixels_used_at": used_at or "",
         }
 

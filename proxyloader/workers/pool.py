@@ -42,6 +42,9 @@ BYTES_PER_IMAGE = 1 << 18
 
 DEFAULT_RUN_SIZE = 256
 
+TAKE = "proxyloader.take_from_workers"
+"""Row of torch's profiler for the time in which torch's iterator has no batch."""
+
 LOOK_FOR_DEAD_WORKERS_S = 1.0
 GRACE_S = 0.2
 
@@ -258,9 +261,9 @@ class _Workers(TorchDataLoader[Any]):
     """Number of the worker that gets the first request when workers start."""
 
     def _get_iterator(self) -> Any:
-        if self.num_workers == 0:
-            return super()._get_iterator()
-        return _WorkersIterator(self)
+        batches: Any = _WorkersIterator(self) if self.num_workers else super()._get_iterator()
+        batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
+        return batches
 
 
 class _WorkersIterator(_MultiProcessingDataLoaderIter):

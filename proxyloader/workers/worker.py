@@ -90,7 +90,8 @@ def _pack(packer: Packer, fetched: Fetched, batched: bool, request: BatchRequest
     samples, unreadable = fetched.samples, tuple(fetched.unreadable)
     if unreadable and not samples:
         return PackedBatch(request, indices=(), unreadable=unreadable)
-    packed = packer(samples if batched else samples[0], request)
+    num_samples = len(samples) if request is None else len(fetched.indices)  # a dataset may make a batch itself
+    packed = packer(samples if batched else samples[0], request, num_samples)
     if not unreadable:
         return packed
     indices = tuple(fetched.indices) if request is not None else None

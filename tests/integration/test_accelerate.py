@@ -239,3 +239,12 @@ def test_another_accelerate_gives_torchs_loader_and_one_warning(
 def test_nothing_is_said_where_accelerate_is_not_used(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = proxyloader.DataLoader(samples(str(photos)), BATCH, device="cpu")
     assert not loader._is_accelerate_prepared and not caplog.records
+
+
+def test_a_prepared_loader_counts_for_itself(photos: Path) -> None:
+    given = Case().loader("ours", str(photos))
+    prepared = Case().accelerator().prepare(given)
+    numbers_of(prepared)
+    stats = prepared.stats()
+    assert (stats.batches, stats.images, stats.images_by_dali) == (FULL, SAMPLES, SAMPLES)
+    assert given.stats().batches == 0

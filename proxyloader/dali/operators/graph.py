@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from ..._cores import cores_of_process
 from ...transforms.plan import Branch, ParamRow, Step
 from ...transforms.type_conversion import Normalize
 from ..api import decoder_arguments, fn, split, types
@@ -66,10 +67,7 @@ class PipelineOptions:
         is_set = self.num_threads is not None or self.hw_decoder_load is not None
         if self.device_id is None or is_set or mean_bytes < LARGE_BYTES:
             return self
-        cores, ranks = len(os.sched_getaffinity(0)), os.environ.get("LOCAL_WORLD_SIZE", "")
-        if ranks.isdecimal():  # set by torchrun, whose processes share the cores
-            cores //= max(1, int(ranks))
-        return replace(self, hw_decoder_load=0.65, num_threads=max(1, min(16, cores)))  # 0.65 is DALI's default
+        return replace(self, hw_decoder_load=0.65, num_threads=min(16, cores_of_process()))  # 0.65 is DALI's default
 
 
 @dataclass(eq=False, repr=False)

@@ -1,0 +1,54 @@
+"""What torch's profiler shows of a loader."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import profiler
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import proxyloader
+from proxyloader.loader.profiler_rows import row
+
+TRANSFORM = transforms.Compose([transforms.CenterCrop(32), transforms.ToTensor()])
+
+
+def rows_of(loader: Iterable[Any]) -> Counter[str]:
+    """How often each row of a loader is in the profile of a loop."""
+    with profile(activities=[ProfilerActivity.CPU]) as of_loop:
+        for _ in loader:
+            pass
+    names = [event.name for event in of_loop.events() or ()]
+    return Counter(name for name in names if name.startswith(("enumerate(DataLoader)", "proxyloader.")))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_row_of_next_is_torchs_and_its_parts_have_rows_too(num_workers: int, photos: Path, device: str) -> None:
+    dataset = ImageFolder(str(photos), TRANSFORM)
+    stock = rows_of(StockLoader(dataset, 16, num_workers=num_workers))
+    ours = rows_of(proxyloader.DataLoader(dataset, 16, num_workers=num_workers, device=device))
+    assert {name: count for name, count in ours.items() if not name.startswith("proxyloader.")} == stock
+    assert ours["proxyloader.take_from_workers"] == 4
+    assert ours["proxyloader.submit_to_dali"] >= 1  # a thread may start the others, beside the model
+    assert ours["proxyloader.wait_for_dali"] >= 3
+
+
+def test_a_loader_that_torch_loads_has_torchs_row(photos: Path) -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(6))
+    stock, ours = (rows_of(kind(dataset, 2)) for kind in (StockLoader, proxyloader.DataLoader))
+    assert ours == stock + Counter({"proxyloader.take_from_workers": 4})
+
+
+def test_where_nothing_profiles_nothing_is_recorded() -> None:
+    assert not isinstance(row("proxyloader.anything"), profiler.record_function)
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert isinstance(row("proxyloader.anything"), profiler.record_function)
+    assert not isinstance(row("proxyloader.anything"), profiler.record_function)

@@ -1,0 +1,139 @@
+"""The warning of a loop that waits for its batches: when it comes, and what it says."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxyloader import DataLoader
+from proxyloader.loader import starvation
+from proxyloader.loader.starvation import STEPS, Starvation, Step
+
+from ..faults import Spelled
+from ..numbered import spell_dataset
+
+STARVED = Step(loop_s=0.002, wait_s=0.02, for_workers_s=0.019, images=8)
+FED = Step(loop_s=0.02, wait_s=0.002, for_workers_s=0.001, images=8)
+IDLE = Step(loop_s=0.0001, wait_s=0.02, for_workers_s=0.02, images=8)
+
+
+def warnings_of(
+    caplog: pytest.LogCaptureFixture, steps: list[Step], num_workers: int = 1, workers_make_images: bool = False
+) -> list[str]:
+    caplog.clear()
+    watch = Starvation("Photographs, 48 samples", num_workers)
+    for step in [Step(loop_s=0.01, wait_s=60.0, for_workers_s=0.0, images=8), *steps]:  # the start of the first epoch
+        watch.add(step, workers_make_images)
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("steps", "count"),
+    [
+        ([STARVED] * (STEPS - 1), 0),
+        ([STARVED] * STEPS, 1),
+        ([STARVED] * 5 * STEPS, 1),
+        ([STARVED] * (STEPS - 1) + [FED] + [STARVED] * (STEPS - 1), 0),
+        ([STARVED] * (STEPS - 1) + [FED] + [STARVED] * STEPS, 1),
+        ([STARVED] * (STEPS - 1) + [IDLE, STARVED], 1),
+        ([IDLE] * 5 * STEPS, 0),
+        ([FED] * 5 * STEPS, 0),
+    ],
+    ids=[
+        "one step less",
+        "as many",
+        "many more",
+        "with one that waits less",
+        "after one that waits less",
+        "with the first one of an epoch",
+        "a loop that does nothing",
+        "a loop that is fed",
+    ],
+)
+def test_one_warning_comes_after_so_many_steps_in_a_row(
+    steps: list[Step], count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(warnings_of(caplog, steps)) == count
+
+
+def test_it_says_how_long_the_loop_waits_and_works(caplog: pytest.LogCaptureFixture) -> None:
+    (warning,) = warnings_of(caplog, [FED, *[STARVED] * STEPS])
+    assert warning.startswith(
+        "Photographs, 48 samples: the loop waits for its batches, 20 ms a step in 100 steps in a row, and works 2 ms. "
+    )
+
+
+def test_workers_that_give_their_batches_together_are_looked_at_together(caplog: pytest.LogCaptureFixture) -> None:
+    at_once = Step(loop_s=0.002, wait_s=0.0001, for_workers_s=0.0001, images=8)
+    bursts = [STARVED, at_once, at_once, at_once] * STEPS
+    assert len(warnings_of(caplog, bursts, num_workers=4)) == 1
+    assert len(warnings_of(caplog, bursts, num_workers=1)) == 0
+    ahead_at_an_epochs_start = [IDLE._replace(wait_s=0.1), at_once, at_once, at_once] + [STARVED] * 12
+    assert len(warnings_of(caplog, ahead_at_an_epochs_start * 10, num_workers=4)) == 1
+    one_stall = [at_once] * STEPS + [STARVED._replace(wait_s=10.0)] + [at_once] * STEPS
+    assert len(warnings_of(caplog, one_stall, num_workers=4)) == 0
+
+
+FOR_DALI = STARVED._replace(for_workers_s=0.001)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "step", "workers_make_images", "says"),
+    [
+        (0, STARVED, False, "num_workers is 0. Give the loader num_workers=4"),
+        (0, FOR_DALI, True, "num_workers is 0. Give the loader num_workers=4"),
+        (2, FOR_DALI, False, "DALI decodes at its limit. Store the images smaller"),
+        (2, STARVED, True, "The workers make the images themselves. print(loader.backend) says why"),
+        (2, STARVED, False, "The workers are behind, and 2 of 4 cores are free. Give the loader more num_workers"),
+        (4, STARVED, False, "The workers are behind, and take all cores. Read from a faster disk"),
+    ],
+)
+def test_it_names_what_is_behind_with_one_way_out(
+    num_workers: int,
+    step: Step,
+    workers_make_images: bool,
+    says: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starvation, "cores_of_process", lambda: 4)
+    (warning,) = warnings_of(caplog, [step] * STEPS, num_workers, workers_make_images)
+    assert says in warning
+
+
+def slow(index: int) -> None:
+    time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_workers": 0}, "num_workers is 0"),
+        ({"num_workers": 1}, "The workers are behind"),
+        ({"num_workers": 1, "translate": False}, "The workers make the images themselves"),
+    ],
+    ids=["no workers", "slow files", "torchvision"],
+)
+def test_a_loop_that_starves_is_told_once(
+    options: Any, says: str, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(starvation, "STEPS", 6)
+    dataset = Spelled(spell_dataset(tmp_path / "set", 16), slow)
+    loader = DataLoader(dataset, 4, device=device, **options)
+    for _ in range(5):
+        for _ in loader:
+            time.sleep(0.002)
+    (record,) = [each for each in caplog.records if "the loop waits" in each.getMessage()]
+    assert says in record.getMessage() and record.levelno == logging.WARNING
+
+
+def test_a_loop_that_is_fed_is_told_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr(starvation, "STEPS", 2)
+    for _ in DataLoader(torch.utils.data.TensorDataset(torch.arange(40)), 4):
+        time.sleep(0.02)
+    assert not caplog.records
