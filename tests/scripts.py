@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -258,6 +259,7 @@ def _become(asked: dict[str, Any], fds: Sequence[int]) -> CodeType:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    tempfile.tempdir = None  # TMPDIR may be another one
     if threads := os.environ.get("OMP_NUM_THREADS"):  # which is read when torch is loaded
         torch.set_num_threads(int(threads))
     sys.argv = asked["argv"]

@@ -117,7 +117,7 @@ def _after(transform: Any, image: Any) -> Any:
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     if chain.state.kind == "pil":
-        return LazyImage(image, transformed.then(transform, chain))
+        return LazyImage(image if isinstance(image, Image.Image) else None, transformed.then(transform, chain))
     made = ImageCall.of(transformed.then(transform, chain), chain.plan)
     if chain.state.images == 1:
         return lazy(made, 0)

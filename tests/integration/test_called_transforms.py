@@ -20,7 +20,7 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, EncodedImage
 
 from ..side_by_side import assert_as_torch, by_dali, epochs
 from ..tiers import by_default
@@ -249,6 +249,23 @@ def collate_with_a_transform(samples: list[Any]) -> Any:
 class Untransformed(Paths):
     def of(self, image: Image.Image) -> Any:
         return image
+
+
+class Encoded(OneByOne):
+    def opened(self, index: int) -> Any:
+        return EncodedImage.open(self.samples[index][0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_that_a_dataset_hands_over_encoded_are_those_that_it_opens(
+    photos: Path, workers: int, device: str
+) -> None:
+    found = []
+    for dataset_class in (Encoded, OneByOne):
+        torch.manual_seed(0)
+        found.append([*DataLoader(dataset_class(str(photos)), 12, num_workers=workers, device=device)])
+    for (ours, labels), (opened, its_labels) in zip(*found, strict=True):
+        assert torch.equal(ours, opened) and torch.equal(labels, its_labels)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -152,7 +152,7 @@ class PictureStream(Stream):
 
     def sample(self, number: int) -> Any:
         path, target = self.folder.samples[number % SAMPLES]
-        encoded = self.transform is not TRANSFORM and not self.by_pillow
+        encoded = type(self.transform) is not type(TRANSFORM) and not self.by_pillow
         image = proxyloader.EncodedImage.open(path) if encoded else self.folder.loader(path)
         return self.transform(image), (number, target)
 
