@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTransformError as UnsupportedTransformError
     from .loader.dataloader import DataLoader as DataLoader
     from .reader.loader import FileReaderLoader as FileReaderLoader
+    from .tools.diagnose.command import diagnose as diagnose
+    from .tools.diagnose.command import diagnosis as diagnosis
     from .tools.explain import explain as explain
 
 __version__ = "0.1.0"
@@ -52,6 +54,8 @@ _HOMES = {
     "UnsupportedTransformError": "errors",
     "World": "data.distributed",
     "compile_transforms": "data.compiled_transform",
+    "diagnose": "tools.diagnose.command",
+    "diagnosis": "tools.diagnose.command",
     "explain": "tools.explain",
     "pipelines": "pipelines",
     "wrap": "data.dataset",
