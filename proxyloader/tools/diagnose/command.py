@@ -69,6 +69,7 @@ def diagnose_script(
     """
     from rich.console import Console
 
+    from ..bench.system_info import machine
     from . import page
     from .script import diagnosed_script
 
@@ -81,6 +82,6 @@ def diagnose_script(
     console.print(found, highlight=False)
     title = " ".join([script.name, *arguments])
     if json_file is not None:
-        json_file.write_text(json.dumps({"script": title, **found.as_dict()}, indent=1) + "\n")
+        json_file.write_text(json.dumps({"script": title, "machine": machine(), **found.as_dict()}, indent=1) + "\n")
     if html_file is not None:
         html_file.write_text(page.html_of(found, title))

@@ -75,7 +75,7 @@ class Diagnosis:
         """The rows of a table with ``COLUMNS``. A cell is "" if there is nothing to say."""
         figures = self.figures
         alone = [(f"{NAMES[kind]} alone", each.phase) for kind, each in figures.alone.items()]
-        estimated = [(f"estimated: with {NAMES[kind]}", figures.step_s(kind)) for kind in figures.alone]
+        estimated = [(f"{NAMES[kind]}, estimated", figures.step_s(kind)) for kind in figures.alone]
         return (
             *(
                 self._row(name, phase)
@@ -106,7 +106,7 @@ class Diagnosis:
         table = Table(box=None, pad_edge=False, header_style="dim")
         shown = [column for column in range(len(COLUMNS)) if any(row[column] for row in self.rows)]
         for column in shown:
-            table.add_column(COLUMNS[column], justify="right" if column else "left", vertical="bottom")
+            table.add_column(COLUMNS[column], justify="right" if column else "left", no_wrap=not column)
         for row in self.rows:
             table.add_row(*(row[column] for column in shown))
         parts: list[Any] = [Text(self.verdict, "bold"), "", table]

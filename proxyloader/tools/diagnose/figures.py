@@ -9,7 +9,7 @@ from .phase import Phase
 
 Kind = Literal["stock", "proxyloader"]
 
-NAMES: dict[Kind, str] = {"stock": "the stock loader", "proxyloader": "proxyloader"}
+NAMES: dict[Kind, str] = {"stock": "stock loader", "proxyloader": "proxyloader"}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader as StockLoader
 
 from ...data.distributed import World
@@ -157,7 +156,7 @@ def _figures(
 
 def _waiting_share(dataset: Any) -> float | None:
     """Return the share of the time in which reading samples waits in this thread, or None if there are no indices."""
-    with suppress(Exception), torch.random.fork_rng(devices=[]):
+    with suppress(Exception):
         indices = random.Random(0).sample(range(len(dataset)), min(SAMPLES, len(dataset)))
         begin_s, computed_s = time.perf_counter(), time.thread_time() + thread_delay_s()
         for index in indices:

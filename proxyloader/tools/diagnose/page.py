@@ -10,16 +10,21 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from ... import __version__
+from ..bench.system_info import in_words, machine
 from .diagnosis import COLUMNS, Diagnosis
 from .figures import NAMES, Kind
+from .words import three_digits
 
 COLORS: dict[Kind, str] = {"stock": "#3b6fb6", "proxyloader": "#2a8f5b"}
+WIDTHS: dict[Kind, float] = {"stock": 1.5, "proxyloader": 4.0}
+"""Of lines, so that both are seen where one covers the other."""
+
 GREY = "#8a8f98"
 
-SIZE_INCHES = (5.2, 2.5)
-"""Size of a plot. A phone shows it at three quarters, with letters that can still be read."""
+SIZE_INCHES = (4.2, 2.6)
+"""Size of a plot: about what a phone has, and three beside each other on a wide screen."""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -27,13 +32,14 @@ STYLE = """
 body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 68rem; color: #1c1f24; background: #fff;
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.35rem; line-height: 1.35; margin: 0 0 .5rem; }
+h1 span { display: inline-block; max-width: 100%; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 p, li { max-width: 48rem; }
 ul { padding-left: 1.2rem; margin: 0; }
 li { margin: .3rem 0; }
 .verdict { font-size: 1.1rem; padding: .8rem 1rem; border-left: .3rem solid #2a8f5b; background: #f2f7f4; }
 .small { color: #5b616b; font-size: .85rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem 2rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1rem 2rem; }
 figure { margin: 0; }
 figcaption { font-size: .9rem; color: #5b616b; }
 svg { width: 100%; height: auto; display: block; }
@@ -62,8 +68,9 @@ def html_of(diagnosis: Diagnosis, title: str) -> str:
         f"<h2>{escape(name)}</h2>\n<ul>{''.join(f'<li>{escape(each)}</li>' for each in sentences)}</ul>\n"
         for name, sentences in diagnosis.sections.items()
     )
+    words = " ".join(f"<span>{escape(word)}</span>" for word in title.split())  # no line ends within an option
     figures = diagnosis.figures
-    of = f"batches of {figures.batch_size}, {figures.num_workers} workers, {figures.cores} cores"
+    of = f"Batches of {figures.batch_size}, {figures.num_workers} workers, {figures.cores} cores"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -73,7 +80,7 @@ def html_of(diagnosis: Diagnosis, title: str) -> str:
 <style>{STYLE}</style>
 </head>
 <body>
-<h1>{escape(title)}</h1>
+<h1>{words}</h1>
 <p class="verdict">{escape(diagnosis.verdict)}</p>
 <div class="plots">
 {_plots(diagnosis)}
@@ -82,7 +89,7 @@ def html_of(diagnosis: Diagnosis, title: str) -> str:
 <h2>Figures</h2>
 {_table(diagnosis)}
 <p class="small">{escape(of)}. Estimated: the longest of the step alone, the loader alone, and what all
-cores take for both. Written by proxyloader {__version__}.</p>
+cores take for both. {escape(in_words(machine()))}.</p>
 </body>
 </html>
 """
@@ -130,16 +137,17 @@ def _times(axes: Axes, diagnosis: Diagnosis) -> None:
         bars.append((f"{NAMES[kind]} alone", each.phase.step_s, COLORS[kind]))
     names, seconds, colors = zip(*bars)
     drawn = axes.barh(names, 1e3 * np.array(seconds), color=colors, height=0.6)
-    axes.bar_label(drawn, fmt=lambda value: f"{value:,.3g}", padding=3)
+    axes.bar_label(drawn, fmt=three_digits, padding=3)
     axes.invert_yaxis()
-    axes.margins(x=0.15)
+    axes.margins(x=0.25)
     axes.set_xlabel("ms")
 
 
 def _waits(axes: Axes, diagnosis: Diagnosis) -> None:
     waits_ms = 1e3 * np.array(diagnosis.figures.both.waits_s)
-    axes.plot(np.arange(1, len(waits_ms) + 1), waits_ms, ".", color="#1c1f24", markersize=3)
-    axes.set_ylim(bottom=0)
+    axes.plot(np.arange(1, len(waits_ms) + 1), waits_ms, ".", color="#1c1f24", markersize=4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(0, 1.1 * waits_ms.max())
     axes.set_xlabel("step")
     axes.set_ylabel("wait, ms")
 
@@ -148,12 +156,14 @@ def _speeds(axes: Axes, diagnosis: Diagnosis) -> None:
     figures = diagnosis.figures
     times_s = [figures.step.step_s, *(each.phase.step_s for each in figures.alone.values())]
     steps_s = np.geomspace(min(times_s) / 2, 2 * max(times_s), 200)
-    for kind, each in figures.alone.items():
+    for kind, each in sorted(figures.alone.items()):  # the wider line first
         cpu_s = figures.step.cpu_s * steps_s / figures.step.step_s + each.phase.cpu_s
         slowest_s = np.maximum.reduce([steps_s, np.full_like(steps_s, each.phase.step_s), cpu_s / figures.cores])
-        axes.plot(1e3 * steps_s, figures.batch_size / slowest_s, color=COLORS[kind], label=NAMES[kind])
+        line: dict[str, Any] = {"color": COLORS[kind], "label": NAMES[kind], "linewidth": WIDTHS[kind]}
+        axes.plot(1e3 * steps_s, figures.batch_size / slowest_s, **line)
     axes.axvline(1e3 * figures.step.step_s, color=GREY, linestyle=":", label="this step")
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:,g}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("step alone, ms")
     axes.set_ylabel("images/s")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .conditions import losing, winning
 from .diagnosis import Bound, Diagnosis
-from .figures import NAMES, Figures, Kind
+from .figures import Figures, Kind
 from .trials import Trial
 from .words import ms, percent, rate
 
@@ -110,12 +110,12 @@ def _most(figures: Figures) -> str:
     """Return what a loader that takes no time would bring, by Amdahl's law."""
     kind: Kind = "stock" if "stock" in figures.alone else figures.watched
     now_s, least_s = figures.step_s(kind), figures.step.step_s
-    share, most = 1 - least_s / now_s, now_s / least_s
-    bound = f"1 / (1 - {share:.2f}) = {most:.3g} times" if most < LARGE else f"{LARGE} times or more"
-    text = (
-        f"With {NAMES[kind]} a step takes {ms(now_s)} ms, of which {percent(share)} are the loader's. So by Amdahl's "
-        f"law a loader that takes no time makes it {bound} as fast"
-    )
+    most, name = now_s / least_s, "the stock loader" if kind == "stock" else "this loader"
+    text = f"With {name} a step takes {ms(now_s)} ms, of which {percent(1 - 1 / most)} are the loader's"
+    if most < WORTH:
+        return f"{text}. So no loader makes it faster."
+    bound = f"1 / (1 - {1 - 1 / most:.2f}) = {most:.3g} times" if most < LARGE else f"{LARGE} times or more"
+    text = f"{text}. So by Amdahl's law a loader that takes no time makes it {bound} as fast"
     if len(figures.alone) < 2:
         return f"{text}."
     return f"{text}; proxyloader makes it {now_s / figures.step_s('proxyloader'):.3g} times as fast."
@@ -183,4 +183,4 @@ def _hindered(figures: Figures) -> str:
     above = figures.both.step_s / figures.step_s(figures.watched)
     if above < HINDERED:
         return ""
-    return f" The loop takes {above:.1f} times that: step and loader hinder each other, or other programs do both."
+    return f" Together, step and loader take {above:.1f} times as long: they, or other programs, hinder each other."
