@@ -183,4 +183,7 @@ def _hindered(figures: Figures) -> str:
     above = figures.both.step_s / figures.step_s(figures.watched)
     if above < HINDERED:
         return ""
-    return f" Together, step and loader take {above:.1f} times as long: they, or other programs, hinder each other."
+    return (
+        f" Together, step and loader take {above:.1f} times what follows from each alone: they hinder each other, or "
+        "other programs hinder them."
+    )
