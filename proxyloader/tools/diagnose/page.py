@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..bench.system_info import in_words, machine
 from .diagnosis import COLUMNS, Diagnosis
@@ -22,6 +22,9 @@ WIDTHS: dict[Kind, float] = {"stock": 1.5, "proxyloader": 4.0}
 """Of lines, so that both are seen where one covers the other."""
 
 GREY = "#8a8f98"
+
+SHORTEST = 50
+"""How many times as short as the longest time the shortest step is that is drawn."""
 
 SIZE_INCHES = (4.2, 2.6)
 """Size of a plot: about what a phone has, and three beside each other on a wide screen."""
@@ -155,14 +158,17 @@ def _waits(axes: Axes, diagnosis: Diagnosis) -> None:
 def _speeds(axes: Axes, diagnosis: Diagnosis) -> None:
     figures = diagnosis.figures
     times_s = [figures.step.step_s, *(each.phase.step_s for each in figures.alone.values())]
-    steps_s = np.geomspace(min(times_s) / 2, 2 * max(times_s), 200)
+    least_s, most_s = max(min(times_s) / 2, max(times_s) / SHORTEST), 2 * max(times_s)
+    steps_s = np.geomspace(least_s, most_s, 200)
     for kind, each in sorted(figures.alone.items()):  # the wider line first
         cpu_s = figures.step.cpu_s * steps_s / figures.step.step_s + each.phase.cpu_s
         slowest_s = np.maximum.reduce([steps_s, np.full_like(steps_s, each.phase.step_s), cpu_s / figures.cores])
         line: dict[str, Any] = {"color": COLORS[kind], "label": NAMES[kind], "linewidth": WIDTHS[kind]}
         axes.plot(1e3 * steps_s, figures.batch_size / slowest_s, **line)
-    axes.axvline(1e3 * figures.step.step_s, color=GREY, linestyle=":", label="this step")
+    axes.axvline(1e3 * max(least_s, figures.step.step_s), color=GREY, linestyle=":", label="this step")
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(lambda value, position: f"{value:,g}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("step alone, ms")

@@ -125,7 +125,9 @@ def _input_reason(figures: Figures) -> str:
     loader = figures.loader
     parts = [f"Alone, the loader uses {loader.cores_used:.1f} of {figures.cores} cores"]
     if figures.num_workers:
-        parts.append(f"its workers ({figures.num_workers}) compute {percent(_workers_share(figures))} of the time")
+        parts.append(
+            f"its workers ({figures.num_workers}) are busy {percent(min(1.0, _workers_share(figures)))} of the time"
+        )
     if loader.jpeg_percent is not None:
         parts.append(f"the JPEG engines are busy {loader.jpeg_percent:.0f} % of it")
     if loader.gpu_percent is not None:
