@@ -214,8 +214,8 @@ def _diagnose(verbs: Any) -> None:
         _run_diagnose,
         "say what bounds a training, and whether this loader is worth it",
         DIAGNOSE_HELP,
-        "proxyloader diagnose train.py --epochs 90 --batch-size 256\n"
-        "  proxyloader diagnose --seconds 120 --html report.html --json report.json train.py",
+        "proxyloader diagnose train.py --batch-size 256\n"
+        "  proxyloader diagnose --seconds 120 --html report.html train.py --epochs 90",
     )
     _option(parser, "--seconds", "S", float, "about how long to measure", 60.0)
     _option(parser, "--json", "FILE", Path, "write all figures and sentences to this file", dest="json_file")

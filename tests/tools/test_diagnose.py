@@ -29,6 +29,7 @@ from proxyloader.tools.diagnose.trials import Trial
 from proxyloader.tools.diagnose.verdict import diagnosed
 
 from ..limits import WAIT_S
+from .test_cli import COMMAND, ENVIRONMENT
 
 SECONDS = 1.0
 """For all phases of a diagnosis. Where steps are longer, it takes longer: each phase has at least three."""
@@ -295,6 +296,8 @@ def forget_the_module_beside_the_script() -> object:
     sys.modules.pop("beside", None)
 
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 OPTIONS = ("--seconds", str(SECONDS))
 
 
@@ -319,6 +322,19 @@ class TestAScript:
         assert told["figures"]["alone"].keys() == {"stock", "proxyloader"}
         assert told["figures"]["batch_size"] == 4
         assert told["verdict"] in Page.of(Path("found.html")).text
+
+    @pytest.mark.exhaustive  # the test before this one runs a shorter script with each loader
+    @pytest.mark.parametrize("name", ["train_torchvision.py", "train_proxyloader.py"])
+    def test_may_be_an_example(self, tmp_path: Path, photos: Path, name: str) -> None:
+        for folder in ("train", "val"):
+            (tmp_path / folder).symlink_to(photos)
+        arguments = ("--arch", "shufflenet_v2_x0_5", "--size", "32", "--batch-size", "8", "--workers", "1")
+        command = [*COMMAND, "diagnose", *OPTIONS, str(EXAMPLES / name), str(tmp_path), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=2 * WAIT_S, cwd=tmp_path, env=ENVIRONMENT, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "bounds this run" in " ".join(done.stdout.split())
 
     def test_that_ends_before_is_an_error(self, script: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
         script.write_text(SCRIPT.format(module="torch.utils.data", epochs=0))

@@ -133,7 +133,7 @@ def _input_reason(figures: Figures) -> str:
     if loader.gpu_percent is not None:
         parts.append(f"the GPU is busy {loader.gpu_percent:.0f} % of it")
     if not _loader_is_busy(figures):
-        parts.append("so nothing is busy, and more workers may help")
+        parts.append("none of it is busy, so more workers may help")
     return "; ".join(parts)
 
 
