@@ -191,19 +191,20 @@ def _run_doctor(as_json: bool, limit: float) -> int:
 
 
 DIAGNOSE_HELP = (
-    "Runs a training script, and measures the loop over its largest DataLoader, torch's or\n"
-    "proxyloader's: the loop as it is, its step alone with one batch again and again, the\n"
-    "loader alone, and the other of the two loaders over the same samples. Then the script\n"
-    "is ended. The report says what bounds the run (input, disk, model, the CPU of the loop,\n"
-    "or the cores that all share), what the other loader would give, and under which\n"
-    "conditions proxyloader wins and does not, with the figures. Arguments of the loader that\n"
-    "were tried and gained 5 % or more are suggested.\n\n"
-    "What stands behind the script is given to it, so options come before it. The script\n"
-    "trains for some hundred steps meanwhile, and writes what it always writes. It must be\n"
-    "one process, not torchrun's. In a loop of your own use proxyloader.diagnosis(loader).\n"
+    "Runs a training script, and measures the loop over its largest DataLoader, torch's\n"
+    "or proxyloader's: the loop as it is, its step alone with one batch again and again,\n"
+    "the loader alone, and the other of the two loaders over the same samples. Then the\n"
+    "script is ended. The report says what bounds the run (input, disk, model, the CPU of\n"
+    "the loop, or the cores), what either loader gives, and under which conditions\n"
+    "proxyloader wins and does not, with the figures. Arguments of the loader that were\n"
+    "tried and gained 5 % or more are suggested.\n\n"
+    "Options come before the script: what stands behind it is given to the script. It\n"
+    "trains for some hundred steps, and writes what it always writes. It must be one\n"
+    "process, without torchrun. In a loop of your own, use proxyloader.diagnosis(loader).\n"
     "It needs psutil and matplotlib: pip install 'proxyloader[bench]', or, in a clone,\n"
     "pip install -e '.[bench]'.\n\n"
-    "Exit status: that of the script, if it ends before all is measured."
+    "Exit status: that of the script, if it ends before all is measured; 1 if it ends\n"
+    "well and no loop was diagnosed."
 )
 
 
