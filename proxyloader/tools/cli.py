@@ -228,7 +228,8 @@ def _diagnose(verbs: Any) -> None:
 def _run_diagnose(**options: Any) -> int:
     with _needs_extra():
         from .diagnose.command import diagnose_script
-    diagnose_script(**options)
+
+        diagnose_script(**options)
     return 0
 
 

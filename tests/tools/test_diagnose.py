@@ -360,6 +360,11 @@ class TestAScript:
             main(["diagnose", str(script)])
         assert exit.value.code == 7
 
+    def test_for_no_time_is_not_begun(self, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        script.write_text("print('begun')")
+        assert main(["diagnose", "--seconds", "0", str(script)]) == 1
+        assert capsys.readouterr() == ("", "proxyloader: error: seconds=0: it is a number of seconds above 0\n")
+
     def test_that_is_not_there_is_an_error(self, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["diagnose", "other.py"]) == 1
         assert capsys.readouterr().err == "proxyloader: error: other.py: No such file or directory\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..files import check_can_be_written
 from .diagnosis import Diagnosis
-from .loop import DiagnosedLoop
+from .loop import DiagnosedLoop, check_seconds
 
 
 def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
@@ -17,8 +17,8 @@ def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) 
 
     It measures the training as it is, its step alone with one batch again and again, the loader alone, the other kind
     of loader over the same samples (torch's for one of ours, and ours for one of torch's), and other arguments.
-    ``step`` is called with some hundred batches, so the model goes on training. It needs psutil: ``pip install
-    'proxyloader[bench]'``.
+    ``step`` is called with some hundred batches, so the model goes on training. It needs Linux, and psutil: ``pip
+    install 'proxyloader[bench]'``.
 
     Args:
         loader: a ``torch.utils.data.DataLoader`` or a ``proxyloader.DataLoader``.
@@ -64,15 +64,18 @@ def diagnose_script(
     """Run a script until its training loop is diagnosed, print the report, and write it to files.
 
     Raises:
+        ValueError: ``seconds`` is not above 0.
         ValueError, FileNotFoundError, SystemExit: as ``diagnosed_script`` does.
         OSError: a file cannot be written.
     """
     from rich.console import Console
 
     from ..bench.system_info import machine
-    from . import page
     from .script import diagnosed_script
 
+    if html_file is not None:
+        from .page import html_of  # which needs matplotlib
+    check_seconds(seconds)
     for file in (json_file, html_file):
         if file is not None:
             check_can_be_written(file)
@@ -84,4 +87,4 @@ def diagnose_script(
     if json_file is not None:
         json_file.write_text(json.dumps({"script": title, "machine": machine(), **found.as_dict()}, indent=1) + "\n")
     if html_file is not None:
-        html_file.write_text(page.html_of(found, title))
+        html_file.write_text(html_of(found, title))

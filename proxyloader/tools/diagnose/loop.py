@@ -42,6 +42,11 @@ SAMPLES = 8
 """Samples that are read to see whether reading waits."""
 
 
+def check_seconds(seconds: float) -> None:
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds:g}: it is a number of seconds above 0")
+
+
 class DiagnosedLoop:
     """The batches of a loader, for a loop that is measured. See ``proxyloader.diagnosis``."""
 
@@ -50,8 +55,7 @@ class DiagnosedLoop:
             raise TypeError(
                 f"the loader is a torch.utils.data.DataLoader or a proxyloader.DataLoader; got {type(loader).__name__}"
             )
-        if not seconds > 0:
-            raise ValueError(f"seconds={seconds:g}: it is a number of seconds above 0")
+        check_seconds(seconds)
         if World.current().num_shards > 1:
             raise ValueError(
                 f"this is one of {World.current().num_shards} processes, whose loops wait for each other. Start the "

@@ -121,6 +121,7 @@ class Recording:
         wall_s = time.perf_counter() - self._begin_s
         used: dict[str, Any] = {name: amount - self._before[name] for name, amount in _used().items()}
         used["iowait_cores"] /= wall_s
+        used["workers_delay_s"] = max(0.0, used["workers_delay_s"])  # that of children that have ended is forgotten
         return {"wall_s": wall_s, "waits_s": tuple(self._waits_s), **used}
 
 
