@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,10 @@ class Recording:
 @contextmanager
 def recorded(seconds: float) -> Iterator[Recording]:
     """Record the steps that are made meanwhile, for at most this time. ``phase`` has their figures at the end."""
-    with gauges() as shares:
+    # Where no GPU is in use, asking for its load would start CUDA.
+    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    load: AbstractContextManager[dict[str, float]] = gauges() if is_on_gpu else nullcontext({})
+    with load as shares:
         recording = Recording(seconds)
         yield recording
         found: dict[str, Any] = recording.ended()

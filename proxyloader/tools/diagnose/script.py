@@ -68,6 +68,8 @@ class Watch:
         return _samples(loader) >= max(map(_samples, self._loaders))
 
     def _diagnosed(self, loader: Any) -> Iterator[Any]:
+        dataset = type(loader.dataset).__name__
+        print(f"proxyloader: measures the loop over {dataset} for about {self._seconds:g} s", file=sys.stderr)
         self._is_busy = True  # until it ends, all loops are those of the diagnosis, or within the loop
         try:
             with DiagnosedLoop(loader, self._seconds) as loop:
