@@ -202,6 +202,8 @@ def test_importing_sets_nothing_where_that_is_forbidden() -> None:
 
 def test_the_public_names_are_these_and_each_is_there() -> None:
     assert sorted(proxyloader.__all__) == [
+        "Audit",
+        "AuditError",
         "DataLoader",
         "EncodedImage",
         "FileReaderLoader",

@@ -51,11 +51,12 @@ def cuda_ordinal(device: Any) -> int | None:
 
 
 def _of_this_process() -> int:
-    """Return the current device; under torchrun, if the script has not set a device, that of the local rank.
+    """Return the current device; under torchrun and Slurm, if the script has not set a device, that of the local rank.
 
     Otherwise all processes of such a script would decode on the first GPU.
     """
-    current, rank = torch.cuda.current_device(), os.environ.get("LOCAL_RANK", "")
+    current = torch.cuda.current_device()
+    rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "")
     return int(rank) if current == 0 and rank.isdecimal() and int(rank) < torch.cuda.device_count() else current
 
 

@@ -40,12 +40,13 @@ class World:
 
     @classmethod
     def current(cls) -> World:
-        """Return the processes of torch.distributed if it is initialized, otherwise those of torchrun, otherwise one.
+        """Return the processes of torch.distributed if it is initialized, else of torchrun, else of Slurm, else one.
 
-        The processes of torchrun are given by WORLD_SIZE and RANK in the environment.
+        The processes of torchrun are given by WORLD_SIZE and RANK in the environment. Those of a job step of Slurm,
+        which ``srun`` starts, are given by SLURM_STEP_NUM_TASKS and SLURM_PROCID.
 
         Raises:
-            ValueError: only one of these variables is set, or their values are not valid.
+            ValueError: only one of the variables of torchrun is set, or the value of a variable is not valid.
         """
         return cls.detect() or cls(1, 0)
 
@@ -56,7 +57,7 @@ class World:
             return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
         size, rank = _from_environment("WORLD_SIZE", 1), _from_environment("RANK", 0)
         if size is None and rank is None:
-            return None
+            return cls._of_slurm()
         if size is None or rank is None:
             there, missing = ("RANK", "WORLD_SIZE") if size is None else ("WORLD_SIZE", "RANK")
             raise ValueError(
@@ -69,6 +70,12 @@ class World:
                 "Set both, as torchrun does, or unset both"
             )
         return cls(size, rank)
+
+    @classmethod
+    def _of_slurm(cls) -> World | None:
+        # A batch script runs outside of all job steps. It has the rank 0 and the job's number of tasks, SLURM_NTASKS.
+        size, rank = _from_environment("SLURM_STEP_NUM_TASKS", 1), _from_environment("SLURM_PROCID", 0)
+        return None if size is None or rank is None else cls(size, rank)
 
     @classmethod
     def of(cls, num_shards: int | Auto, shard_id: int | Auto) -> World:
@@ -94,8 +101,8 @@ class World:
         told = World.detect()
         if told is not None and told.num_shards != self.num_shards:
             raise ValueError(
-                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "
-                f"{told.in_words()}: use num_shards='auto'{otherwise}"
+                f"num_shards={self.num_shards} contradicts torch.distributed or the environment, by which this process "
+                f"is {told.in_words()}: use num_shards='auto'{otherwise}"
             )
 
     def in_words(self) -> str:
@@ -110,6 +117,6 @@ def _from_environment(name: str, least: int) -> int | None:
     if not text.isdecimal() or int(text) < least:
         raise ValueError(
             f"the environment has {name}={text!r}, where a whole number, {least} or more, is expected: "
-            f"set it as torchrun does, or unset it"
+            f"set it as torchrun or srun does, or unset it"
         )
     return int(text)

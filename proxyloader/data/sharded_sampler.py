@@ -15,7 +15,7 @@ repeat the sample at which they would begin, so that all processes take the same
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -100,6 +100,7 @@ class ShardedSampler(Sampler[int]):
             )
         self.data_source, self.shuffle, self.seed, self.batch_size = data_source, bool(shuffle), seed, batch_size
         self.epoch = 0
+        self._taken: tuple[tuple[int, int], ...] = ()
         self._found = (num_shards, shard_id) == ("auto", "auto")
 
     @property
@@ -119,37 +120,47 @@ class ShardedSampler(Sampler[int]):
             ValueError: it is not an integer, or less than 0.
         """
         check_int("epoch", epoch, 0)
-        self.epoch = epoch
+        self.epoch, self._taken = epoch, ()
+
+    def set_rest(self, epoch: int, taken: Iterable[Sequence[int]]) -> None:
+        """Set the epoch of the next iteration, and what was taken of it before; see ``indices``."""
+        self.set_epoch(epoch)
+        self._taken = tuple((shards, samples) for shards, samples in taken)
 
     def __iter__(self) -> Iterator[int]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        return iter(self.indices(epoch))
+        epoch, taken = self.epoch, self._taken
+        self.set_epoch(epoch + 1)
+        return iter(self.indices(epoch, taken))
 
-    def indices(self, epoch: int) -> list[int]:
+    def indices(self, epoch: int, taken: Iterable[tuple[int, int]] = ()) -> list[int]:
         """Return the indices of this shard in one epoch, in order.
+
+        Args:
+            taken: what was taken of the epoch before, by other numbers of processes, as (number of shards, number of
+                samples of each shard). What they left, one shard after the other, is split into new shards.
 
         Raises:
             ValueError: "auto" found another rank or number of processes than this process has now.
         """
         self._check_world()
-        samples, (first, end), length = len(self.data_source), self._range, len(self)
-        part = slice(first, max(end, first + 1))  # an empty shard gets one to repeat
-        if self.shuffle:
-            shuffled = torch.randperm(samples, generator=generator_of(self.seed, epoch, "shards"))
-            order: list[int] = shuffled[part].tolist()
-        else:
-            order = list(range(samples)[part])
-        taken = order[: min(length, end - first)]
-        return taken + order[-1:] * (length - len(taken))
-
-    @property
-    def _range(self) -> tuple[int, int]:
-        samples, shards = len(self.data_source), self.num_shards
-        return self.shard_id * samples // shards, (self.shard_id + 1) * samples // shards
+        samples = len(self.data_source)
+        shuffled = torch.randperm(samples, generator=generator_of(self.seed, epoch, "shards")) if self.shuffle else None
+        order = torch.arange(samples) if shuffled is None else shuffled
+        for shards, each in taken:
+            ranges = [_range(len(order), shards, shard) for shard in range(shards)]
+            order = torch.cat([order[first:end][each:] for first, end in ranges])
+        (first, end), length = _range(len(order), self.num_shards, self.shard_id), self._length(len(order))
+        part: list[int] = order[first : max(end, first + 1)].tolist()  # an empty shard gets one to repeat
+        own = part[: min(length, end - first)]
+        return own + part[-1:] * (length - len(own))
 
     def __len__(self) -> int:
-        """Return the number of indices in an epoch, with repeated ones and without dropped ones."""
-        samples, shards, (first, end) = len(self.data_source), self.num_shards, self._range
+        """Return the number of indices in a whole epoch, with repeated ones and without dropped ones."""
+        return self._length(len(self.data_source))
+
+    def _length(self, samples: int) -> int:
+        """Return the number of indices of this shard if all shards share that many samples."""
+        shards, (first, end) = self.num_shards, _range(samples, self.num_shards, self.shard_id)
         if self.last_batch_policy is LastBatchPolicy.PARTIAL:
             return end - first
         assert self.batch_size is not None
@@ -183,6 +194,11 @@ class ShardedSampler(Sampler[int]):
                 f"num_shards='auto' found {self.world.in_words()} when the sampler or loader was made, and now this "
                 f"process is {told.in_words()}: make it after torch.distributed is initialised"
             )
+
+
+def _range(samples: int, shards: int, shard: int) -> tuple[int, int]:
+    """Return where a shard begins in the order of the samples, and where it ends."""
+    return shard * samples // shards, (shard + 1) * samples // shards
 
 
 def build_sampler(
@@ -288,15 +304,16 @@ def find_sharded(sampler: Any) -> ShardedSampler | None:
 def check_dealt(was: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
     """Raise ValueError if an epoch that was begun with one ``shard_spec`` cannot go on with another.
 
-    None stands for a loader without a ShardedSampler.
+    None stands for a loader without a ShardedSampler. What determines the order has to be the same.
     """
-    if was != now:
+    orders = [None if each is None else (each["shuffle"], each["seed"]) for each in (was, now)]
+    if orders[0] != orders[1]:
         told = [
             "without num_shards" if each is None else "with " + ", ".join(f"{name}={each[name]!r}" for name in each)
             for each in (was, now)
         ]
         raise ValueError(
-            f"the state was saved in mid-epoch by a loader {told[0]}, and this one is {told[1]}: shards are ranges of "
-            "the epoch's order, so what was left of them cannot be dealt out anew. Give the loader the same arguments, "
-            "or begin the epoch anew: loader.set_epoch(state['epoch'])"
+            f"the state was saved in mid-epoch by a loader {told[0]}, and this one is {told[1]}: it has another order, "
+            "in which other samples are left. Give the loader the same shuffle and seed, and num_shards where it had "
+            "that, or begin the epoch anew: loader.set_epoch(state['epoch'])"
         )

@@ -1,4 +1,4 @@
 """DataLoader: the training loop's side. Main process."""
 
-__all__ = ["dataloader"]
+__all__ = ["audit", "dataloader"]
 """Modules that other folders may import."""

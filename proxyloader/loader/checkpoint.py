@@ -101,15 +101,15 @@ class CheckpointedLoader(DescribedLoader[T]):
         """Let the next iteration continue where ``state_dict`` was called, with the remaining batches.
 
         The remaining samples and their order are always restored. Their random numbers are restored if both loaders
-        have the same ``seed``. The number of workers may then differ, and with a ``DistributedSampler`` the number of
-        processes. With ``num_shards`` the number of processes may differ only between epochs. From a custom batch
+        have the same ``seed``. The number of workers may then differ. With ``num_shards`` or a ``DistributedSampler``
+        the number of processes may differ: those of now share what those of before have left. From a custom batch
         sampler the earlier batches are drawn and discarded. So are the earlier batches of an IterableDataset, which
         needs the same number of workers.
 
         Raises:
             ValueError: the argument is no such state, or the state of a loader with another seed or another number of
-                samples; or the state is from the middle of an epoch, and the shards, the order (``shuffle``) or, for an
-                IterableDataset, the number of workers differ.
+                samples; or the state is from the middle of an epoch, and the order (``shuffle``, ``num_shards`` or
+                none) or, for an IterableDataset, the number of workers differs.
         """
         here = self.seed, self._dataset_length, self._order, self.num_workers
         saved = LoaderState.from_state_dict(state_dict, *here)

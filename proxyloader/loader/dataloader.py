@@ -24,11 +24,13 @@ from ..workers.pool import WorkerPool, run_size
 from ..workers.scan_checks import IntegrityTable
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
-from .backend import ImageCounts
+from .audit import Audit, Auditor
+from .backend import ImageCounts, name_of
 from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
 from .options import CheckScans, LoaderOptions, Unsupported
 from .plan_servers import PlanServers
+from .ray import let_ray_keep
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -109,12 +111,16 @@ class DataLoader(CheckpointedLoader[T]):
         hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any. "auto": all
             of them. If this and ``num_threads`` are "auto" and the JPEGs of the first batch have 400,000 bytes or more
             on average, the share is 0.65, and there are up to 16 threads.
+        audit: share of the JPEGs that DALI decodes, 0 to 1, that the workers also make as the stock loader makes them,
+            to be compared with DALI's. Beyond the bound of its transforms, an image is saved, and a warning names it.
+            ``Audit`` says what else can be done then. Batches are the same with and without an audit.
 
     Raises:
         UnsupportedTransformError: a part of ``.transform`` is not translated, and ``unsupported`` is "raise", or
             "batch" and it cannot be called on batches. The error names its position and class.
         ImageError: an image cannot be read. Raised by the loop at the batch of the image, with the dataset index and
             the file. The loop may continue with the next batch.
+        AuditError: an audited image differs by more than its bound, and the ``Audit`` is to raise. As above.
         TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
     """
 
@@ -156,6 +162,7 @@ class DataLoader(CheckpointedLoader[T]):
         prefetch: int = 2,
         num_threads: int | Literal["auto"] = "auto",
         hw_decoder_load: float | Literal["auto"] = "auto",
+        audit: float | Audit = 0.0,
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
             raise TypeError("pass the server by keyword: DataLoader(dataset, ..., server=server)")
@@ -207,14 +214,16 @@ class DataLoader(CheckpointedLoader[T]):
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
+        self.audit = audit
         LoaderOptions.of(self)  # which checks them
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
         self._scans: IntegrityTable | None = None
         self._servers = PlanServers(run_size(self))
         self._process = os.getpid()
-        self._counts = ImageCounts(dataset)
+        self._counts, self._auditor = ImageCounts(dataset), Auditor(name_of(dataset))
         keep_loaders()
+        let_ray_keep(self)
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
     _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]
@@ -263,7 +272,9 @@ class DataLoader(CheckpointedLoader[T]):
             pin = self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available()
             if self._loader_state is None:
                 log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
-            assembler = BatchAssembler(pool, servers, self._errors, self.collate_fn, self._counts, pin, options)
+            assembler = BatchAssembler(
+                pool, servers, self._errors, self.collate_fn, self._counts, pin, options, self._auditor
+            )
             serve = functools.partial(self._servers.serve, options=options)
             return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve)
         except BaseException:
@@ -281,16 +292,10 @@ class DataLoader(CheckpointedLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
-        own: dict[str, Any] = {
-            "_pool": None,
-            "_servers": PlanServers(run_size(self)),
-            "_loader_state": None,
-            "_scans": None,
-            "_counts": ImageCounts(self.dataset),
-        }
-        return (
-            self.__dict__ | own | {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
-        )
+        fresh = {"_pool": None, "_loader_state": None, "_scans": None, "_servers": PlanServers(run_size(self))}
+        counts = {"_counts": ImageCounts(self.dataset), "_auditor": Auditor(name_of(self.dataset))}
+        epochs = {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
+        return self.__dict__ | fresh | counts | epochs
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)

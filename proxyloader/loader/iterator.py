@@ -152,7 +152,7 @@ class LoaderIterator:
                 self._submitter.start(in_flight)
                 self._note_progress(in_flight)
                 if self._nothing_yet and in_flight.error is None:
-                    self._assembler.warn_of_idle_server(in_flight.batch)
+                    self._assembler.warn_of_idle(in_flight.batch)
                 batch = self._assembler.assemble(in_flight)
             finally:
                 self._give_back_slot(in_flight)

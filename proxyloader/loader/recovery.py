@@ -86,11 +86,11 @@ class BatchRecovery:
         if self._on_error != "raise":
             return self._one_by_one(batch, run)
         advice = "on_error='skip' finds out which of them it is, and leaves that out"
-        raise error.at(f"{_place_of(batch)} ({advice})", indices=indices_of(batch)) from error
+        raise error.at(f"{_place_of(batch)} ({advice})", indices=batch.sample_indices) from error
 
     def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
         """Return the error of each lost image, with the index of its sample if that is known."""
-        indices = indices_of(batch)
+        indices = batch.sample_indices
         if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
             return [error.at(_place_of(batch)) for error in saved.lost.values()]
         lost = [(indices[row], error) for (_, row), error in saved.lost.items()]
@@ -99,19 +99,20 @@ class BatchRecovery:
     def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
         """Return the samples of the batch, and the samples that were lost.
 
-        Samples with a lost image are left out, or replaced if ``on_error`` is "replace". ImageError: no readable sample
-        can replace one.
+        Samples with a lost image are left out, or replaced if ``on_error`` is "replace". So is the last one of a batch
+        without a readable sample where the fetcher keeps its batches. ImageError: no readable sample can replace one.
         """
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
-        indices = indices_of(batch) or [None] * len(batch.samples)
-        for index, data in zip(indices, batch.samples):
+        indices = batch.sample_indices or [None] * len(batch.samples)
+        for place, (index, data) in enumerate(zip(indices, batch.samples), 1):
             try:
                 samples.append(self._content(data, saved, batch))
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
-                if self._on_error == "replace":
+                is_kept = self._pool.fetcher.keeps_batches and not samples and place == len(indices)
+                if self._on_error == "replace" or is_kept:
                     samples.append(self._replacement(batch, index, unreadable))
         return samples, unreadable
 
@@ -174,15 +175,8 @@ class BatchRecovery:
             server.resume()
 
 
-def indices_of(batch: PackedBatch) -> Sequence[Any] | None:
-    """Return the dataset index of each sample in the batch, or None for an IterableDataset."""
-    if batch.indices is not None:
-        return batch.indices
-    return batch.request.each() if batch.request is not None else None
-
-
 def _place_of(batch: PackedBatch) -> str:
-    indices = indices_of(batch)
+    indices = batch.sample_indices
     return (
         f"in the batch of dataset indices {list(indices)}" if indices is not None else "in an IterableDataset's batch"
     )

@@ -19,6 +19,7 @@ __all__ = [
     "augment",
     "auto_augment",
     "chain",
+    "closeness",
     "color",
     "geometry",
     "multi_crop",

@@ -9,5 +9,6 @@ __all__ = [
     "pool",
     "request_sampler",
     "scan_checks",
+    "stock_images",
 ]
 """Modules that other folders may import."""

@@ -46,6 +46,8 @@ class Fetcher:
         scans: what is known of the JPEGs; None: they are not checked.
         live: returns the dataset as it is when a batch begins; None: the dataset does not change.
         has_workers: whether the loader has worker processes.
+        keeps_batches: with ``on_error="skip"``, whether a batch without a readable sample gets the next one. Processes
+            that train together need as many batches each.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Fetcher:
         scans: IntegrityTable | None = None,
         live: Callable[[], Any] | None = None,
         has_workers: bool = False,
+        keeps_batches: bool = False,
     ) -> None:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
         self._scans, self._live, self._has_workers = scans, live, has_workers
+        self.keeps_batches = keeps_batches
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
@@ -84,6 +88,9 @@ class Fetcher:
                 index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
             fetched.samples.append(sample)
             fetched.indices.append(index)
+        if self.keeps_batches and not fetched.samples and fetched.unreadable:
+            index, sample = self.next_readable(indices[-1], request.epoch, fetched.unreadable)
+            fetched.samples, fetched.indices = [sample], [index]
         if is_at_once and not fetched.unreadable:
             fetched.samples = at_once  # keep the type of the returned sequence
         return fetched
@@ -117,8 +124,8 @@ class Fetcher:
             first, size = operator.index(index), len(self.dataset)
         except TypeError as error:
             raise ProxyLoaderError(
-                f"on_error='replace' looks for the sample after dataset[{index!r}], and that needs whole numbers for "
-                "indices and a dataset with a length. Use on_error='skip'"
+                f"on_error={self._on_error!r} looks for the sample after dataset[{index!r}], and that needs whole "
+                "numbers for indices and a dataset with a length. In a process alone, on_error='skip' needs neither"
             ) from error
         for step in range(1, min(MOST_TRIES, size - 1) + 1):
             candidate = (first + step) % size

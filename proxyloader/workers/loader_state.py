@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ class LoaderState:
         generator_states: the same for the sampler's own generator, and "workers" for one that torch draws seeds from.
         new_workers: for a state between epochs: the next epoch creates a new iterator in torch, which draws a seed for
             its workers between "iter" and "next".
-        sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``;
+        sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``, and
+            "taken", what was taken of the epoch by other numbers of processes, see ``ShardedSampler.indices``;
             "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the last batch that the
             training loop received, if they have one.
         worker_states: see ``dataset_state.WorkerStates``, after the last batch of each worker that the loop received.
@@ -99,12 +100,18 @@ class LoaderState:
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
         """Return the remainder of the epoch for a loader with that sampler, or without shards.
 
-        ValueError: the epoch was begun with other shards.
+        ValueError: the epoch was begun in another order.
         """
         was, now = self.sampler_state.get("dealt"), None if sampler is None else sampler.shard_spec
-        if self.batches:
+        taken = [*self.sampler_state.get("taken", ())]
+        if self.samples or taken:
             check_dealt(was, now)
-        return self if was == now else LoaderState(self.epoch)
+        if was == now:
+            return self
+        if was is None or not (self.samples or taken):
+            return LoaderState(self.epoch)
+        taken.append([was["num_shards"], self.samples])
+        return replace(self, samples=0, sampler_state={"epoch": self.epoch, "dealt": now, "taken": taken})
 
 
 def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order: str, num_workers: int | None) -> None:

@@ -22,6 +22,7 @@ from ..errors import ProxyLoaderError
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .request_sampler import BatchRequest
+from .stock_images import StockImage
 
 ALIGNMENT_BYTES = 64
 
@@ -137,6 +138,7 @@ class PackedBatch:
         is_computed: whether the content has tensors that are computed from outputs of the runs.
         batched: whether the batch was made from a list of samples, not from one sample.
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
+        stock_images: what the stock loader makes of some images, for the audit.
         indices: indices of the samples, if they differ from those of the request.
         unreadable: samples that are missing because they could not be read.
         plans: plans of the runs that the loader did not know before.
@@ -156,6 +158,7 @@ class PackedBatch:
     is_computed: bool = False
     batched: bool = True
     samples: tuple[bytes, ...] = ()
+    stock_images: tuple[StockImage, ...] = ()
     indices: Sequence[Any] | None = None
     unreadable: tuple[UnreadableSample, ...] = ()
     plans: tuple[Plan, ...] = ()
@@ -177,6 +180,13 @@ class PackedBatch:
         """Return the inputs of one of the runs, as ``RunQueue.submit`` takes them."""
         memory = self.memory(arena)
         return [part.views(memory) for part in run.inputs]
+
+    @property
+    def sample_indices(self) -> Sequence[Any] | None:
+        """The dataset index of each sample in the batch; None for an IterableDataset."""
+        if self.indices is not None:
+            return self.indices
+        return self.request.each() if self.request is not None else None
 
     @property
     def is_empty(self) -> bool:

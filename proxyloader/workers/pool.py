@@ -31,7 +31,7 @@ from .fetch import Fetcher
 from .loader_state import LoaderState
 from .messages import BatchMessage
 from .packing import Packer
-from .request_sampler import RequestSampler, draw_seed
+from .request_sampler import RequestSampler, draw_seed, trains_with_others
 from .scan_checks import IntegrityTable
 from .worker import PackedDataset, PackStream, set_up_worker
 
@@ -109,7 +109,8 @@ class WorkerPool:
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live, loader.num_workers > 0)
+        is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
+        fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live, loader.num_workers > 0, is_shared)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -118,6 +119,7 @@ class WorkerPool:
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
             plans=frozenset(plans),
+            audit_share=loader._options.audit_share,
         )
         requests = None
         source: Any

@@ -45,6 +45,17 @@ def of_samples(sampler: Any) -> Any:
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
+def trains_with_others(sampler: Any) -> bool:
+    """Return whether other processes load batches at the same time, of which each needs as many as this one."""
+    sharded = find_sharded(sampler)
+    shares = sharded.num_shards if sharded is not None else getattr(of_samples(sampler), "num_replicas", 1)
+    return shares > 1 or (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
+
+
 @dataclass(frozen=True)
 class BatchRequest:
     """A request to a worker for one batch.
@@ -238,8 +249,10 @@ class RequestSampler:
         """Restore a stateful sampler to its state at the start of the epoch, or record that state."""
         sampler, self._iterator = self._of_samples, None
         if isinstance(sampler, ShardedSampler):
-            sampler.set_epoch(loader_state.epoch)  # also if torch calls iter() twice, as it does with workers
-            loader_state.sampler_state = {"epoch": loader_state.epoch, "dealt": sampler.shard_spec}
+            # Also if torch calls iter() twice, as it does with workers.
+            taken = loader_state.sampler_state.get("taken", [])
+            sampler.set_rest(loader_state.epoch, taken)
+            loader_state.sampler_state = {"epoch": loader_state.epoch, "dealt": sampler.shard_spec, "taken": taken}
         elif loader_state.resumes and loader_state.sampler_state:
             if "epoch" in loader_state.sampler_state and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(loader_state.sampler_state["epoch"])

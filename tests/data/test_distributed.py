@@ -1,4 +1,4 @@
-"""How many processes there are, as torch.distributed or torchrun tell it."""
+"""How many processes there are, as torch.distributed, torchrun or Slurm tell it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxyloader import World
 
 @pytest.fixture(autouse=True)
 def nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "RANK"):
+    for name in ("WORLD_SIZE", "RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -32,6 +32,17 @@ def test_torchruns_environment_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert World.current() == World.detect() == World(4, 3)
 
 
+@pytest.mark.parametrize("torchruns", [None, ("2", "1")], ids=["srun alone", "torchrun below srun"])
+def test_a_job_step_of_slurm_tells_where_torchrun_does_not(
+    monkeypatch: pytest.MonkeyPatch, torchruns: tuple[str, str] | None
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "5")  # also a batch script has it, which is in no job step
+    assert World.detect() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    told(monkeypatch, *(torchruns or (None, None)))
+    assert World.current() == (World(2, 1) if torchruns else World(8, 5))
+
+
 def test_torch_distributed_knows_better_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told(monkeypatch, "4", "3")
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", world_size=1, rank=0)
@@ -47,7 +58,7 @@ def test_torch_distributed_knows_better_than_the_environment(monkeypatch: pytest
     [
         ("4", None, "WORLD_SIZE='4' and no RANK, .* set both, as torchrun does, or unset WORLD_SIZE"),
         (None, "0", "RANK='0' and no WORLD_SIZE, .* or unset RANK"),
-        ("four", "0", "WORLD_SIZE='four', where a whole number, 1 or more, is expected: set it as torchrun does"),
+        ("four", "0", "WORLD_SIZE='four', where a whole number, 1 or more, .*: set it as torchrun or srun does"),
         ("0", "0", "WORLD_SIZE='0', where a whole number, 1 or more"),
         ("2", "-1", "RANK='-1', where a whole number, 0 or more"),
         ("2", "2", "RANK=2 and WORLD_SIZE=2: ranks are 0 to 1"),

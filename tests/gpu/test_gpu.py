@@ -128,6 +128,7 @@ def test_decoding_on_the_cpu_can_be_asked_for_beside_a_gpu(large_photos: Path) -
 
 
 def test_the_local_rank_counts_where_no_device_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank in ("", "x", "0", "99"):
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        assert cuda_ordinal(None) == 0
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        for rank in ("", "x", "0", "99"):
+            monkeypatch.setenv(name, rank)
+            assert cuda_ordinal(None) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import json
@@ -196,6 +197,14 @@ def note_loss(losses: list[float], engine: Any) -> None:
     losses.append(engine.state.output)
 
 
+def note_batch(seen: list[Any], engine: Any, batch: Any) -> None:
+    seen.append(batch)
+
+
+def note_state(states: list[Any], engine: Any) -> None:
+    states.append(engine.state_dict())
+
+
 def test_ignite_trains_and_evaluates(photos: Path) -> None:
     engine = pytest.importorskip("ignite.engine")
     told = []
@@ -216,6 +225,30 @@ def test_ignite_trains_and_evaluates(photos: Path) -> None:
 
 
 @quiet
+def test_ignites_deterministic_engine_goes_on_in_mid_epoch(photos: Path) -> None:
+    """It puts a batch sampler of its own into a loader that it builds anew."""
+    deterministic = pytest.importorskip("ignite.engine.deterministic").DeterministicEngine
+    Events = importlib.import_module("ignite.engine").Events
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        seen: list[Any] = []
+        states: list[Any] = []
+        loader = loader_of(kind, photos)
+        engine = deterministic(functools.partial(note_batch, seen))
+        engine.add_event_handler(Events.ITERATION_COMPLETED(once=8), functools.partial(note_state, states))
+        engine.run(loader, max_epochs=2)
+        anew = deterministic(functools.partial(note_batch, seen))
+        anew.load_state_dict(states[0])
+        anew.run(loader, max_epochs=2)
+        told.append(seen)
+        assert isinstance(engine.state.dataloader, proxyloader.DataLoader) == (kind is OURS)
+    assert_by_dali(engine.state.dataloader)
+    assert len(told[1]) == 16
+    assert_same(told[1], told[0])
+
+
+@quiet
 def test_fastais_learner_trains(photos: Path) -> None:
     fastai = pytest.importorskip("fastai.vision.all")
     told = []
@@ -230,6 +263,45 @@ def test_fastais_learner_trains(photos: Path) -> None:
     assert_by_dali(train)
     assert len(told[1][0]) == 24
     assert_same_training(told[1], told[0])
+
+
+@quiet
+def test_composers_trainer_trains_and_evaluates(photos: Path) -> None:
+    composer = pytest.importorskip("composer")
+
+    class Model(composer.ComposerModel):  # type: ignore[misc,name-defined]
+        def __init__(self, net: Net) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.net(batch[0])
+
+        def loss(self, out: torch.Tensor, batch: Any) -> torch.Tensor:
+            return loss_of(out, batch[1])
+
+    told = []
+    for kind in KINDS:
+        torch.manual_seed(4)
+        net, train = Net(), loader_of(kind, photos)
+        trainer = composer.Trainer(
+            model=Model(net),
+            train_dataloader=train,
+            eval_dataloader=loader_of(kind, photos, shuffle=False),
+            optimizers=torch.optim.SGD(net.parameters(), 0.1),
+            max_duration="2ep",
+            device="cpu",
+            seed=5,
+            progress_bar=False,
+        )
+        trainer.fit()
+        told.append(net.seen)
+        trainer.close()
+        atexit.unregister(trainer.engine._close)  # which keeps the trainer, and with it the loaders
+        del trainer
+    assert_by_dali(train)
+    assert len(told[1]) == 24
+    assert_same(told[1], told[0])
 
 
 def test_timms_loop_trains(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

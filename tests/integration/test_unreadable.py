@@ -12,7 +12,7 @@ import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
@@ -116,6 +116,24 @@ def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: 
     assert [batch[0] for batch in numbers_of(list(loader), spelled)] == [0, 4, 12, 16, 20]
     single = DataLoader(spelled, None, num_workers=workers, on_error="skip", device=device)
     assert [index for _, _, index in single] == [*range(8), *range(12, 24)]
+
+
+@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
+    spelled: Numbered, how: Any, workers: int, device: str
+) -> None:
+    damage(spelled, how, 3, 16, 17, 18, 19, 20)
+    found = []
+    for sharing in (
+        *(dict(num_shards=2, shard_id=k, last_batch_policy="drop") for k in range(2)),
+        *(dict(sampler=DistributedSampler(spelled, 2, k, shuffle=False)) for k in range(2)),
+    ):
+        options: Any = dict(num_workers=workers, on_error="skip", device=device, **sharing)
+        found.append(numbers_of(list(DataLoader(spelled, BATCH, **options)), spelled))
+    assert found[0] == [[0, 1, 2], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert found[1] == [[12, 13, 14, 15], [21], [21, 22, 23]]
+    assert [len(batches) for batches in found] == [3] * 4
 
 
 @pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])

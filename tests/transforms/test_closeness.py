@@ -18,6 +18,7 @@ from torchvision.transforms import transforms as v1
 from proxyloader.dali.operators import OPERATORS
 from proxyloader.transforms.augment import Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
 from proxyloader.transforms.auto_augment import Blend, Mixture
+from proxyloader.transforms.closeness import Difference, bound_of, difference_of, levels_of
 from proxyloader.transforms.color import (
     Autocontrast,
     Brightness,
@@ -130,3 +131,69 @@ def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device:
 def test_closeness_reads_as_a_sentence() -> None:
     assert str(EXACT) == "exact"
     assert str(Tolerance(0.25, 2, 16, "both round")) == "mean 0.25, 99.9% within 2, all within 16 (both round)"
+
+
+# --- an image of a whole plan ----------------------------------------------------------------------------------------
+
+CROP = v1.Compose([v1.RandomResizedCrop(96), v1.ToTensor()])
+WARPED = v1.Compose([v1.RandomResizedCrop(96), v1.RandomPerspective(0.5, 1), v1.ToTensor()])
+EQUALIZED = v1.Compose([v1.RandomResizedCrop(96), v1.RandomEqualize(0.5), v1.ToTensor()])
+MIXED = v1.Compose([v1.RandomResizedCrop(96), torchvision.transforms.AugMix(), v1.ToTensor()])
+
+
+def test_the_bound_of_an_image_is_what_the_steps_state_and_more() -> None:
+    assert bound_of(plan_for(v1.PILToTensor())) == Difference(2.0, 24.0)
+    assert bound_of(plan_for(CROP)) == Difference(2.0 + 0.2, 24.0 + 16)
+
+
+def test_a_step_that_states_a_mean_or_cuts_at_a_level_leaves_the_percentile_free() -> None:
+    assert bound_of(plan_for(WARPED)) == Difference(2.0 + 0.2 + 0.5, 255)
+    assert bound_of(plan_for(EQUALIZED)) == Difference(2 * (2.0 + 0.2 + 0.5), 255)
+    assert bound_of(plan_for(MIXED)).p999 == 255
+    assert 4 < bound_of(plan_for(MIXED)).mean < 10
+
+
+def test_chance_does_not_make_a_bound_tighter() -> None:
+    either = v1.Compose([v1.RandomChoice([v1.RandomPerspective(0.5, 1), v1.RandomInvert(1)]), v1.ToTensor()])
+    assert bound_of(plan_for(either)) == Difference(2.0 + 0.5, 255)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v1.Compose([v1.ToTensor(), v1.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]),
+        v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.Normalize([99.0], [9.0])]),
+        v1.PILToTensor(),
+    ],
+    ids=["normalized", "normalized levels", "uint8"],
+)
+def test_values_become_levels_again(transform: Any) -> None:
+    (picture,) = run(transform, "cpu", images("landscape")).stock
+    (pixels,) = run(v1.PILToTensor(), "cpu", images("landscape")).stock
+    assert np.allclose(levels_of(picture, plan_for(transform)), pixels.numpy(), atol=1e-3)
+
+
+def test_grey_values_become_levels_again() -> None:
+    transform = v1.Compose([v1.Grayscale(1), v1.ToTensor(), v1.Normalize([0.4], [0.2])])
+    (picture,) = run(transform, "cpu", images("landscape")).stock
+    (pixels,) = run(v1.Compose([v1.Grayscale(1), v1.PILToTensor()]), "cpu", images("landscape")).stock
+    assert np.allclose(levels_of(picture, plan_for(transform)), pixels.numpy(), atol=1e-3)
+
+
+def test_a_difference_is_within_a_bound_in_both_numbers_or_not_at_all() -> None:
+    bound = Difference(2.0, 24.0)
+    assert Difference(2.0, 24.0).is_within(bound)
+    outside = [(2.1, 0.0), (0.0, 24.1), (math.nan, 0.0), (0.0, math.nan), (math.inf, math.inf)]
+    assert not any(Difference(*each).is_within(bound) for each in outside)
+
+
+def test_a_difference_is_that_of_the_values() -> None:
+    black, other = np.zeros((3, 10, 100), np.float32), np.zeros((3, 10, 100), np.float32)
+    other[0, 0, :30] = 100
+    assert difference_of(other, black) == difference_of(black, other) == Difference(1.0, 100.0)
+    assert difference_of(black, black) == Difference(0.0, 0.0)
+    assert difference_of(black, black[:, :, 1:]) == Difference(math.inf, math.inf)
+
+
+def test_a_difference_reads_as_a_sentence() -> None:
+    assert str(Difference(1.234, 56.78)) == "1.23 in the mean, 56.8 at the 99.9th percentile"

@@ -145,9 +145,9 @@ def test_without_a_seed_torchs_generator_is_used_as_a_stock_loader_uses_it() -> 
 
 
 @given(
-    samples=st.integers(1, 60),
-    before=st.integers(1, 4),
-    after=st.integers(1, 4),
+    samples=st.integers(1, 200),
+    before=st.integers(1, 16),
+    after=st.integers(1, 16),
     batch=st.integers(1, 7),
     new_batch=st.integers(1, 7),
     steps=st.integers(0, 5),
@@ -157,8 +157,7 @@ def test_with_another_number_of_processes_they_share_what_was_left(
     samples: int, before: int, after: int, batch: int, new_batch: int, steps: int
 ) -> None:
     def sampler(ranks: int, rank: int, batch: int) -> RequestSampler:
-        # As many for each process, without padding, so that the samples can be counted.
-        dealt = DistributedSampler(range(samples * before * after), ranks, rank, shuffle=True, seed=1, drop_last=True)
+        dealt = DistributedSampler(range(samples), ranks, rank, shuffle=True, seed=1)
         return RequestSampler(BatchSampler(dealt, batch, False), True, None, None)
 
     done: list[int] = []
@@ -169,7 +168,9 @@ def test_with_another_number_of_processes_they_share_what_was_left(
     for rank in range(after):
         resumed = through_a_checkpoint(copy.deepcopy(progress), None)
         left += itertools.chain(*indices(sampler(after, rank, new_batch), resumed))
-    assert sorted(done + left) == list(range(samples * before * after))
+    assert {*done, *left} == set(range(samples))
+    repeated = len(done) + len(left) - samples  # by which it gives each process as many
+    assert 0 <= repeated < max(before, after)
 
 
 class Stateful:
@@ -322,7 +323,8 @@ def test_the_start_of_an_epoch_is_taken_up_without_what_was_noted_of_another_kin
     sharded = ShardedSampler(range(20), 2, 1, shuffle=True)
     progress = LoaderState(3)
     indices(requests_for(BatchSampler(sharded, 4, False)), progress, 0)  # which has drawn its order
-    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.shard_spec} and progress.random_states
+    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.shard_spec, "taken": []}
+    assert progress.random_states
     assert progress.resume_for(sharded) is progress
     assert progress.resume_for(None) == progress.resume_for(ShardedSampler(range(20), 3, 1)) == LoaderState(3)
     fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
