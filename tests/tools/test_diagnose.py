@@ -165,6 +165,11 @@ class TestTheVerdict:
             "that takes no time makes it 1 / (1 - 0.75) = 4 times as fast; proxyloader makes it 2.5 times as fast."
         )
 
+    def test_is_not_sure_where_step_and_loader_hinder_each_other(self) -> None:
+        found = diagnosed(figures(50, 200, 80, both=phase(160)), ())
+        assert "proxyloader may be worth it" in found.verdict
+        assert "step and loader take 2.0 times what follows from each alone" in found.reason
+
     def test_has_conditions_that_follow_from_the_figures(self) -> None:
         found = diagnosed(figures(50, 200, 80), ())
         assert found.wins == (

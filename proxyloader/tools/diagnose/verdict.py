@@ -17,7 +17,7 @@ WORTH = 1.05
 """Gain from which it is worth it."""
 
 HINDERED = 1.25
-"""Factor above what was estimated from which it is said that the loop is slower."""
+"""Factor above what was estimated from which nothing is sure, as step and loader hinder each other."""
 
 LARGE = 100
 """Gain above which its number says nothing."""
@@ -101,9 +101,10 @@ def _worth(figures: Figures) -> str:
         return f"there is no other loader to compare with ({figures.failure})"
     ours, stock = figures.step_s("proxyloader"), figures.step_s("stock")
     compared = f"{rate(figures, ours)} with proxyloader and {rate(figures, stock)} with the stock loader"
+    may = bool(_hindered(figures))
     if stock > WORTH * ours:
-        return f"proxyloader is worth it: {compared}, {stock / ours:.2g} times as many"
-    return f"proxyloader is not worth it here: {compared}"
+        return f"proxyloader {'may be' if may else 'is'} worth it: {compared}, {stock / ours:.2g} times as many"
+    return f"proxyloader {'may not be' if may else 'is not'} worth it here: {compared}"
 
 
 def _most(figures: Figures) -> str:
