@@ -173,7 +173,7 @@ class TestTheVerdict:
     def test_has_conditions_that_follow_from_the_figures(self) -> None:
         found = diagnosed(figures(50, 200, 80), ())
         assert found.wins == (
-            "with a step below 200 ms (here 50.0): at 80.0 ms and below it gives 2.5 times the images",
+            "with a step below 190 ms (here 50.0): it gives up to 2.5 times the images",
             "with images or transforms that take the stock loader more than 80.0 ms a batch (here 200), and "
             "proxyloader no longer than here",
             "with less than 10.0 cores for the loader: a batch takes the stock loader 800 ms of CPU time, and "
@@ -182,8 +182,9 @@ class TestTheVerdict:
             "in runs of more than 17 batches: then it has made up for its later start",
         )
         assert found.loses == (
-            "with a step of 200 ms or more (here 50.0): the stock loader keeps up with it",
-            "with 10.0 cores or more for workers of the stock loader: then it takes no longer than proxyloader does",
+            "with a step of 190 ms or more (here 50.0): the stock loader keeps up with it",
+            "with 10.0 cores or more for workers of the stock loader: then a step takes no longer than with "
+            "proxyloader",
             "if the files come at less than 50.0 MB/s: then both loaders wait for them",
             "in runs of fewer than 17 batches: it starts later, and has not made up for it",
         )
@@ -195,6 +196,17 @@ class TestTheVerdict:
         assert len(found.wins) >= 3 and len(found.loses) >= 2
         wins = max(stock_ms, step_ms) > 1.05 * max(ours_ms, step_ms)
         assert ("is worth it" in found.verdict) == wins
+
+    def test_knows_that_a_step_on_the_cpu_leaves_fewer_cores_to_the_loader(self) -> None:
+        """Alone, proxyloader is faster, with ten times the CPU time, which the step needs, too."""
+        step = phase(50, main_cpu_s=0.5)
+        alone = {
+            "stock": Alone(1.0, phase(70, workers_cpu_s=0.1)),
+            "proxyloader": Alone(1.0, phase(60, workers_cpu_s=1.0)),
+        }
+        found = diagnosed(figures(50, 70, 60, cores=2, step=step, alone=alone), ())
+        assert "proxyloader is not worth it here" in found.verdict
+        assert found.wins[0] == "with a step below 33.3 ms (here 50.0): it gives up to 1.2 times the images"
 
     def test_of_a_loader_that_has_no_other_names_the_reason(self) -> None:
         alone = {"proxyloader": Alone(3.0, phase(80))}

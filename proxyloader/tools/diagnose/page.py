@@ -160,11 +160,10 @@ def _speeds(axes: Axes, diagnosis: Diagnosis) -> None:
     times_s = [figures.step.step_s, *(each.phase.step_s for each in figures.alone.values())]
     least_s, most_s = max(min(times_s) / 2, max(times_s) / SHORTEST), 2 * max(times_s)
     steps_s = np.geomspace(least_s, most_s, 200)
-    for kind, each in sorted(figures.alone.items()):  # the wider line first
-        cpu_s = figures.step.cpu_s * steps_s / figures.step.step_s + each.phase.cpu_s
-        slowest_s = np.maximum.reduce([steps_s, np.full_like(steps_s, each.phase.step_s), cpu_s / figures.cores])
+    for kind in sorted(figures.alone):  # the wider line first
+        speeds = [figures.images_per_s(figures.step_s(kind, step_s)) for step_s in steps_s]
         line: dict[str, Any] = {"color": COLORS[kind], "label": NAMES[kind], "linewidth": WIDTHS[kind]}
-        axes.plot(1e3 * steps_s, figures.batch_size / slowest_s, **line)
+        axes.plot(1e3 * steps_s, speeds, **line)
     axes.axvline(1e3 * max(least_s, figures.step.step_s), color=GREY, linestyle=":", label="this step")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .conditions import losing, winning
+from .conditions import WORTH, losing, winning
 from .diagnosis import Bound, Diagnosis
 from .figures import Figures, Kind
 from .trials import Trial
@@ -12,9 +12,6 @@ from .words import ms, percent, rate
 
 APART = 1.15
 """Factor from which a time is surely above another one."""
-
-WORTH = 1.05
-"""Gain from which it is worth it."""
 
 HINDERED = 1.25
 """Factor above what was estimated from which nothing is sure, as step and loader hinder each other."""
