@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .loader.dataloader import DataLoader as DataLoader
     from .loader.stats import LoaderStats as LoaderStats
     from .reader.loader import FileReaderLoader as FileReaderLoader
+    from .tools.diagnose.command import diagnose as diagnose
+    from .tools.diagnose.command import diagnosis as diagnosis
     from .tools.explain import explain as explain
 
 __version__ = "0.1.0"
@@ -58,6 +60,8 @@ _HOMES = {
     "UnsupportedTransformError": "errors",
     "World": "data.distributed",
     "compile_transforms": "data.compiled_transform",
+    "diagnose": "tools.diagnose.command",
+    "diagnosis": "tools.diagnose.command",
     "explain": "tools.explain",
     "pipelines": "pipelines",
     "wrap": "data.dataset",

@@ -417,6 +417,13 @@ MUTATIONS = [
         'if not each["error"]]',
         "tools/test_doctor.py",
     ),
+    Mutation(
+        "a diagnosis takes a disk that is waited for for a loader that computes",
+        "tools/diagnose/verdict.py",
+        'return "disk" if not _loader_is_busy(figures) and _reads_wait(figures) else "input"',
+        'return "input"',
+        "tools/test_diagnose.py",
+    ),
 ]
 
 

@@ -220,6 +220,8 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         "UnsupportedTransformError",
         "World",
         "compile_transforms",
+        "diagnose",
+        "diagnosis",
         "explain",
         "pipelines",
         "wrap",

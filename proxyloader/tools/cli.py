@@ -6,9 +6,10 @@ A verb imports its modules in the function that runs it, so ``--help`` and usage
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,49 @@ def _run_doctor(as_json: bool, limit: float) -> int:
     return 0 if doctor(as_json, limit) else 1
 
 
+DIAGNOSE_HELP = (
+    "Runs a training script, and measures the loop over its largest DataLoader, torch's\n"
+    "or proxyloader's: the loop as it is, its step alone with one batch again and again,\n"
+    "the loader alone, and the other of the two loaders over the same samples. Then the\n"
+    "script is ended. The report says what bounds the run (input, disk, model, the CPU of\n"
+    "the loop, or the cores), what either loader gives, and under which conditions\n"
+    "proxyloader wins and does not, with the figures. Arguments of the loader that were\n"
+    "tried and gained 5 % or more are suggested.\n\n"
+    "Options come before the script: what stands behind it is given to the script. It\n"
+    "trains for some hundred steps, and writes what it always writes. It must be one\n"
+    "process, without torchrun. In a loop of your own, use proxyloader.diagnosis(loader).\n"
+    "It needs psutil and matplotlib: pip install 'proxyloader[bench]', or, in a clone,\n"
+    "pip install -e '.[bench]'.\n\n"
+    "Exit status: that of the script, if it ends before all is measured; 1 if it ends\n"
+    "well and no loop was diagnosed."
+)
+
+
+def _diagnose(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "diagnose",
+        _run_diagnose,
+        "say what bounds a training, and whether this loader is worth it",
+        DIAGNOSE_HELP,
+        "proxyloader diagnose train.py --batch-size 256\n"
+        "  proxyloader diagnose --seconds 120 --html report.html train.py --epochs 90",
+    )
+    _option(parser, "--seconds", "S", float, "about how long to measure", 60.0)
+    _option(parser, "--json", "FILE", Path, "write all figures and sentences to this file", dest="json_file")
+    _option(parser, "--html", "FILE", Path, "write a page with plots to this file", dest="html_file")
+    _option(parser, "script", "SCRIPT", Path, "the training script")
+    _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
+
+
+def _run_diagnose(**options: Any) -> int:
+    with _needs_extra():
+        from .diagnose.command import diagnose_script
+
+        diagnose_script(**options)
+    return 0
+
+
 DATA_HELP = "an ImageFolder of your own (default: photographs made once, and kept)"
 
 BENCH_HELP = (
@@ -259,17 +303,24 @@ def _bench(verbs: Any) -> None:
 
 
 def _run_bench(**options: Any) -> int:
-    try:
+    with _needs_extra():
         from .bench.command import bench, list_cases
+    return list_cases() if options["list"] else bench(argparse.Namespace(**options))
+
+
+@contextlib.contextmanager
+def _needs_extra() -> Iterator[None]:
+    """Raise ValueError if what is imported meanwhile needs a package that only the extra ``bench`` brings."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is not installed. pip install 'proxyloader[bench]' brings it, or, in a clone, "
             "pip install -e '.[bench]'"
         ) from error
-    return list_cases() if options["list"] else bench(argparse.Namespace(**options))
 
 
-VERBS = (_demo, _bench, _doctor, _verify, _make_dataset, _explain)
+VERBS = (_demo, _diagnose, _bench, _doctor, _verify, _make_dataset, _explain)
 
 
 def _parser() -> Parser:

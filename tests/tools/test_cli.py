@@ -21,7 +21,7 @@ from proxyloader.tools.synthetic.dataset import MANIFEST
 from ..faults import await_true
 from ..limits import WAIT_S
 
-VERBS = ("demo", "doctor", "explain", "make-dataset")
+VERBS = ("demo", "diagnose", "doctor", "explain", "make-dataset")
 COMMAND = (sys.executable, "-m", "proxyloader")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent.parent)}
 
@@ -62,7 +62,9 @@ class TestHelp:
         assert "start here:\n  proxyloader demo" in text
         assert all(f"\n    {verb}" in text for verb in VERBS)
 
-    @pytest.mark.parametrize(("verb", "defaults"), [("demo", 5), ("doctor", 1), ("explain", 0), ("make-dataset", 5)])
+    @pytest.mark.parametrize(
+        ("verb", "defaults"), [("demo", 5), ("diagnose", 1), ("doctor", 1), ("explain", 0), ("make-dataset", 5)]
+    )
     def test_a_verb_says_what_it_does_by_example_with_its_defaults(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str, defaults: int
     ) -> None:
@@ -83,7 +85,7 @@ class TestHelp:
             with pytest.raises(SystemExit):
                 main([verb, "--help"])
         lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  proxyloader ")]
-        assert len(lines) == 8
+        assert len(lines) == 10
         for line in lines:
             assert cli._parser().parse_args(line[1:]).run
 

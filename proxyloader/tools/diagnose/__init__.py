@@ -1,0 +1,1 @@
+"""What bounds a training, and what this loader brings to it."""
