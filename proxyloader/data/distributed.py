@@ -51,13 +51,17 @@ class World:
         return cls.detect() or cls(1, 0)
 
     @classmethod
-    def detect(cls) -> World | None:
-        """Return the same as ``current``, but None if neither torch.distributed nor the environment tells."""
+    def detect(cls, with_slurm: bool = True) -> World | None:
+        """Return the same as ``current``, but None if neither torch.distributed nor the environment tells.
+
+        A job step of Slurm may be something else than the processes of a training, which each of its tasks may start.
+        So it does not count without ``with_slurm``, where numbers are given.
+        """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
         size, rank = _from_environment("WORLD_SIZE", 1), _from_environment("RANK", 0)
         if size is None and rank is None:
-            return cls._of_slurm()
+            return cls._of_slurm() if with_slurm else None
         if size is None or rank is None:
             there, missing = ("RANK", "WORLD_SIZE") if size is None else ("WORLD_SIZE", "RANK")
             raise ValueError(
@@ -97,12 +101,12 @@ class World:
         return current
 
     def check_processes(self, otherwise: str = "") -> None:
-        """Raise ValueError if ``detect`` finds another number of processes. ``otherwise`` is advice for the message."""
-        told = World.detect()
+        """Raise ValueError if torch.distributed or torchrun tells another number. ``otherwise`` is advice."""
+        told = World.detect(with_slurm=False)
         if told is not None and told.num_shards != self.num_shards:
             raise ValueError(
-                f"num_shards={self.num_shards} contradicts torch.distributed or the environment, by which this process "
-                f"is {told.in_words()}: use num_shards='auto'{otherwise}"
+                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "
+                f"{told.in_words()}: use num_shards='auto'{otherwise}"
             )
 
     def in_words(self) -> str:

@@ -29,7 +29,7 @@ from .checkpoint import CheckpointedLoader
 from .iterator import LoaderIterator
 from .options import CheckScans, LoaderOptions, Unsupported
 from .plan_servers import PlanServers
-from .ray import let_ray_keep
+from .ray import let_ray_keep_loaders
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -222,7 +222,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._process = os.getpid()
         vars(self).update(self._new_counts())
         keep_loaders()
-        let_ray_keep(self)
+        let_ray_keep_loaders()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
     _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]

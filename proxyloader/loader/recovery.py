@@ -111,7 +111,8 @@ class BatchRecovery:
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
-                is_kept = self._pool.fetcher.keeps_batches and not samples and place == len(indices)
+                is_last = index is not None and not samples and place == len(indices)
+                is_kept = is_last and self._pool.fetcher.keeps_batches
                 if self._on_error == "replace" or is_kept:
                     samples.append(self._replacement(batch, index, unreadable))
         return samples, unreadable

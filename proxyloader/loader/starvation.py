@@ -55,13 +55,13 @@ class Starvation:
         if not self._has_begun or self._is_said:  # the first batch waits for the start of the workers and of DALI
             self._has_begun = True
             return
+        if step.loop_s < LEAST_LOOP_S:  # as in the first step of an epoch, which waits for new workers
+            return
         self._round.append(step)
         if len(self._round) < self._num_workers:
             return
         steps, self._round = self._round, []
         loop_s, wait_s = sum(each.loop_s for each in steps), sum(each.wait_s for each in steps)
-        if loop_s < LEAST_LOOP_S * len(steps):  # as in the first step of an epoch, where a round is one step
-            return
         self._starved = self._starved + steps if wait_s > loop_s else []
         if len(self._starved) >= STEPS:
             self._is_said = True

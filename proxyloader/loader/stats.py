@@ -42,7 +42,8 @@ class LoaderStats:
 
     Attributes:
         batches: number of batches that the loop got.
-        images: number of samples in these batches. A sample with several images counts once.
+        images: number of samples in these batches. A sample with several images counts once. So does one that DALI
+            could not decode, and that was left out.
         images_per_s: samples per second of the last 1,000 batches, from the end of one ``next()`` to the end of the
             following one. What lies between two epochs does not count.
         wait_p50_ms, wait_p99_ms: median and 99th percentile of the time in ``next()``, in ms.

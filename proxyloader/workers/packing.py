@@ -93,6 +93,7 @@ class Packer:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
         epoch, share = request.epoch if request is not None else 0, self._audit_share
+        known = each if len(each) == num_samples else ()  # __getitems__ may return more than it was asked for
         plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], ImageCall)}
         return PackedBatch(
             request,
@@ -105,7 +106,7 @@ class Packer:
             is_computed=pickler.is_computed,
             batched=self._batched,
             samples=samples_alone,
-            stock_images=stock_images(pickler.runs, each, share, epoch) if share else (),
+            stock_images=stock_images(pickler.runs, known, share, epoch) if share else (),
             plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
             **made_by,
         )

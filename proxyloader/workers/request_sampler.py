@@ -210,10 +210,9 @@ class RequestSampler:
         return of_samples(self._sampler)
 
     @property
-    def _shard(self) -> tuple[int, int]:
-        """(rank, number of processes) of a sampler that splits its samples among processes, as DistributedSampler."""
-        sampler = self._of_samples
-        return getattr(sampler, "rank", 0), getattr(sampler, "num_replicas", 1)
+    def _shards(self) -> int:
+        """Number of processes of a sampler that splits its samples among them, as DistributedSampler."""
+        return getattr(self._of_samples, "num_replicas", 1)
 
     def _places(self, request: BatchRequest) -> int:
         """Return by how many samples a batch advances all processes in the common order, or this process in its shard.
@@ -223,13 +222,14 @@ class RequestSampler:
         """
         if request.batched and find_sharded(self._sampler) is not None:
             return int(self._sampler.batch_size)  # type: ignore[attr-defined]
-        return self._shard[1] * len(request.each())
+        return self._shards * len(request.each())
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
         """Return an iterator over the rest of the epoch. Like a stock loader, it calls ``iter`` on the sampler once."""
-        rank, shards = self._shard
-        # Processes take samples in turn. This is the number that this process took of the first ``samples``.
-        done = max(0, -(-(loader_state.samples - rank) // shards))
+        # Processes take samples in turn, and each needs as many. Another number of them may not divide what was taken.
+        # Then some take a sample again, or with the sampler's own ``drop_last`` leave one out.
+        repeats = not getattr(self._of_samples, "drop_last", False)
+        done = loader_state.samples // self._shards if repeats else -(-loader_state.samples // self._shards)
         if type(self._sampler) is not BatchSampler:
             iterator: Iterator[Any] = iter(self._sampler)
             self._iterator = iterator

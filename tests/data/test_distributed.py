@@ -43,6 +43,13 @@ def test_a_job_step_of_slurm_tells_where_torchrun_does_not(
     assert World.current() == (World(2, 1) if torchruns else World(8, 5))
 
 
+def test_numbers_that_are_given_hold_in_a_job_step_of_slurm_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task of it on each node may start the processes of the training."""
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    World(8, 5).check_processes()
+
+
 def test_torch_distributed_knows_better_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told(monkeypatch, "4", "3")
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", world_size=1, rank=0)

@@ -136,6 +136,18 @@ def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
     assert [len(batches) for batches in found] == [3] * 4
 
 
+@pytest.mark.parametrize("batch_size", [BATCH, None])
+def test_a_stream_has_no_next_sample_in_the_place_of_a_batch(
+    spelled: Numbered, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(spelled, FOUND_BY_DALI, 8, 9, 10, 11)
+    monkeypatch.setattr("proxyloader.workers.pool.trains_with_others", lambda sampler: True)
+    loader = DataLoader(Stream(spelled), batch_size, on_error="skip", device="cpu")
+    found = [batch[-1] for batch in loader]
+    left = [*range(8), *range(12, 24)]
+    assert found == left if batch_size is None else torch.cat(found).tolist() == left
+
+
 @pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
 def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
     spelled: Numbered, how: Any, caplog: pytest.LogCaptureFixture

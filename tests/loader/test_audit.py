@@ -242,6 +242,24 @@ def test_the_sample_is_named_rightly_where_others_were_left_out(
     assert (caught.value.index, caught.value.path) == (2, folder.samples[2][0])
 
 
+class Repeats(ImageFolder):
+    """Gives each sample that it is asked for twice."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices for _ in range(2)]
+
+
+def test_a_sample_has_no_index_where_a_dataset_returns_another_number(
+    folder: ImageFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    plant(monkeypatch, channels_swapped)
+    loader = DataLoader(Repeats(folder.root, TRAIN), 8, device="cpu", audit=Audit(1.0, folder=tmp_path))
+    images, _ = next(iter(loader))
+    assert len(images) == 16
+    found = [warning for warning in warnings_in(caplog) if "differs from" in warning]
+    assert len(found) == 16 and all("audit: a sample (" in warning for warning in found)
+
+
 class Stream(IterableDataset[Any]):
     def __init__(self, folder: ImageFolder) -> None:
         self.folder = folder

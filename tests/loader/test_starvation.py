@@ -82,6 +82,11 @@ def test_workers_that_give_their_batches_together_are_looked_at_together(caplog:
 FOR_DALI = STARVED._replace(for_workers_s=0.001)
 
 
+def test_new_workers_of_short_epochs_are_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    start = Step(loop_s=0.0001, wait_s=2.0, for_workers_s=2.0, images=8)
+    assert not warnings_of(caplog, [start, FED, FED] * STEPS, num_workers=4)
+
+
 @pytest.mark.parametrize(
     ("num_workers", "step", "workers_make_images", "says"),
     [

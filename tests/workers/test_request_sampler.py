@@ -151,26 +151,30 @@ def test_without_a_seed_torchs_generator_is_used_as_a_stock_loader_uses_it() -> 
     batch=st.integers(1, 7),
     new_batch=st.integers(1, 7),
     steps=st.integers(0, 5),
+    drop_last=st.booleans(),
 )
 @settings(max_examples=200)
 def test_with_another_number_of_processes_they_share_what_was_left(
-    samples: int, before: int, after: int, batch: int, new_batch: int, steps: int
+    samples: int, before: int, after: int, batch: int, new_batch: int, steps: int, drop_last: bool
 ) -> None:
     def sampler(ranks: int, rank: int, batch: int) -> RequestSampler:
-        dealt = DistributedSampler(range(samples), ranks, rank, shuffle=True, seed=1)
+        dealt = DistributedSampler(range(samples), ranks, rank, shuffle=True, seed=1, drop_last=drop_last)
         return RequestSampler(BatchSampler(dealt, batch, False), True, None, None)
 
     done: list[int] = []
     for rank in range(before):
         progress = LoaderState()
         done += itertools.chain(*indices(sampler(before, rank, batch), progress, steps))
-    left: list[int] = []
-    for rank in range(after):
-        resumed = through_a_checkpoint(copy.deepcopy(progress), None)
-        left += itertools.chain(*indices(sampler(after, rank, new_batch), resumed))
-    assert {*done, *left} == set(range(samples))
-    repeated = len(done) + len(left) - samples  # by which it gives each process as many
-    assert 0 <= repeated < max(before, after)
+    each = [
+        indices(sampler(after, rank, new_batch), through_a_checkpoint(copy.deepcopy(progress), None))
+        for rank in range(after)
+    ]
+    assert len({len(batches) for batches in each}) == 1  # in step
+    left = [*itertools.chain(*itertools.chain(*each))]
+    if drop_last:
+        assert len({*done, *left}) == len(done) + len(left) and samples - len(done) - len(left) < before + 2 * after
+    else:
+        assert {*done, *left} == set(range(samples)) and len(done) + len(left) - samples < before + 2 * after
 
 
 class Stateful:

@@ -59,7 +59,8 @@ class Figures:
     def step_s(self, kind: Kind, without_loader_s: float | None = None) -> float:
         """Return the time of a step of the loop with a loader, in seconds.
 
-        It is the longest of three: the step alone, the loader alone, and what all cores together take for both.
+        It is the longest of three: the step alone, the loader alone, and what all cores together take for both. Without
+        workers the step and the loader come one after the other.
 
         Args:
             without_loader_s: time of the step alone, to which its CPU time is in proportion; None: as measured.
@@ -67,7 +68,8 @@ class Figures:
         times = 1.0 if without_loader_s is None else without_loader_s / self.step.step_s
         loader = self.alone[kind].phase
         cpu_s = times * self.step.cpu_s + loader.cpu_s
-        return max(times * self.step.step_s, loader.step_s, cpu_s / self.cores)
+        alone_s = times * self.step.step_s, loader.step_s
+        return max(max(alone_s) if self.num_workers else sum(alone_s), cpu_s / self.cores)
 
     def shared_cores_s(self, kind: Kind) -> float:
         """Return the time in which all cores together do what the step and the loader compute, in seconds."""

@@ -65,7 +65,7 @@ class Watch:
 
     def _is_largest(self, loader: Any) -> bool:
         self.looped_over.append(length_of(loader.dataset))
-        return _samples(loader) >= max(map(_samples, self._loaders))
+        return _samples(loader) >= max(map(_samples, self._loaders), default=0.0)  # it may be a copy of one
 
     def _diagnosed(self, loader: Any) -> Iterator[Any]:
         dataset = type(loader.dataset).__name__

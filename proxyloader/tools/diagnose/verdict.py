@@ -8,7 +8,7 @@ from .conditions import WORTH, losing, winning
 from .diagnosis import Bound, Diagnosis
 from .figures import Figures, Kind
 from .trials import Trial
-from .words import ms, percent, rate
+from .words import ms, percent, rate, three_digits
 
 APART = 1.15
 """Factor from which a time is surely above another one."""
@@ -100,7 +100,9 @@ def _worth(figures: Figures) -> str:
     compared = f"{rate(figures, ours)} with proxyloader and {rate(figures, stock)} with the stock loader"
     may = bool(_hindered(figures))
     if stock > WORTH * ours:
-        return f"proxyloader {'may be' if may else 'is'} worth it: {compared}, {stock / ours:.2g} times as many"
+        return (
+            f"proxyloader {'may be' if may else 'is'} worth it: {compared}, {three_digits(stock / ours)} times as many"
+        )
     return f"proxyloader {'may not be' if may else 'is not'} worth it here: {compared}"
 
 
