@@ -34,7 +34,7 @@ def samples_of(photos: Path, transform: Any, count: int = 48) -> list[Any]:
 
 def packed(samples: list[Any], share: float = 1.0, epoch: int = 0) -> PackedBatch:
     request = BatchRequest(0, epoch, list(range(len(samples))), batched=True, slot=None)
-    return Packer(default_collate, None, 16, audit_share=share)(samples, request)
+    return Packer(default_collate, None, 16, audit_share=share)(samples, request, len(samples))
 
 
 def rows(batch: PackedBatch) -> set[tuple[int, int]]:
