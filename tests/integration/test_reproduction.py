@@ -284,7 +284,7 @@ def test_with_another_number_of_processes_the_rest_is_shared_anew(noisy: Noisy, 
         for images, _, indices, _ in resumed:
             seen += indices.tolist()
             assert all(torch.equal(image, whole[int(i)]) for image, i in zip(images, indices))
-    assert sorted(seen) == list(range(48))
+    assert {*seen} == {*range(48)} and len(seen) - 48 < after  # each process takes as many
 
 
 class Stream(IterableDataset[Any]):
