@@ -364,10 +364,10 @@ class TestAScript:
         assert "has ended before the loop over its largest DataLoader was diagnosed" in capsys.readouterr().err
 
     def test_without_a_loader_is_an_error(self, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        script.write_text("print(__name__)")
+        script.write_text("import os; print(__name__, os.path.isabs(__file__))")
         assert main(["diagnose", str(script)]) == 1
         out, err = capsys.readouterr()
-        assert out == "__main__\n" and "looped over no DataLoader of torch or proxyloader" in err
+        assert out == "__main__ True\n" and "looped over no DataLoader of torch or proxyloader" in err
 
     def test_that_fails_shows_its_own_error(self, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
         script.write_text("1 / 0")

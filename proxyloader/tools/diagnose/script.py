@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import runpy
 import sys
 import traceback
@@ -116,7 +117,7 @@ def diagnosed_script(script: Path, arguments: Sequence[str], seconds: float) -> 
             stack.enter_context(_replaced(sys, name, value))
         try:
             with watch.watching():
-                runpy.run_path(str(script), run_name="__main__")
+                runpy.run_path(os.path.abspath(script), run_name="__main__")  # Python's __file__ is absolute
         except Ended:
             pass
         except Exception:
@@ -131,6 +132,8 @@ def diagnosed_script(script: Path, arguments: Sequence[str], seconds: float) -> 
 def _reason(watch: Watch) -> str:
     if not watch.looped_over:
         return "looped over no DataLoader of torch or proxyloader in its own process"
-    return "has ended before the loop over its largest DataLoader was diagnosed: " + (
-        f"it began {len(watch.looped_over)} loops, over datasets of {sorted(set(map(str, watch.looped_over)))} samples"
+    sizes = ", ".join(sorted(set(map(str, watch.looped_over))))
+    return (
+        "has ended before the loop over its largest DataLoader was diagnosed, or has left it early: it began "
+        f"{len(watch.looped_over)} loops, over datasets of these sizes: {sizes}"
     )
