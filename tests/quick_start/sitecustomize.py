@@ -1,7 +1,7 @@
 """Python imports this when it starts, in each process that the tests start: their folder is on ``PYTHONPATH``.
 
 Most of such a process's time goes into the import of torch, and into its end. Both are mostly the garbage collector's,
-which looks at 340,000 objects that stay. Without that look a process takes 2.0 s in place of 3.5 s.
+which looks again and again at objects that stay.
 """
 
 import atexit
