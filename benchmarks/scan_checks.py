@@ -28,10 +28,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from proxyloader._cores import usable_cores
 from proxyloader.data.jpeg_header import JpegHeader, read_jpeg_header
 from proxyloader.data.jpeg_integrity import ScanChecker, damage_of
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.processes import usable_cores
 from proxyloader.tools.verify import verify
 
 DAMAGED = 40

@@ -57,9 +57,9 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 import proxyloader
+from proxyloader._cores import usable_cores
 from proxyloader.tools.bench.config import MEAN, STD
 from proxyloader.tools.bench.system_info import machine
-from proxyloader.tools.processes import usable_cores
 from proxyloader.tools.synthetic.photograph import photograph
 
 PARTS_OF_AN_EPOCH = 4

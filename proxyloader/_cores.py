@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, or of all cores if the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores_of_process() -> int:
-    """Return the number of cores that this process may use, at least 1. Processes of torchrun share them equally."""
-    # macOS and Windows have no affinity.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return this process's share of the usable cores, at least 1. Processes of torchrun share them equally."""
     processes = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, cores // max(1, int(processes))) if processes.isdecimal() else cores
+    return max(1, usable_cores() // max(1, int(processes))) if processes.isdecimal() else usable_cores()

@@ -26,11 +26,12 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
 
+from .._cores import usable_cores
 from ..loader.dataloader import DataLoader
 from .bench.config import CROP_PX, MEAN, STD, transform_with
 from .contact_sheet import contact_sheet
 from .files import check_can_be_written, photographs_of, writable_cache_folder
-from .processes import ProgressBar, usable_cores
+from .processes import ProgressBar
 from .synthetic.dataset import make_dataset
 
 SEED = 0

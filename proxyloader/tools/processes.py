@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,11 +14,6 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use, or of all cores if the system does not tell."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]

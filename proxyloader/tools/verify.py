@@ -18,11 +18,12 @@ from PIL import Image, UnidentifiedImageError
 from rich.console import Console
 from rich.table import Table
 
+from .._cores import usable_cores
 from ..data.encoded_image import EncodedImage
 from ..data.jpeg_integrity import damage_of, has_whole_structure
 from ..data.jpeg_verdicts import VerdictFile, fingerprint_of
 from .files import check_can_be_written
-from .processes import ProgressBar, in_processes, usable_cores
+from .processes import ProgressBar, in_processes
 
 Kind = Literal["sound", "damaged", "truncated", "foreign", "unreadable"]
 

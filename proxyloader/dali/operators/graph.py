@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from ..._cores import cores_of_process
+from ..._cores import cores_of_process, usable_cores
 from ...transforms.plan import Branch, ParamRow, Step
 from ...transforms.type_conversion import Normalize
 from ..api import decoder_arguments, fn, split, types
@@ -56,7 +55,7 @@ class PipelineOptions:
         """
         if self.num_threads is not None:
             return self.num_threads
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         return cores + 1 if self.device_id is None else min(4, cores)
 
     def for_files_of(self, mean_bytes: float) -> PipelineOptions:

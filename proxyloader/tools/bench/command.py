@@ -18,9 +18,9 @@ from rich.console import Console
 from torchvision import models
 from torchvision.datasets import ImageFolder
 
+from ..._cores import usable_cores
 from ..._validation import check_int, check_num_threads
 from ..files import check_can_be_written, photographs_of
-from ..processes import usable_cores
 from ..synthetic.dataset import make_dataset
 from . import report, tables
 from .cases import BY_DEFAULT, CASES, OURS, Ranges, case_of, cases_for, parts_of, peers_for

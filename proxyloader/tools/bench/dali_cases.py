@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import signal_handling
 
-from ..processes import usable_cores
+from ..._cores import usable_cores
 from .config import CROP_PX, MEAN, STD, BenchConfig
 from .torch_cases import Loops, images_of, loader_arguments
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ... import __version__
-from ..processes import usable_cores
+from ..._cores import usable_cores
 from .config import BenchConfig
 
 CORES_BESIDE_A_GPU = 8

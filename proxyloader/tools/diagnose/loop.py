@@ -23,8 +23,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader as StockLoader
 
+from ..._cores import usable_cores
 from ...data.distributed import World
-from ..processes import usable_cores
 from .diagnosis import Diagnosis
 from .figures import Alone, Figures, Kind
 from .loaders import batches_ahead, drawn, endless, images_of, kind_of, measured_alone, other_kind

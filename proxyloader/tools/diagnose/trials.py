@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from ..._cores import usable_cores
 from ...data.dataset import length_of
 from ...loader.dataloader import DataLoader
-from ..processes import usable_cores
 from .loaders import batches_ahead, endless, images_of, measured_alone, variation
 from .phase import Phase
 

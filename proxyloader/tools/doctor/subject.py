@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..._cores import usable_cores
 from .child import Answer, ask, ask_at_once
 
 Facts = Mapping[str, Any]
@@ -82,7 +82,7 @@ class Subject:
     @property
     def cores(self) -> int:
         """The number of cores that this process may use by its affinity."""
-        return len(os.sched_getaffinity(0))
+        return usable_cores()
 
 
 def _installed(prefix: str) -> dict[str, str]:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..processes import ProgressBar, in_processes, usable_cores
+from ..._cores import usable_cores
+from ..processes import ProgressBar, in_processes
 from .photograph import photograph
 
 MANIFEST = "dataset.json"
