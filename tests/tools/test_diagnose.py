@@ -171,6 +171,13 @@ class TestTheVerdict:
         assert "a step takes 150 ms, of which 67 % are the loader's" in found.most
         assert "hinder" not in found.reason and "keeps up" not in found.loses[0]
 
+    def test_says_which_argument_could_not_be_tried(self) -> None:
+        tried = Trial("num_workers=4", 1.01), Trial("dtype=torch.float16", 0.0)
+        assert diagnosed(figures(50, 200, 80), tried).sections["Suggested"] == (
+            "nothing: no gain of 5 % with num_workers=4",
+            "dtype=torch.float16 could not be tried, as it raises an error",
+        )
+
     def test_is_not_sure_where_step_and_loader_hinder_each_other(self) -> None:
         found = diagnosed(figures(50, 200, 80, both=phase(160)), ())
         assert "proxyloader may be worth it" in found.verdict

@@ -60,13 +60,16 @@ class Diagnosis:
     @property
     def sections(self) -> dict[str, tuple[str, ...]]:
         """The sentences of the report behind the verdict, by their titles."""
-        tried = ", ".join(trial.change for trial in self.trials)
+        tried = ", ".join(trial.change for trial in self.trials if trial.gain)
+        failed = tuple(
+            f"{trial.change} could not be tried, as it raises an error" for trial in self.trials if not trial.gain
+        )
         nothing = (f"nothing: no gain of 5 % with {tried}" if tried else "nothing",)
         sections = {
             "Why": (self.reason, self.most),
             "proxyloader wins": self.wins,
             "It does not win": self.loses,
-            "Suggested": self.suggestions or nothing,
+            "Suggested": (self.suggestions or nothing) + failed,
         }
         return {title: sentences for title, sentences in sections.items() if sentences}
 

@@ -28,7 +28,7 @@ class Trial:
     Attributes:
         change: the argument, as it is written in a call.
         gain: how many times as many images a second the loader alone gives; the lower one of two runs if the first was
-            enough to suggest it.
+            enough to suggest it; 0 if the loader raises an error with it.
     """
 
     change: str
