@@ -17,8 +17,8 @@ On a GPU building a pipeline takes most of a test's time. So there the default r
 
 - Of two parameters or more: as few tests as have each value. Of v1 and v2: one, as both compile to plans of the same
   steps, which the tests on the CPU hold to torchvision for both.
-- Of the files in ``NONE_ON_A_GPU``: none. They are about transforms, and ``test_closeness.py`` has the pixels of all
-  steps, or about the benchmark, which is run there for its records.
+- Of the files in ``NONE_ON_A_GPU``: none. They are about transforms, drawn programs of them among these, and
+  ``test_closeness.py`` has the pixels of all steps; or about the benchmark, which is run there for its records.
 - Of the files in ``ONE_OF_EACH_ON_A_GPU``: one test of each function, each time with other values. They are about the
   order of samples, states, the structure of batches and the words of errors, which the device does not change; about
   which datasets and images DALI takes; or about the layout of batches. In full stay those about the graph, streams,
@@ -47,7 +47,8 @@ NONE_ON_A_GPU = {
     *("transforms/test_augment.py", "transforms/test_auto_augment.py", "transforms/test_color.py"),
     *("transforms/test_container.py", "transforms/test_geometry.py", "transforms/test_multi_crop.py"),
     *("transforms/test_resize.py", "transforms/test_type_conversion.py", "transforms/test_warp.py"),
-    *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py", "tools/test_bench.py"),
+    *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py", "transforms/test_any_transform.py"),
+    *("integration/test_random_programs.py", "tools/test_bench.py"),
 }
 ONE_OF_EACH_ON_A_GPU = {
     *("integration/test_any_dataset.py", "integration/test_called_transforms.py", "integration/test_grey_images.py"),

@@ -9,7 +9,7 @@ import pytest
 from ..installations import environment
 from ..tools.test_doctor import ALL_FORMATS, NO_GPU, failing, report
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]  # as it counts on who uses the engines
+pytestmark = pytest.mark.slow
 
 ENGINES, CUDA = "decoding by the engines of GPU 0", "decoding by CUDA of GPU 0"
 

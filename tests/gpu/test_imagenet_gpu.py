@@ -11,11 +11,12 @@ import torch
 
 from proxyloader.make_dataset import make_dataset
 
+from ..tiers import by_default
 from ..test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", by_default(dict(zip(BACKENDS, BACKENDS)), "proxy", "dali"))
 def test_every_gpu_trains(tmp_path: Path, backend: str) -> None:
     data = tmp_path / "data"
     make_dataset(data / "train", images=IMAGES, size=(96, 72), progress=False)

@@ -507,7 +507,7 @@ def test_thirty_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spell
 
     use(15)  # all ways with all numbers of workers
     before = kept_by_this_process()
-    use(30)
+    use(15)
     # What is ending has ended soon; what leaks stays.
     deadline = time.monotonic() + WAIT_S
     while any(kept_by_this_process()[name] > before[name] for name in before) and time.monotonic() < deadline:
