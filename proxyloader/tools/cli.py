@@ -63,6 +63,7 @@ def _make_dataset(verbs: Any) -> None:
     _option(parser, "--size", "WxH", _size, size_help, (500, 375))
     _option(parser, "--classes", "N", int, "how many", 10)
     _option(parser, "--seed", "N", int, "of all that is random", 0)
+    _option(parser, "--progressive", "SHARE", float, "of them that are progressive JPEGs, 0 to 1", 0.0)
     _option(parser, "--processes", "N", int, "that write them (default: one for each core, or fewer)")
 
 
@@ -235,6 +236,13 @@ def _run_diagnose(**options: Any) -> int:
 
 DATA_HELP = "an ImageFolder of your own (default: photographs made once, and kept)"
 
+SIZES = ("thumbnails", "imagenet", "web", "camera")
+
+SIZE_HELP = (
+    "of the photographs that are made: thumbnails (96x96), imagenet (500x375), web (the same, one in five a progressive "
+    "JPEG), camera (3000x2000) (default: %(default)s)"
+)
+
 BENCH_HELP = (
     "Each case loads the same JPEG files, crops at random, resizes to 224, flips and\n"
     "normalises, in a process of its own. First each is tuned: numbers of workers and of\n"
@@ -266,13 +274,17 @@ def _bench(verbs: Any) -> None:
         "  proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator\n"
         "  proxyloader bench --model resnet50 --dtype float16 --channels-last\n"
         "  proxyloader bench --only torch proxyloader --augment RandAugment AutoAugment\n"
+        "  proxyloader bench --size web\n"
+        "  taskset -c 0-3 proxyloader bench --only torch proxyloader iterator\n"
         "  proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl\n"
         "  proxyloader bench --check results/bench.jsonl",
     )
     _option(parser, "--data", "DIR", Path, DATA_HELP)
-    _option(parser, "--images", "N", int, "how many to make (default: 8192 with a GPU, 1024 without)")
+    parser.add_argument("--size", choices=SIZES, default="imagenet", help=SIZE_HELP)
+    images_help = "how many to make (default: 8192 with a GPU, 1024 without; of camera an eighth of these)"
+    _option(parser, "--images", "N", int, images_help)
     _option(parser, "--passes", "N", int, "over the images in each loop (default: 6 with a GPU, 1 without)")
-    _option(parser, "--batch-size", "N", int, "", 256)
+    _option(parser, "--batch-size", "N", int, "(default: 256; of camera 64)")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
     parser.add_argument(
         "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="(default: %(default)s)"
@@ -284,14 +296,7 @@ def _bench(verbs: Any) -> None:
     _option(parser, "--datasets", "NAME", str, datasets_help, [], nargs="+")
     model_help = "of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference"
     _option(parser, "--model", "NAME", str, model_help, "none")
-    workers_help = (
-        "numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, as far as there are so many)"
-    )
-    _option(parser, "--workers", "N", int, workers_help, nargs="+")
-    threads_help = "of DALI on the CPU, to try (default: as --workers; without a GPU also one more than cores)"
-    _option(parser, "--threads", "N", int, threads_help, nargs="+")
-    load_help = "of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)"
-    _option(parser, "--hw-decoder-load", "SHARE", float, load_help, [0.65, 1.0], nargs="+")
+    _bench_tunings(parser)
     _option(parser, "--rounds", "N", int, "", 5)
     _option(parser, "--seconds", "S", float, "at least, for a case in a round", 3.0)
     only_help = "these alone, each name in quotes where it has spaces; proxyloader bench --list names all"
@@ -300,6 +305,17 @@ def _bench(verbs: Any) -> None:
     parser.add_argument("--list", action="store_true", help="name the cases, and end")
     _option(parser, "--out", "JSONL", Path, "the results", Path("bench.jsonl"))
     _option(parser, "--check", "JSONL", Path, "compare with the last record of this file")
+
+
+def _bench_tunings(parser: Parser) -> None:
+    workers_help = (
+        "numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, as far as there are so many)"
+    )
+    _option(parser, "--workers", "N", int, workers_help, nargs="+")
+    threads_help = "of DALI on the CPU, to try (default: as --workers; without a GPU also one more than cores)"
+    _option(parser, "--threads", "N", int, threads_help, nargs="+")
+    load_help = "of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)"
+    _option(parser, "--hw-decoder-load", "SHARE", float, load_help, [0.65, 1.0], nargs="+")
 
 
 def _run_bench(**options: Any) -> int:

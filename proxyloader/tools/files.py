@@ -17,10 +17,10 @@ def writable_cache_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="proxyloader-"))
 
 
-def photographs_of(verb: str, images: int) -> Path:
+def photographs_of(purpose: str, images: int) -> Path:
     """Return the folder in the cache for photographs that a verb makes once and keeps. Its name has the format of
     ``make_dataset``, so those of an earlier format are left alone."""
-    return writable_cache_folder() / f"{verb}-v{FORMAT}-{images}"
+    return writable_cache_folder() / f"{purpose}-v{FORMAT}-{images}"
 
 
 def check_can_be_written(file: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from proxyloader.make_dataset import make_dataset
 
-from ..tiers import by_default
 from ..test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
+from ..tiers import by_default
 
 
 @pytest.mark.timeout(300)

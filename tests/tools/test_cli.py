@@ -210,6 +210,7 @@ class TestMakeDataset:
             (("--classes", "0"), "classes=0: there must be at least 1"),
             (("--seed", "-1"), "seed=-1: must be 0 or more"),
             (("--size", "7x100"), "size=(7, 100): must be (width, height), each at least 8 px"),
+            (("--progressive", "2"), "progressive=2.0: must be a share from 0 to 1"),
             (("--processes", "0"), "processes=0: there must be at least 1, or None to choose by the number of cores"),
         ],
         ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -45,6 +45,16 @@ class TestWhatIsWritten:
         assert len(folder) == 14
         assert all(image.mode == "RGB" for image, _ in folder)
 
+    def test_progressive_ones_are_as_many_as_asked_for_and_show_the_same(self, tmp_path: Path) -> None:
+        usual, both = make_small(tmp_path / "usual"), make_small(tmp_path / "both", progressive=0.5)
+        progressive = []
+        for path in usual.rglob("*.jpg"):
+            with Image.open(path) as one, Image.open(both / path.relative_to(usual)) as other:
+                assert "progressive" not in one.info
+                progressive.append("progressive" in other.info)
+                np.testing.assert_array_equal(one, other)
+        assert 2 <= sum(progressive) <= 10 and "progressive" not in (usual / MANIFEST).read_text()
+
     def test_labels_are_dealt_round_robin(self, tmp_path: Path) -> None:
         folder = ImageFolder(str(make_small(tmp_path, images=14, classes=4)))
         assert Counter(folder.targets) == {0: 4, 1: 4, 2: 3, 3: 3}

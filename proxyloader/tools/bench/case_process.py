@@ -34,6 +34,7 @@ class RoundResult:
     """Figures of whole loops over some seconds. CPU time and memory are those of the process and its children.
 
     Attributes:
+        loop_cpu_ms_per_image: CPU time without that of the children: of the process of the loop and all its threads.
         wait_ms: waits of the loop for batches: median, 99th percentile, maximum.
         pause_ms: median of the waits for the first batch of each loop, which are among those waits.
         host_mb: private memory.
@@ -44,6 +45,7 @@ class RoundResult:
 
     images_per_s: float
     cpu_ms_per_image: float
+    loop_cpu_ms_per_image: float
     wait_ms: tuple[float, float, float]
     pause_ms: float
     host_mb: float
@@ -151,7 +153,7 @@ class _Measured:
         images = 0
         self._memory.begin()
         with gauges() as shares:
-            cpu, begin = cpu_s(), time.perf_counter()
+            cpu, loop_cpu, begin = cpu_s(), time.process_time(), time.perf_counter()
             while True:
                 asked, at = time.perf_counter(), len(waits)
                 batches = self._next_loop() if batches is None else batches
@@ -165,12 +167,13 @@ class _Measured:
                     break
                 batches = None
             _wait_for_gpu()
-            wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
+            wall, cpu, loop_cpu = time.perf_counter() - begin, cpu_s() - cpu, time.process_time() - loop_cpu
         self._memory.note()
         p50, p99, longest = (1e3 * float(np.quantile(waits, share)) for share in (0.5, 0.99, 1))
         return RoundResult(
             images_per_s=images / wall,
             cpu_ms_per_image=1e3 * cpu / images,
+            loop_cpu_ms_per_image=1e3 * loop_cpu / images,
             wait_ms=(p50, p99, longest),
             pause_ms=1e3 * statistics.median(pauses),
             host_mb=host_mb(),

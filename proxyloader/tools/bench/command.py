@@ -20,9 +20,8 @@ from torchvision.datasets import ImageFolder
 
 from ..._cores import usable_cores
 from ..._validation import check_int, check_num_threads
-from ..files import check_can_be_written, photographs_of
-from ..synthetic.dataset import make_dataset
-from . import report, tables
+from ..files import check_can_be_written
+from . import photographs, report, tables
 from .cases import BY_DEFAULT, CASES, OURS, Ranges, case_of, cases_for, parts_of, peers_for
 from .config import AUGMENTATIONS, BenchConfig
 from .datasets import DATASETS
@@ -68,7 +67,7 @@ def bench(args: argparse.Namespace) -> int:
     for warning in warnings_for(setting):
         console.print(f"[bold yellow]! {warning}")
     if not args.data:
-        make_dataset(setting.root, images=setting.images)
+        photographs.make(setting.size, setting.images)
     begin = time.monotonic()
 
     def tell(line: str) -> None:
@@ -180,8 +179,8 @@ def check(args: argparse.Namespace) -> None:
     for name in args.datasets:
         if name not in DATASETS:
             raise ValueError(f"there is no dataset {name} here; there is {', '.join(DATASETS)}")
-    if args.data and args.images:
-        raise ValueError("--images says how many to make, and --data gives a folder that has them: leave out one")
+    if args.data and (args.images or args.size != "imagenet"):
+        raise ValueError("--images and --size say what to make, and --data gives a folder that has them: leave out one")
     if args.out.suffix in (".md", ".png"):
         raise ValueError(f"--out {args.out} is where records go, as JSON lines; a table and a picture go beside it")
     if args.data and Path(args.data).resolve() in args.out.resolve().parents:
@@ -196,16 +195,19 @@ def setting_of(args: argparse.Namespace) -> BenchConfig:
     on_gpu = device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         raise ValueError("device cuda, and torch sees no GPU; leave --device out")
-    images = len(ImageFolder(str(args.data))) if args.data else args.images or (8192 if on_gpu else 1024)
-    root = args.data or photographs_of("bench", images)  # which are made later
-    if images < args.batch_size:
+    kind = photographs.SIZES[args.size]
+    by_default, batch_size = (8192 if on_gpu else 1024) // kind.fewer, args.batch_size or kind.batch_size
+    images = len(ImageFolder(str(args.data))) if args.data else args.images or by_default
+    root = args.data or photographs.root_of(args.size, images)  # which are made later
+    if images < batch_size:
         found = f"{root} has {images} images" if args.data else f"--images is {images}"
-        raise ValueError(f"{found}, and --batch-size {args.batch_size}: not one batch. Give a smaller --batch-size")
+        raise ValueError(f"{found}, and --batch-size {batch_size}: not one batch. Give a smaller --batch-size")
     return BenchConfig(
         root=str(root),
+        size="" if args.data else args.size,
         images=images,
         passes=1 if args.first_epochs else args.passes or (6 if on_gpu else 1),
-        batch_size=args.batch_size,
+        batch_size=batch_size,
         device=device,
         dtype=args.dtype,
         channels_last=args.channels_last,

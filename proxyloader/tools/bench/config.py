@@ -50,6 +50,7 @@ class BenchConfig:
 
     Attributes:
         root: root of an ImageFolder with ``images`` images.
+        size: of the photographs, a key of ``SIZES`` in ``photographs.py``; "" if they are the user's.
         passes: number of passes over the images in a loop, so that the start of a loop weighs as little as in an epoch
             of a large data set.
         device: "cuda" or "cpu".
@@ -72,6 +73,7 @@ class BenchConfig:
     augmentations: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     model: str = "none"
+    size: str = "imagenet"
 
     @property
     def batches(self) -> int:

@@ -26,6 +26,7 @@ BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out
 SUMMARIES: dict[str, tuple[Callable[[Sequence[float]], float], int]] = {
     "images_per_s": (statistics.median, 1),
     "cpu_ms_per_image": (statistics.median, 3),
+    "loop_cpu_ms_per_image": (statistics.median, 3),
     "pause_ms": (statistics.median, 3),
     "host_mb": (max, 1),
     "gpu_mb": (max, 1),
@@ -109,7 +110,8 @@ def last_of(path: Path) -> Record:
 
 def check_settings(earlier: Record, record: Record) -> None:
     """Raise ValueError if a setting differs from that of an earlier record."""
-    pairs = {name: (earlier.get(name), record[name]) for name in record if name not in BESIDE_SETTINGS}
+    before = {"size": "imagenet"} | earlier  # as of records that do not say so
+    pairs = {name: (before.get(name), record[name]) for name in record if name not in BESIDE_SETTINGS}
     pairs["gpu"] = earlier["machine"]["gpu"], record["machine"]["gpu"]
     others = [f"{name} {then}, now {now}" for name, (then, now) in pairs.items() if then != now]
     if others:

@@ -16,15 +16,17 @@ from .runner import INTERRUPTED
 HEADINGS = (
     *("case", "setting", "images/s", "lowest - highest", "proxyloader is", "CPU ms/image", "first batch, s"),
     *("wait, ms: p50", "p99", "max", "first of a loop", "host MB", "GPU MB", "GPU %", "JPEG %"),
+    "without workers",
 )
 
 COLUMNS = {
     "how fast": (2, 3, 4),
     "how it is tuned": (1,),
-    "what it takes": (5, *range(11, 15)),
+    "what it takes": (5, 15, *range(11, 15)),
     "how long one waits": range(6, 11),
 }
-"""Columns of each table on a terminal, which is narrow, in addition to the name of the case."""
+"""Columns of each table on a terminal, which is narrow, in addition to the name of the case. "without workers" is of
+the CPU time of an image."""
 
 OF_EPOCHS = {
     "images/s, all of an epoch": ("images_per_s", ",.0f"),
@@ -80,6 +82,7 @@ def _figures(record: Record, name: str) -> list[str]:
         f"{case['pause_ms']:,.0f}",
         f"{case['host_mb']:,.0f}",
         *(f"{case[key]:,.0f}" if key in case else "-" for key in ("gpu_mb", "gpu_percent", "jpeg_percent")),
+        f"{case['loop_cpu_ms_per_image']:.2f}" if "loop_cpu_ms_per_image" in case else "-",
     ]
 
 

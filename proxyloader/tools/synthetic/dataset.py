@@ -27,7 +27,7 @@ FORMAT = 2  # raised when the same arguments begin to give other files
 SMALLEST_SIDE_PX = 8
 JPEG_QUALITY = 93
 
-_SHAPES = 1  # a stream of random numbers beside those of photograph
+_SHAPES, _SCANS = 1, 2  # streams of random numbers beside those of photograph
 _FILES_PER_PROCESS = 128  # fewer are written before another process has started
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class _Recipe:
     size: tuple[int, int]
     classes: int
     seed: int
+    progressive: float
 
     def __post_init__(self) -> None:
         for name in ("images", "classes"):
@@ -50,9 +51,14 @@ class _Recipe:
             raise ValueError(f"seed={self.seed}: must be 0 or more")
         if len(self.size) != 2 or min(self.size) < SMALLEST_SIDE_PX:
             raise ValueError(f"size={self.size}: must be (width, height), each at least {SMALLEST_SIDE_PX} px")
+        if not 0 <= self.progressive <= 1:
+            raise ValueError(f"progressive={self.progressive}: must be a share from 0 to 1")
 
     def manifest(self) -> dict[str, Any]:
-        return {"made_by": "proxyloader.make_dataset", "format": FORMAT, **asdict(self), "size": list(self.size)}
+        made_with = {**asdict(self), "size": list(self.size)}
+        if not self.progressive:
+            del made_with["progressive"]  # as in data sets that were made before it was known
+        return {"made_by": "proxyloader.make_dataset", "format": FORMAT, **made_with}
 
     def path(self, number: int) -> str:
         """Return the path of a photograph in the data set. Labels are assigned round robin."""
@@ -61,7 +67,8 @@ class _Recipe:
     def content(self, number: int) -> bytes:
         file = io.BytesIO()
         image = photograph(number, size=self._size(number), classes=self.classes, seed=self.seed)
-        image.save(file, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:0")
+        is_progressive = np.random.default_rng((self.seed, number, _SCANS)).random() < self.progressive
+        image.save(file, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:0", progressive=is_progressive)
         return file.getvalue()
 
     def _size(self, number: int) -> tuple[int, int]:
@@ -85,6 +92,7 @@ def make_dataset(
     size: tuple[int, int] = (500, 375),
     classes: int = 10,
     seed: int = 0,
+    progressive: float = 0.0,
     processes: int | None = None,
     progress: bool = True,
 ) -> Path:
@@ -103,6 +111,7 @@ def make_dataset(
         size: (width, height) of most photographs, in pixels. Others are upright, square, or a little larger or smaller.
         classes: number of classes. Only the first ``images`` classes get a folder.
         seed: seed of all random numbers, at least 0.
+        progressive: share of the photographs that are progressive JPEGs, 0 to 1. On the web it is about 0.2.
         processes: number of processes. None: one for each usable core, or fewer for a small data set. With 1, the
             calling process writes the files.
         progress: whether to show a progress bar, if stderr is a terminal.
@@ -114,7 +123,7 @@ def make_dataset(
         ValueError: an argument is out of its range.
         FileExistsError: ``root`` holds something else, or a data set made with other arguments.
     """
-    recipe = _Recipe(images, size, classes, seed)
+    recipe = _Recipe(images, size, classes, seed, progressive)
     if processes is not None and processes < 1:
         raise ValueError(f"processes={processes}: there must be at least 1, or None to choose by the number of cores")
     root = Path(root)
