@@ -239,8 +239,8 @@ DATA_HELP = "an ImageFolder of your own (default: photographs made once, and kep
 SIZES = ("thumbnails", "imagenet", "web", "camera")
 
 SIZE_HELP = (
-    "of the photographs that are made: thumbnails (96x96), imagenet (500x375), web (the same, one in five a progressive "
-    "JPEG), camera (3000x2000) (default: %(default)s)"
+    "of the photographs that are made: thumbnails (96x96), imagenet (500x375), web (the same, one in five a "
+    "progressive JPEG), camera (3000x2000) (default: %(default)s)"
 )
 
 BENCH_HELP = (
