@@ -300,6 +300,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
         ),
         "scan_checks.py --images 44 --looked-at 20 --rounds 1 --processes 1",
         "soak.py --minutes 0.05 --pictures 720",
+        pytest.param("starts.py --processes 1 2 --repeats 1", marks=pytest.mark.exhaustive),
         pytest.param("training_curves.py --images 64 --epochs 1 --runs 2", marks=pytest.mark.exhaustive),
         "transforms.py --images 4 --rounds 1 --only hue RandAugment",
     ],
