@@ -24,8 +24,9 @@ import proxyloader
 from proxyloader.tools.cli import main
 from proxyloader.tools.diagnose.diagnosis import Diagnosis
 from proxyloader.tools.diagnose.figures import Alone, Figures
+from proxyloader.tools.diagnose.loaders import measured_alone
 from proxyloader.tools.diagnose.phase import Phase
-from proxyloader.tools.diagnose.trials import Trial
+from proxyloader.tools.diagnose.trials import Trial, _changes, trials
 from proxyloader.tools.diagnose.verdict import diagnosed
 
 from ..limits import WAIT_S
@@ -233,6 +234,31 @@ class TestTheVerdict:
             "num_workers=4: the loader alone is 1.06 times as fast",
         )
 
+    def test_says_that_another_batch_size_changes_the_training(self) -> None:
+        (suggested,) = diagnosed(figures(50, 200, 80), (Trial("batch_size=64", 1.2),)).suggestions
+        assert suggested == "batch_size=64: the loader alone is 1.20 times as fast; it changes the training, too"
+
+    @pytest.mark.parametrize("kind", [StockLoader, proxyloader.DataLoader])
+    def test_tries_larger_batches_by_what_they_give_in_images(self, kind: Any) -> None:
+        class Batches(torch.utils.data.Dataset[int]):
+            """A batch of any size takes as long."""
+
+            def __len__(self) -> int:
+                return 64
+
+            def __getitems__(self, indices: list[int]) -> list[int]:
+                time.sleep(0.01)
+                return indices
+
+        loader = kind(Batches(), batch_size=4)
+        alone = measured_alone(loader, 0.2).phase
+        (trial,) = [each for each in trials(loader, torch.zeros(4), alone, 2.0) if "batch_size" in each.change]
+        assert trial.change == "batch_size=8" and 1.5 < trial.gain < 2.5
+
+    def test_tries_no_batch_larger_than_the_dataset(self) -> None:
+        loader = StockLoader(torch.arange(6), batch_size=4)
+        assert not _changes(loader, torch.zeros(4)).keys() & {"batch_size=8"}
+
 
 class TestALoopOfOnesOwn:
     def test_ends_by_itself_with_a_result(self, photos: Path) -> None:
@@ -244,7 +270,8 @@ class TestALoopOfOnesOwn:
         assert found.figures.watched == "proxyloader" and found.figures.alone.keys() == {"proxyloader", "stock"}
         assert found.figures.batch_size == 4
         changes = [trial.change for trial in found.trials]
-        assert changes[-3:] == ["dtype=torch.bfloat16", "memory_format=torch.channels_last", "persistent_workers=True"]
+        of_batches = ["batch_size=8", "dtype=torch.bfloat16", "memory_format=torch.channels_last"]
+        assert changes[-4:] == [*of_batches, "persistent_workers=True"]
         assert all(trial.gain > 0 for trial in found.trials)
         assert "loop as it is" in said(found) and "Suggested" in said(found)
 

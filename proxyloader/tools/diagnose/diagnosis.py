@@ -55,7 +55,9 @@ class Diagnosis:
     def suggestions(self) -> tuple[str, ...]:
         """The arguments with which the loader alone gave 5 % more images a second or above."""
         gains = sorted((trial for trial in self.trials if trial.is_suggested), key=lambda trial: -trial.gain)
-        return tuple(f"{trial.change}: the loader alone is {trial.gain:.2f} times as fast" for trial in gains)
+        return tuple(
+            f"{trial.change}: the loader alone is {trial.gain:.2f} times as fast{trial.caution}" for trial in gains
+        )
 
     @property
     def sections(self) -> dict[str, tuple[str, ...]]:

@@ -43,7 +43,7 @@ def variation(loader: Any, **changed: Any) -> Any:
     """Return a copy of a loader with other arguments, and without workers."""
     copied = copy.copy(loader)
     vars(copied).update(_iterator=None, **changed)  # torch's own __setattr__ refuses some of them
-    return copied
+    return copy.copy(copied)  # in which the size of the pipelines follows from the arguments
 
 
 def batches_ahead(loader: Any) -> int:

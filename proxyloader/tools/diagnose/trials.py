@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler
 
 from ..._cores import usable_cores
 from ...data.dataset import length_of
@@ -38,6 +39,11 @@ class Trial:
     def is_suggested(self) -> bool:
         return self.gain >= ENOUGH
 
+    @property
+    def caution(self) -> str:
+        """What else it changes, if anything, as the end of a sentence."""
+        return "; it changes the training, too" if self.change.startswith("batch_size") else ""
+
 
 def trials(loader: Any, batch: Any, alone: Phase, seconds: float) -> tuple[Trial, ...]:
     """Try other arguments, all together for about this time. What gains enough is tried a second time."""
@@ -63,6 +69,8 @@ def _changes(loader: Any, batch: Any) -> dict[str, dict[str, Any]]:
         f"num_workers={count}": {"num_workers": count, "prefetch_factor": loader.prefetch_factor or 2}
         for count in sorted(counts)
     }
+    if loader.batch_size is not None and 2 * loader.batch_size <= (length_of(loader.dataset) or 0):
+        changes[f"batch_size={2 * loader.batch_size}"] = _of_batch_size(loader, 2 * loader.batch_size)
     images = images_of(batch)
     if isinstance(loader, DataLoader) and images is not None:
         half = torch.float16 if images.is_cuda else torch.bfloat16
@@ -73,11 +81,17 @@ def _changes(loader: Any, batch: Any) -> dict[str, dict[str, Any]]:
     return changes
 
 
+def _of_batch_size(loader: Any, batch_size: int) -> dict[str, Any]:
+    return {"batch_size": batch_size, "batch_sampler": BatchSampler(loader.sampler, batch_size, loader.drop_last)}
+
+
 def _gain(loader: Any, changed: dict[str, Any], seconds: float) -> float:
-    """Return how many times as fast a loader alone is with other arguments; 0 if it does not work with them."""
+    """Return how many times as many images a second a loader alone gives with other arguments; 0 if it does not work
+    with them."""
     as_it_is = measured_alone(variation(loader), seconds).phase.step_s
+    larger = changed.get("batch_size", loader.batch_size) / loader.batch_size if loader.batch_size else 1.0
     with suppress(Exception):
-        return as_it_is / measured_alone(variation(loader, **changed), seconds).phase.step_s
+        return larger * as_it_is / measured_alone(variation(loader, **changed), seconds).phase.step_s
     return 0.0
 
 
