@@ -84,7 +84,7 @@ def test_without_memory_the_error_is_torchs_and_with_memory_the_loop_goes_on(
 def test_where_pictures_grow_and_memory_is_short_they_are_right_or_the_error_is_torchs(
     leave_mb: int, tmp_path: Path
 ) -> None:
-    """A decoder needs more memory then, and one that finds none gives pictures away (``engines.py``)."""
+    """A decoder needs more memory then, and one that finds none gives pictures away (``jpeg_engines.py``)."""
     for number in range(256):
         path = tmp_path / f"{number // 64}" / f"{number:05d}.jpg"
         path.parent.mkdir(exist_ok=True)
