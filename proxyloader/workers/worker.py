@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import multiprocessing
 import os
 import threading
@@ -123,6 +124,7 @@ def set_up_worker(
         worker_init_fn(worker_id)
     if isinstance(dataset, PackedDataset):
         dataset.begin(worker_id)
+    gc.freeze()  # so that the garbage collector does not look at all modules again and again; forked ones have done it
 
 
 def keep_freed_memory() -> None:
