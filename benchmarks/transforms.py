@@ -3,10 +3,10 @@
     python benchmarks/transforms.py                # on a GPU where there is one
     python benchmarks/transforms.py --device cpu
 
-Each transform stands behind RandomResizedCrop(224) of JPEGs of about 500 x 375. On a GPU: images a second of the DALI
-pipeline, fed as fast as it takes them, and as a share of the same without the transform. On the CPU: CPU time for an
-image, with one thread, by DALI and by torchvision with Pillow. Rounds are interleaved; medians. Appends one JSON line
-to benchmarks/results/transforms.jsonl.
+Each transform stands behind RandomResizedCrop(224) of JPEGs of about 500 x 375, and a smaller crop in its place. On a
+GPU: images a second of the DALI pipeline, fed as fast as it takes them, and as a share of the same without the
+transform. On the CPU: CPU time for an image, with one thread, by DALI and by torchvision with Pillow. Rounds are
+interleaved; medians. Appends one JSON line to benchmarks/results/transforms.jsonl.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ from proxyloader.tools.synthetic.dataset import FORMAT
 BILINEAR = transforms.InterpolationMode.BILINEAR
 CASES: dict[str, list[Any]] = {
     "plain": [],
+    "crop of 64": [transforms.RandomResizedCrop(64)],
+    "crop of 127": [transforms.RandomResizedCrop(127)],
+    "crop of 128": [transforms.RandomResizedCrop(128)],
     "brightness": [transforms.ColorJitter(0.4)],
     "contrast": [transforms.ColorJitter(0, 0.4)],
     "saturation": [transforms.ColorJitter(0, 0, 0.4)],
@@ -71,7 +74,9 @@ class Case:
     """A transform, its pipeline, and batches that are drawn already."""
 
     def __init__(self, added: list[Any], files: list[bytes], device_id: int | None) -> None:
-        self.transform = transforms.Compose([transforms.RandomResizedCrop(224), *added, transforms.ToTensor()])
+        has_crop = bool(added) and isinstance(added[0], transforms.RandomResizedCrop)
+        first = [] if has_crop else [transforms.RandomResizedCrop(224)]
+        self.transform = transforms.Compose([*first, *added, transforms.ToTensor()])
         compiled = compile_transforms(self.transform)
         threads = 1 if device_id is None else 4
         options = PipelineOptions(len(files), device_id=device_id, num_threads=threads)

@@ -28,6 +28,7 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import Resize
 
 from . import forks, scripts, tiers
 from .integration.roads import warm_forkserver as warm_forkserver
@@ -78,6 +79,14 @@ def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
         for kind in (torch.cuda, torch.xpu):
             if not kind.is_available():
                 patch.setattr(kind, "manual_seed_all", lambda seed: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_images_go_to_dali() -> Iterator[None]:
+    """Small images are quick to test with. On a CPU a loader leaves them to torchvision, which is faster at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Resize, "slow_on_cpu", False)
         yield
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -45,7 +47,21 @@ MOST_LOG_LINES = 20
 
 def is_about_the_file(error: BaseException) -> bool:
     """Return whether the error is caused by the sample itself, so that another sample can replace it."""
+    if isinstance(error, RuntimeError) and not isinstance(error, UNREADABLE):
+        return _is_of_torchvision_io(error)
     return isinstance(error, UNREADABLE) and getattr(error, "errno", None) not in MACHINE_ERRNOS
+
+
+def _is_of_torchvision_io(error: RuntimeError) -> bool:
+    """Return whether a function of torchvision for files has raised it, and not as a file cannot be opened.
+
+    Such errors have no class of their own, and do not say why a file cannot be opened. It may be the machine's fault.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    is_theirs = any(frame.f_globals.get("__name__") == "torchvision.io.image" for frame, _ in frames)
+    number = re.search(r"\[Errno (\d+)\]", str(error))
+    may_be_the_machines = re.search("from_file|unable to open file", str(error)) is not None
+    return is_theirs and not may_be_the_machines and (number is None or int(number[1]) not in MACHINE_ERRNOS)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def verify(
     if copy is not None and copy.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{copy}: it is in {folder}, of which it is to be a copy. Give a folder outside of it")
     if copy is not None and copy.exists() and any(copy.iterdir()):
-        raise FileExistsError(f"{copy}: it is not empty. Give a new folder, or delete this one")
+        raise FileExistsError(f"{copy}: it is not empty. Give a new or an empty folder")
     if sound is not None:
         check_can_be_written(sound)
     paths, console, bad = image_files(folder), Console(soft_wrap=True), list[Finding]()

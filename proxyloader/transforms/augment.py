@@ -61,7 +61,10 @@ class BoxBlur(Step):
     Parameters: the four numbers of :func:`box_weights`.
     """
 
-    slow_on_cpu: ClassVar[bool] = True
+    @property
+    def slow_on_cpu(self) -> bool:
+        return True
+
     num_params: ClassVar[int] = 4
 
 

@@ -215,7 +215,11 @@ class Mixture(Step):
     """
 
     branches: tuple[Branch, ...]
-    slow_on_cpu: ClassVar[bool] = True
+
+    @property
+    def slow_on_cpu(self) -> bool:
+        return True
+
     closeness: ClassVar[Tolerance] = Tolerance(
         0.3, 1, 25, "equalized images are within a level, and the weighted sum is cut off"
     )
@@ -233,7 +237,11 @@ class Blend(Step):
     """
 
     branch: Branch
-    slow_on_cpu: ClassVar[bool] = True
+
+    @property
+    def slow_on_cpu(self) -> bool:
+        return True
+
     closeness: ClassVar[Tolerance] = color.FLOAT32
 
     @property

@@ -49,7 +49,11 @@ class Adjustment(Step):
     """
 
     kind: Kind = "pil"
-    slow_on_cpu: ClassVar[bool] = True
+
+    @property
+    def slow_on_cpu(self) -> bool:
+        return True
+
     num_params: ClassVar[int] = 1
 
 

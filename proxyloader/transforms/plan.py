@@ -115,13 +115,16 @@ class Step:
 
     Attributes:
         keeps_order: whether an output tensor is known to have the memory order of the input tensor.
-        slow_on_cpu: whether torchvision is so much faster than DALI on a CPU that a plan with this step is left to it.
         cuts: whether pixels that are one level apart before it may be any number of levels apart after it.
     """
 
     keeps_order: ClassVar[bool] = False
-    slow_on_cpu: ClassVar[bool] = False
     cuts: ClassVar[bool] = False
+
+    @property
+    def slow_on_cpu(self) -> bool:
+        """Whether torchvision is so much faster than DALI on a CPU that a plan with this step is left to it."""
+        return False
 
     @property
     def num_params(self) -> int:

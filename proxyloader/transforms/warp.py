@@ -75,7 +75,9 @@ class Affine(Warp):
 class BicubicAffine(Warp):
     """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Parameters: those of Affine."""
 
-    slow_on_cpu: ClassVar[bool] = True
+    @property
+    def slow_on_cpu(self) -> bool:
+        return True
 
 
 class Perspective(Warp):

@@ -19,12 +19,12 @@ from torchvision.transforms import transforms as v1
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.operators import OPERATORS
-from proxyloader.dali.operators.resize import EXACT_EDGES_BELOW
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
+from proxyloader.transforms.resize import EXACT_EDGES_BELOW
 from proxyloader.transforms.type_conversion import ToFloat, ToTensor
 
 from .. import compare

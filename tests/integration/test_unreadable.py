@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from PIL import Image
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, read_image
 from torchvision.transforms import functional
 
 from proxyloader import DataLoader, EncodedImage, ImageError, InputError, PipelineError, ProxyLoaderError, ProxyServer
+from proxyloader.data.bad_samples import is_about_the_file
 
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
@@ -60,6 +63,55 @@ WAYS = pytest.mark.parametrize(
     [FOUND_BY_THE_WORKER, FOUND_BY_DALI, missing, empty, a_device_without_end],
     ids=["text", "broken tables", "missing", "empty", "a device"],
 )
+
+
+class ReadByTorchvision(Numbered):
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return read_image(path, ImageReadMode.RGB), label, index
+
+
+DEPRECATED = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
+
+
+@DEPRECATED
+@pytest.mark.parametrize("translate", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_that_torchvision_cannot_read_are_left_out(
+    spelled: Numbered, workers: int, translate: bool, device: str
+) -> None:
+    for index, how in {5: missing, 6: empty, 23: text}.items():
+        damage(spelled, how, index)
+    dataset = ReadByTorchvision(spelled.root)
+    dataset.samples = spelled.samples  # with those that are missing
+    loader = DataLoader(dataset, BATCH, num_workers=workers, on_error="skip", device=device, translate=translate)
+    batches = list(loader)
+    assert [index for *_, indices in batches for index in indices.tolist()] == [*range(5), *range(7, 23)]
+    for images, _, indices in batches:
+        assert read_numbers(images, white=255) == indices.tolist()
+    assert [error.index for error in loader.errors] == [5, 6, 23]
+    assert spelled.samples[5][0] in loader.errors[0].reason
+
+
+@DEPRECATED
+def test_an_error_of_torchvisions_about_the_machine_is_none_of_a_file() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        read_image("/nowhere.jpg")
+    assert is_about_the_file(caught.value)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            read_image(__file__)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not is_about_the_file(caught.value)
+
+
+def test_an_error_of_a_users_own_is_none_of_a_file() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert not is_about_the_file(caught.value)
 
 
 @WAYS

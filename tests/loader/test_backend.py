@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,8 @@ from torchvision.datasets import CIFAR10, ImageFolder
 
 import proxyloader
 from proxyloader import InputError
+
+from ..limits import WAIT_S
 
 TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
 
@@ -168,3 +174,23 @@ def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
         assert part in str(caught.value)
     images, _ = next(iter(proxyloader.DataLoader(dataset, unsupported="auto", **options)))
     assert images.shape == (4, 1, 32, 32)  # the advice holds
+
+
+def test_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(photos: Path) -> None:
+    script = f"""
+        from torchvision import transforms
+        from torchvision.datasets import ImageFolder
+        from proxyloader import DataLoader
+
+        for side_px in (127, 128):
+            crop = transforms.RandomResizedCrop(side_px)
+            transform = transforms.Compose([crop, transforms.ToTensor()])
+            print(DataLoader(ImageFolder({str(photos)!r}, transform), 4, device="cpu").backend)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    # Without the tests' own sitecustomize.py, which has DALI make small images, too.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)
+    small, large = done.stdout.splitlines()
+    assert small.startswith("torch") and "on a CPU torchvision is faster" in small
+    assert large.startswith("DALI on cpu")

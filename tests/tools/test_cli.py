@@ -225,7 +225,7 @@ class TestMakeDataset:
     def test_a_folder_that_holds_something_else(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "holiday.jpg").touch()
         assert main(["make-dataset", str(tmp_path), *self.SMALL]) == 1
-        message = "holds files that make_dataset did not write (holiday.jpg). Give another folder, or delete this one"
+        message = "holds files that make_dataset did not write (holiday.jpg). Give another folder"
         assert capsys.readouterr() == ("", f"proxyloader: error: {tmp_path}: {message}\n")
 
 

@@ -176,7 +176,7 @@ class TestRefusals:
     @pytest.mark.parametrize("text", ["{", "[]", '{"images": 12}', "\xff"], ids=repr)
     def test_somebody_elses_manifest_is_kept(self, tmp_path: Path, text: str) -> None:
         (tmp_path / MANIFEST).write_text(text, encoding="latin-1")
-        with pytest.raises(FileExistsError, match=r"Give another folder, or delete this one"):
+        with pytest.raises(FileExistsError, match=r"did not write .* Give another folder$"):
             make_small(tmp_path)
 
     def test_a_file_where_the_folder_should_be(self, tmp_path: Path) -> None:

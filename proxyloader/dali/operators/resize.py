@@ -17,17 +17,12 @@ INTERPOLATIONS = {
 FILTER_REACH = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 """Radius of a filter, in pixels of the smaller image."""
 
-EXACT_EDGES_BELOW = 128
-"""Images that are resized to a shorter side than this, in pixels, get the exact edges of torchvision. In larger images
-the outermost pixels, two for bicubic, are a few levels off. Exact edges would take 1.5 times the CPU time."""
-
 
 @operator(Resize)
 def resize(graph: Graph, step: Resize) -> None:
     sizes = [graph.take_params(2) for _ in range(step.num_params // 2)]
     graph.materialize()
-    # With Lanczos the differences reach far into the image.
-    if step.antialias and (step.to.least_edge < EXACT_EDGES_BELOW or step.interpolation == "lanczos"):
+    if step.has_exact_edges:
         for size in sizes:
             _resized_with_exact_edges(graph, step, size)
     else:

@@ -112,11 +112,14 @@ def _write(record: dict[str, Any], args: argparse.Namespace, console: Console) -
     console.print(*tables.as_tables(record), sep="\n")
     for name, reason in record["left_out"].items():
         console.print(f"{name} was left out: {reason}")
+    written = [args.out, args.out.with_suffix(".md")]
     if not args.first_epochs:
         try:
             tables.plot(record, args.out.with_suffix(".png"))
+            written.append(args.out.with_suffix(".png"))
         except ImportError:
             console.print("There is no picture, as matplotlib is not installed.")
+    console.print("Written:", *written, highlight=False, markup=False, soft_wrap=True)
 
 
 Measured = tuple[dict[str, Outcome], dict[str, Sweep]]

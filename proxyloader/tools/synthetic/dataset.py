@@ -143,9 +143,8 @@ def make_dataset(
 def _is_made(root: Path, recipe: _Recipe) -> bool:
     """Return whether the data set is complete. Raise FileExistsError if ``root`` holds something else."""
     asked = recipe.manifest()
-    advice = "Give another folder, or delete this one"
     if root.exists() and not root.is_dir():
-        raise FileExistsError(f"{root}: is a file, and the data set needs a folder. {advice}")
+        raise FileExistsError(f"{root}: is a file, and the data set needs a folder. Give another one")
     for name, kind in ((MANIFEST, "a data set"), (UNFINISHED, "an unfinished data set")):
         found = _read_manifest(root / name)
         if found == asked:
@@ -153,13 +152,14 @@ def _is_made(root: Path, recipe: _Recipe) -> bool:
         if found.get("made_by") == asked["made_by"]:
             differ = [key for key in asked if found.get(key) != asked[key]]
             theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differ) for side in (found, asked))
+            advice = f"Ask for {theirs}, give another folder, or delete this one"
             raise FileExistsError(f"{root}: holds {kind} with {theirs}, and {ours} is asked for. {advice}")
     # Another process that has just begun here may have written its first temporary file.
     entries = root.iterdir() if root.exists() else ()
     names = sorted(path.name for path in entries if not path.name.startswith(UNFINISHED))
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        raise FileExistsError(f"{root}: holds files that make_dataset did not write ({shown}). {advice}")
+        raise FileExistsError(f"{root}: holds files that make_dataset did not write ({shown}). Give another folder")
     return False
 
 
