@@ -30,8 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: raised by argparse, with 2 for a usage error, and 0 for ``--help`` and ``--version``.
     """
-    options = vars(_parser().parse_args(argv))
-    run, debug = options.pop("run"), options.pop("debug")
+    parsed, unknown = _parser().parse_known_args(argv)
+    options = vars(parsed)
+    run, debug, of_verb = options.pop("run"), options.pop("debug"), options.pop("parser")
+    if unknown:
+        of_verb.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(run(**options))
     except KeyboardInterrupt:
@@ -308,9 +311,7 @@ def _bench(verbs: Any) -> None:
 
 
 def _bench_tunings(parser: Parser) -> None:
-    workers_help = (
-        "numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, as far as there are so many)"
-    )
+    workers_help = "numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, up to all)"
     _option(parser, "--workers", "N", int, workers_help, nargs="+")
     threads_help = "of DALI on the CPU, to try (default: as --workers; without a GPU also one more than cores)"
     _option(parser, "--threads", "N", int, threads_help, nargs="+")
@@ -365,7 +366,7 @@ def _verb(verbs: Any, name: str, run: Callable[..., int], summary: str, text: st
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 

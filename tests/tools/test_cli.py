@@ -270,3 +270,11 @@ class TestAsAProcess:
 def interruptible() -> None:
     """A shell starts a job in the background with Ctrl-C ignored, which its children inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_an_unknown_option_shows_the_usage_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--foo"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: proxyloader demo [-h]") and "error: unrecognized arguments: --foo" in said
