@@ -24,7 +24,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
@@ -32,6 +31,7 @@ from proxyloader import DataLoader
 from proxyloader._cores import usable_cores
 from proxyloader.loader.stats import StatsRecorder
 from proxyloader.make_dataset import make_dataset
+from proxyloader.tools.bench.config import transform_with
 from proxyloader.tools.bench.system_info import machine
 
 COUNTED, NOT_COUNTED = "counted", "not counted"
@@ -49,15 +49,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train_transform() -> transforms.Compose:
-    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    crop = transforms.RandomResizedCrop(224)
-    return transforms.Compose([crop, transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalize])
-
-
 def loader_of(root: Path, options: argparse.Namespace, audit: float) -> DataLoader[Any]:
     return DataLoader(
-        ImageFolder(str(root), train_transform()),
+        ImageFolder(str(root), transform_with()),
         options.batch_size,
         shuffle=True,
         num_workers=options.workers,
