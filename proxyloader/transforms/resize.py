@@ -130,7 +130,8 @@ class ResizeStep(Step):
 
 EXACT_EDGES_BELOW = 128
 """Images that are resized to a shorter side than this, in pixels, get the exact edges of torchvision. In larger images
-the outermost pixels, two for bicubic, are a few levels off. Exact edges take DALI twice the CPU time."""
+the outermost pixels, two for bicubic, are a few levels off. Exact edges take DALI over twice the CPU time: the crops in
+``benchmarks/results/transforms.jsonl``."""
 
 
 @dataclass(frozen=True)
