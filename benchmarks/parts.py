@@ -152,7 +152,7 @@ def crops(root: str) -> dict[str, float]:
 
 
 def progressive(root: str) -> dict[str, float]:
-    """The same photographs as progressive JPEGs, which workers decode for a GPU: what it takes them, and what DALI."""
+    """The same photographs as progressive JPEGs: what a strict check, Pillow and DALI take for them."""
     files = []
     for path, _ in ImageFolder(root).samples:
         file = io.BytesIO()

@@ -4,9 +4,11 @@
     python benchmarks/scan_checks.py --images 512 --processes 1 2
 
 Times of one file on one core, in milliseconds. Then, for each kind of damage, the share of files in which the default
-check finds it, and in which the strict one does. Then images/s of ``proxyloader verify`` with each number of processes,
-over the same files, of which 40 are damaged in ten ways, and whether it found those and no others. Appends one JSON
-line to benchmarks/results/scan_checks.jsonl.
+check finds it, and in which the strict one does; of progressive files, in which the default one does. Where there is a
+GPU, what it makes of files that the default check takes for sound: how many fail, how many are other pictures than
+Pillow's, and how far they are from them, in levels of 255. Then images/s of ``proxyloader verify`` with each number of
+processes, over the same files, of which 40 are damaged in ten ways, and whether it found those and no others. Appends
+one JSON line to benchmarks/results/scan_checks.jsonl.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from tqdm import tqdm
 
 from proxyloader._cores import usable_cores
@@ -41,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--looked-at", type=int, default=200, help="files that times and shares are of")
+    parser.add_argument("--shown", type=int, default=50, help="files of each damage that a GPU decodes")
     cores = usable_cores()
     steps = sorted({1, 2, 4, 8, 16, cores} & set(range(1, cores + 1)))
     parser.add_argument("--processes", type=int, nargs="+", default=steps, help="of verify (default: %(default)s)")
@@ -133,6 +137,58 @@ def times(files: list[bytes], rounds: int) -> dict[str, float]:
     return found
 
 
+def as_progressive(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with Image.open(io.BytesIO(data)) as image:
+        image.save(file, "JPEG", quality=93, progressive=True)
+    return file.getvalue()
+
+
+def shown_by_gpu(files: list[bytes]) -> dict[str, dict[str, float]]:
+    """Of the damaged files that the default check takes for sound: what a loader on a GPU returns, and torch's."""
+    found = {}
+    for name, way in tqdm(Damage(files).ways().items(), desc="damaged files on a GPU", disable=None):
+        damaged = [way(data) for data in files]
+        with tempfile.TemporaryDirectory() as folder, empty_cache():
+            default = ScanChecker()
+            passed = [data for data in damaged if default.is_sound(data, header_of(data))]
+            # Sound pictures between them, whose parts may show.
+            for number, data in enumerate(each for pair in zip(passed, files) for each in pair):
+                path = Path(folder, "class", f"{number:05d}.jpg")
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(data)
+            found[name] = {"passed": len(passed)} | (compared_with_pillow(folder) if passed else {})
+    return found
+
+
+def compared_with_pillow(root: str) -> dict[str, float]:
+    """Compare every other image of a folder with Pillow's, and check that those between them are right."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import PILToTensor
+
+    from proxyloader import DataLoader, ImageError
+
+    dataset, failed, levels = ImageFolder(root, PILToTensor()), 0, []
+    batches = iter(DataLoader(dataset, 1, device="cuda"))
+    for index in range(len(dataset)):
+        try:
+            ((image,), _) = next(batches)
+            difference = (image.cpu().int() - dataset[index][0].int()).abs()
+        except (ImageError, OSError):
+            failed += 1
+            continue
+        if index % 2:
+            assert difference.max() <= 3, f"the sound picture {dataset.samples[index][0]} is another"
+        else:
+            levels.append(difference.float().mean().item())
+    return {
+        "failed": failed,
+        "other_pictures": sum(each > 1 for each in levels),
+        "mean_levels": round(statistics.mean(levels), 2) if levels else 0.0,
+        "most_levels": round(max(levels, default=0.0), 1),
+    }
+
+
 def shares(files: list[bytes]) -> dict[str, dict[str, float]]:
     found = {}
     for name, way in tqdm(Damage(files).ways().items(), desc="ways to damage a file", disable=None):
@@ -193,12 +249,15 @@ def verified(root: Path, processes: list[int], rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    import torch
+
     from proxyloader.tools.bench.system_info import machine  # not in the processes of verify, as it imports torch
 
     options = arguments()
     with tempfile.TemporaryDirectory() as folder, empty_cache():
         root = make_dataset(Path(folder) / "set", images=options.images)
         files = [path.read_bytes() for path in sorted(root.rglob("*.jpg"))[: options.looked_at]]
+        progressive = [as_progressive(data) for data in files]
         record = {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": machine(),
@@ -206,7 +265,14 @@ def main() -> None:
             "bytes_per_file": round(statistics.mean(map(len, files))),
             "zlib": zlib.ZLIB_RUNTIME_VERSION,
             "ms_per_file": times(files, options.rounds),
+            "ms_per_progressive_file": times(progressive, options.rounds),
             "share_found": shares(files),
+            "share_found_of_progressive": {name: each["default"] for name, each in shares(progressive).items()},
+            "shown_by_gpu": {
+                kind: shown_by_gpu(some[: options.shown])
+                for kind, some in {"baseline": files, "progressive": progressive}.items()
+                if torch.cuda.is_available()
+            },
             "verify": verified(root, options.processes, options.rounds),
         }
     print(json.dumps(record, indent=2))

@@ -142,8 +142,8 @@ MUTATIONS = [
     Mutation(
         "a lost block in a JPEG is not looked for",
         "data/jpeg_integrity.py",
-        "data.find(LOST, header.first_scan) < 0",
-        "True",
+        "data.find(LOST, header.first_scan) >= 0",
+        "False",
         "data/test_jpeg_integrity.py",
     ),
     Mutation(

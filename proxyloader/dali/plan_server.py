@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..data.jpeg_header import JPEG_START
+from ..data.jpeg_header import read_jpeg_header
 from ..transforms.plan import Plan, plan_of
 from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline
@@ -50,12 +50,16 @@ class PlanServer(RunQueue):
             self._check_owned()
             if self._is_first:
                 self._is_first = False
-                self._rebuild_for_large([each.nbytes for each in inputs[0] if each[:3].tobytes() == JPEG_START])
+                self._rebuild_for(inputs[0])
             return super().submit(inputs)
 
-    def _rebuild_for_large(self, sizes: list[int]) -> None:
-        """Build the pipeline again if the first JPEGs, of these sizes in bytes, are large photographs."""
-        options = self._options.for_files_of(sum(sizes) / max(1, len(sizes)))
+    def _rebuild_for(self, files: Sequence[Any]) -> None:
+        """Build the pipeline again if other options are faster for the JPEGs of the first batch."""
+        headers = [(read_jpeg_header(memoryview(each)), each.nbytes) for each in files]
+        jpegs = [(header, size) for header, size in headers if header is not None]
+        mean_bytes = sum(size for _, size in jpegs) / max(1, len(jpegs))
+        progressive = sum(header.is_progressive for header, _ in jpegs) / max(1, len(jpegs))
+        options = self._options.for_files_of(mean_bytes, progressive)
         if options == self._options or not jpeg_engines.are_used(options.device_id):
             return
         try:

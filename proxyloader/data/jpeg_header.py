@@ -47,7 +47,7 @@ class JpegHeader:
         return len(self.component_ids) == 1
 
 
-def read_jpeg_header(data: bytes) -> JpegHeader | None:
+def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
     """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B); None if they are not valid.
 
     Args:
@@ -95,7 +95,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     return None
 
 
-def _has_whole_tables(data: bytes, at: int, end: int) -> bool:
+def _has_whole_tables(data: bytes | memoryview, at: int, end: int) -> bool:
     """Return whether the quantization tables of a segment are whole, which Pillow asks for."""
     while at < end:
         at += 129 if data[at] >> 4 else 65

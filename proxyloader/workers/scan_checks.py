@@ -91,15 +91,20 @@ def leave_to_pillow(sample: Any, known: ScanStatus, checker: ScanChecker | None)
         if image.header is not None and _is_for_pillow(image, image.header, known, checker):
             # The limit of pixels was checked when the image was opened.
             call.take(EncodedImage.by_pillow(image.data, image.path, max_pixels=image.height * image.width))
-            found_damage |= not image.header.is_progressive
+            found_damage |= not _is_never_checked(image.header, checker)
     return found_damage
 
 
 def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: ScanStatus, checker: ScanChecker | None) -> bool:
-    if header.is_progressive:  # its scans were checked when it was opened
-        return known != ScanStatus.UNCHECKED
+    if _is_never_checked(header, checker):
+        return True
     if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):
         return known == ScanStatus.DAMAGED
     if checker is None:
         return not has_whole_structure(image.data, header)
     return not checker.is_sound(image.data, header)
+
+
+def _is_never_checked(header: JpegHeader, checker: ScanChecker | None) -> bool:
+    """Return whether the strict check leaves an image to Pillow, as libjpeg may miss damage in its later scans."""
+    return header.is_progressive and checker is not None and checker.is_strict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -300,8 +301,10 @@ class TestOptions:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         options = PipelineOptions(64, device_id=0, prefetch_queue_depth=3)
         wanted = PipelineOptions(64, 0, threads, prefetch_queue_depth=3, hw_decoder_load=0.65)
-        assert options.for_files_of(400_000) == options.for_files_of(740_000) == wanted
-        assert options.for_files_of(399_999) == options.for_files_of(105_000) == options
+        assert options.for_files_of(400_000, 0.0) == options.for_files_of(740_000, 0.2) == wanted
+        assert options.for_files_of(399_999, 0.0) == options.for_files_of(105_000, 0.01) == options
+        # Of progressive ones the engines decode none.
+        assert options.for_files_of(105_000, 0.02) == replace(wanted, hw_decoder_load=None)
         assert options.engine_share == 1.0
 
     @pytest.mark.parametrize(
@@ -314,4 +317,4 @@ class TestOptions:
         ],
     )
     def test_what_is_given_stays_for_large_photographs_too_and_so_does_a_cpus(self, options: PipelineOptions) -> None:
-        assert options.for_files_of(1e6) == options
+        assert options.for_files_of(1e6, 1.0) == options

@@ -1,7 +1,8 @@
-"""A plan's server: when its pipeline is built again for large photographs. On a GPU: ``tests/gpu/test_gpu.py``."""
+"""A plan's server: when its pipeline is built again for the files. On a GPU: ``tests/gpu/test_gpu.py``."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision.transforms import PILToTensor
 
 from proxyloader.dali import jpeg_engines, plan_server
@@ -27,43 +29,53 @@ def files(photos: Path) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """As on a GPU where all photographs are large: two threads for them. The sizes that were asked about."""
-    sizes: list[float] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """As on a GPU where all need more threads: two. What was asked about: mean size, and share of progressive ones."""
+    about: list[tuple[float, float]] = []
 
-    def for_files_of(options: PipelineOptions, mean_bytes: float) -> PipelineOptions:
-        sizes.append(mean_bytes)
+    def for_files_of(options: PipelineOptions, mean_bytes: float, progressive: float) -> PipelineOptions:
+        about.append((mean_bytes, progressive))
         return replace(options, num_threads=2)
 
     monkeypatch.setattr(PipelineOptions, "for_files_of", for_files_of)
-    return sizes
+    return about
 
 
 def collected(server: PlanServer, files: list[np.ndarray]) -> Any:
     return server.collect(server.submit([files]))[0]
 
 
-def test_the_first_batch_decides_and_the_batches_are_the_same(asked: list[float], files: list[np.ndarray]) -> None:
+def test_the_first_batch_decides_and_the_batches_are_the_same(
+    asked: list[tuple[float, float]], files: list[np.ndarray]
+) -> None:
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     before = server.pipeline
     first = collected(server, files)
-    assert asked == [np.mean([file.nbytes for file in files])]
+    assert asked == [(np.mean([file.nbytes for file in files]), 0)]
     rebuilt = server.pipeline
     assert rebuilt is not before and (before.num_threads, rebuilt.num_threads) == (1, 2)
     assert all(map(torch.equal, collected(server, files), first))
     assert len(asked) == 1 and server.pipeline is rebuilt
 
 
-def test_images_that_pillow_has_decoded_do_not_count(asked: list[float], files: list[np.ndarray]) -> None:
+def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, float]], files: list[np.ndarray]) -> None:
     ppm = np.frombuffer(EncodedImage.by_pillow(files[0].tobytes()).data, np.uint8)
     collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [files[0], ppm])
     collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [ppm, ppm])
-    assert asked == [files[0].nbytes, 0]
+    assert asked == [(files[0].nbytes, 0), (0, 0)]
+
+
+def test_progressive_images_are_counted(asked: list[tuple[float, float]], files: list[np.ndarray]) -> None:
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(files[0].tobytes())).save(buffer, "JPEG", progressive=True)
+    other = np.frombuffer(buffer.getvalue(), np.uint8)
+    collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [*files[1:4], other])
+    assert asked == [(np.mean([file.nbytes for file in [*files[1:4], other]]), 0.25)]
 
 
 @pytest.mark.parametrize("sets", ["_failing", "_missing"])
 def test_where_no_engines_decode_the_pipeline_stays(
-    sets: str, asked: list[float], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    sets: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     before = server.pipeline
@@ -75,7 +87,7 @@ def test_where_no_engines_decode_the_pipeline_stays(
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
 def test_without_memory_for_another_the_pipeline_stays(
     error: type[Exception],
-    asked: list[float],
+    asked: list[tuple[float, float]],
     files: list[np.ndarray],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

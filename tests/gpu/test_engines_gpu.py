@@ -63,21 +63,27 @@ dataset = Spelled(sys.argv[1], transform=transforms.PILToTensor())
 """
 
 LATE = """
+# The others leave no room to start CUDA or its decoders.
+jpeg_engines._levels_off(0, engine_share=0.0)
+print("ready", flush=True)
+assert input() == "go"
 jpeg_engines.CROWDED_BYTES = 0
 for _ in range(2):
     for images, indices in DataLoader(dataset, 8, device="cuda"):
         assert read_numbers(images, white=255) == indices.tolist()
-for given in ({}, {"hw_decoder_load": 1.0}, {"device_memory_padding": 12345}):
-    for is_built in (False, True):
-        jpeg_engines._failing.clear()  # as in a process of its own
-        pipeline = by_hand(**given)
-        if is_built:
-            pipeline.build()
-        assert is_right(ProxyServer(pipeline), sys.argv[1]), (given, is_built)
+for is_built, given in ((True, {}), (False, {"hw_decoder_load": 1.0}), (True, {"device_memory_padding": 12345})):
+    jpeg_engines._failing.clear()  # as in a process of its own
+    pipeline = by_hand(**given)
+    if is_built:
+        pipeline.build()
+    assert is_right(ProxyServer(pipeline), sys.argv[1]), (given, is_built)
 print("right")
 """
 
 EARLY = """
+pipe = subprocess.PIPE
+late = subprocess.Popen([sys.executable, "-c", *sys.argv[2:]], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+assert late.stdout.readline() == "ready\\n", late.communicate()
 loader = DataLoader(dataset, 8, device="cuda", collate_fn=list)
 next(iter(loader))
 jpeg_engines._reservation.finish()
@@ -90,9 +96,9 @@ for batch in loader:
         assert off < jpeg_engines.MOST_LEVELS, off  # so it was the engines
 assert len(batch) == 1  # which takes room of its own
 print("right")
-late = subprocess.run([sys.executable, "-c", *sys.argv[2:]], capture_output=True, text=True, timeout=120)
-assert late.returncode == 0 and "CUDA decodes" in late.stderr, late.stderr
-print(late.stdout)
+output, errors = late.communicate("go", timeout=120)
+assert late.returncode == 0 and "CUDA decodes" in errors, errors
+print(output)
 """
 
 

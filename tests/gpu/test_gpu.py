@@ -65,10 +65,21 @@ def test_large_photographs_are_decoded_right_by_engines_and_cuda(tmp_path: Path)
     for (theirs, _), (ours, _) in zip(StockLoader(dataset, 8, num_workers=2), loader, strict=True):
         assert (ours.cpu().int() - theirs.int()).abs().max() <= 3
     (server,) = loader._servers.kept.values()
-    wanted = PipelineOptions(8, 0).for_files_of(LARGE_BYTES) if engines_decode() else PipelineOptions(8, 0)
+    wanted = PipelineOptions(8, 0).for_files_of(LARGE_BYTES, 0.0) if engines_decode() else PipelineOptions(8, 0)
     assert server.pipeline.num_threads == wanted.threads
     decoders = [each for each in server.pipeline._ops if "hw_decoder_load" in each._op._init_args]
     assert [each._op._init_args["hw_decoder_load"] for each in decoders] == [wanted.engine_share]
+
+
+def test_progressive_photographs_are_decoded_by_cuda_with_more_threads(tmp_path: Path) -> None:
+    root = make_dataset(tmp_path / "set", images=48, size=(300, 200), progressive=0.5, progress=False)
+    dataset = ImageFolder(str(root), DECODE)
+    loader = DataLoader(dataset, 24, num_workers=2)
+    for (theirs, _), (ours, _) in zip(StockLoader(dataset, 24, num_workers=2), loader, strict=True):
+        assert (ours.cpu().int() - theirs.int()).abs().max() <= 3
+    (server,) = loader._servers.kept.values()
+    assert server.pipeline.num_threads == PipelineOptions(24, 0).for_files_of(1.0, 0.5).threads
+    assert loader.stats().images_by_dali == 48
 
 
 def test_a_loop_that_lags_far_behind_sees_every_picture_once_and_whole(large_photos: Path) -> None:

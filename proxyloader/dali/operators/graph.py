@@ -18,6 +18,9 @@ S = TypeVar("S", bound=Step)
 LARGE_BYTES = 400_000
 """Mean size, in bytes, from which the JPEGs of a batch are large photographs."""
 
+MANY_PROGRESSIVE = 0.02
+"""Share of the JPEGs of a batch from which progressive ones need more of DALI's threads, which read their scans."""
+
 
 @dataclass(frozen=True)
 class PipelineOptions:
@@ -58,15 +61,18 @@ class PipelineOptions:
         cores = usable_cores()
         return cores + 1 if self.device_id is None else min(4, cores)
 
-    def for_files_of(self, mean_bytes: float) -> PipelineOptions:
-        """Return the options for JPEGs of a mean size. The JPEG engines and CUDA together decode large ones faster.
+    def for_files_of(self, mean_bytes: float, progressive: float) -> PipelineOptions:
+        """Return the options for JPEGs of a mean size, of which a share is progressive.
 
-        Nothing changes on the CPU, or if ``num_threads`` or ``hw_decoder_load`` is set.
+        The JPEG engines and CUDA together decode large ones faster. CUDA decodes progressive ones, and DALI's threads
+        do most of that. Nothing changes on the CPU, or if ``num_threads`` or ``hw_decoder_load`` is set.
         """
         is_set = self.num_threads is not None or self.hw_decoder_load is not None
-        if self.device_id is None or is_set or mean_bytes < LARGE_BYTES:
+        is_large = mean_bytes >= LARGE_BYTES
+        if self.device_id is None or is_set or not (is_large or progressive >= MANY_PROGRESSIVE):
             return self
-        return replace(self, hw_decoder_load=0.65, num_threads=min(16, cores_of_process()))  # 0.65 is DALI's default
+        share = 0.65 if is_large else None  # 0.65 is DALI's default
+        return replace(self, hw_decoder_load=share, num_threads=min(16, cores_of_process()))
 
 
 @dataclass(eq=False, repr=False)
