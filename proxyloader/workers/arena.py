@@ -30,6 +30,10 @@ SLOT_STRIDE_BYTES = 1 << 40
 """Distance between two slots in the file. Only pages that were written use memory, and only mapped pages use address
 space, so a slot can grow to any size that a batch needs."""
 
+FAULT_AROUND_BYTES = 1 << 16
+"""How much Linux maps, of a file that is in memory, where a process first reads of it. Where it first writes, it maps a
+page alone."""
+
 Memory = NDArray[np.uint8]
 
 
@@ -63,6 +67,7 @@ class Arena:
         self.slots, self.slot_bytes = slots, slot_bytes
         self._ready = _map_file(fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
+        self._read_bytes: dict[int, int] = {}  # of a slot, by this process, which writes to it
 
     def __repr__(self) -> str:
         return f"Arena({self.slots} slots of {self.slot_bytes} bytes)"
@@ -104,7 +109,16 @@ class Arena:
             # Map half as much again, so that a slot that grows in small steps is not mapped at each of them.
             length = max(self.slot_bytes, size_bytes if mapped is None else size_bytes * 3 // 2)
             mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)
+            self._read_bytes[slot] = 0
         return mapped
+
+    def memory_to_write(self, slot: int, size_bytes: int) -> Memory:
+        """Return ``memory``, after its pages were mapped in a quarter of the time that writing would take for it."""
+        memory = self.memory(slot, size_bytes)
+        if size_bytes > self._read_bytes[slot]:
+            memory[self._read_bytes[slot] : size_bytes : FAULT_AROUND_BYTES].max()
+            self._read_bytes[slot] = size_bytes
+        return memory
 
     def mark_ready(self, slot: int, ready: bool = True) -> None:
         """Mark whether the batch of a slot is complete and about to be sent. Worker."""

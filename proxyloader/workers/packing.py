@@ -88,7 +88,7 @@ class Packer:
         layout, blob = _Layout(), None
         runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
         if self._arena is not None and request is not None and request.slot is not None:
-            layout.write(self._arena.memory(request.slot, layout.size_bytes))
+            layout.write(self._arena.memory_to_write(request.slot, layout.size_bytes))
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())

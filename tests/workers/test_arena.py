@@ -59,6 +59,16 @@ def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None
     assert large[11] == 9 and arena.memory(0, 10)[-1] == 9
 
 
+def test_what_is_written_is_kept_when_a_slot_grows_and_is_written_again() -> None:
+    arena = Arena(1, 1)
+    for size_bytes in (10, 70_000, 300_000, 5_000_000, 20):
+        before = bytes(arena.memory(0, 1)[:10])
+        memory = arena.memory_to_write(0, size_bytes)
+        assert len(memory) >= size_bytes and bytes(memory[:10]) == before
+        memory[:size_bytes] = size_bytes % 251
+        assert (arena.memory(0, size_bytes)[:size_bytes] == size_bytes % 251).all()
+
+
 def test_mappings_cost_no_descriptors_and_are_given_back() -> None:
     def maps() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:proxyloader")
