@@ -87,7 +87,7 @@ class Explanation:
         for row in self.rows:
             table.add_row(row.position, Text(row.transform, "bold"))
             if row.refusal:
-                table.add_row("", Text(f"refused: {row.refusal}", "red"), end_section=True)
+                table.add_row("", Text(f"not translated: {row.refusal}", "red"), end_section=True)
                 continue
             names = ("not known: DALI is missing",) if row.operators is None else row.operators
             table.add_row("drawn for each image", Text(row.drawn or "nothing"))

@@ -418,7 +418,7 @@ class TestCommand:
     ) -> None:
         assert main(["explain", "explained:refused"]) == 1
         out, err = capsys.readouterr()
-        assert "refused:" in out and "ToTensor()" in out and "One part is not translated" in out and err == ""
+        assert "not translated:" in out and "ToTensor()" in out and "One part is not translated" in out and err == ""
 
 
 def test_the_package_offers_the_function_whatever_was_imported() -> None:
