@@ -408,7 +408,9 @@ class TestAScript:
         with pytest.raises(SystemExit) as exit:
             main(["diagnose", str(script)])
         assert exit.value.code == 1
-        assert capsys.readouterr().err.endswith("ZeroDivisionError: division by zero\n")
+        err = capsys.readouterr().err
+        assert err.endswith("ZeroDivisionError: division by zero\n")
+        assert err.count("File ") == 1 and str(script) in err
 
     def test_that_exits_has_its_own_exit_status(self, script: Path) -> None:
         script.write_text("import sys; sys.exit(7)")

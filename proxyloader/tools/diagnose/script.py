@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from torch.utils.data import DataLoader as StockLoader
@@ -120,13 +121,20 @@ def diagnosed_script(script: Path, arguments: Sequence[str], seconds: float) -> 
                 runpy.run_path(os.path.abspath(script), run_name="__main__")  # Python's __file__ is absolute
         except Ended:
             pass
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            traceback.print_exception(type(error), error, _frames_of(str(script), error.__traceback__))
             raise SystemExit(1) from None
     gc.collect()  # the frames of the script, and with them its workers
     if watch.result is None:
         raise ValueError(f"{script} {_reason(watch)}. In a loop of your own, use proxyloader.diagnosis(loader)")
     return watch.result
+
+
+def _frames_of(script: str, frames: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames before those of a script, none of which are in it if Python cannot read it."""
+    while frames is not None and frames.tb_frame.f_code.co_filename != os.path.abspath(script):
+        frames = frames.tb_next
+    return frames
 
 
 def _reason(watch: Watch) -> str:
