@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from ..errors import ImageError
 
@@ -64,6 +64,16 @@ def _is_of_torchvision_io(error: RuntimeError) -> bool:
     return is_theirs and not may_be_the_machines and (number is None or int(number[1]) not in MACHINE_ERRNOS)
 
 
+def _file_of(error: BaseException) -> str:
+    """Return the path of the file that the error names, or that Pillow read when it was raised; "" if there is none."""
+    named = getattr(error, "filename", None)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        image = frame.f_locals.get("self")
+        if not named and isinstance(image, ImageFile.ImageFile):
+            named = image.filename
+    return str(named or "")
+
+
 @dataclass(frozen=True)
 class UnreadableSample:
     """One sample that could not be read.
@@ -83,7 +93,7 @@ class UnreadableSample:
         """Create one from an exception that the dataset raised."""
         if isinstance(error, ImageError):
             return cls(index, error.path, error.reason)
-        return cls(index, str(getattr(error, "filename", None) or ""), f"{type(error).__name__}: {error}")
+        return cls(index, _file_of(error), f"{type(error).__name__}: {error}")
 
     def error(self, message: str, code: str = "none-readable") -> ImageError:
         """Return an error about this sample."""

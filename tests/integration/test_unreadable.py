@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import resource
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from proxyloader.data.bad_samples import is_about_the_file
 
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
-from .test_bad_input import a_device_without_end, broken_tables, empty, missing, text
+from .test_bad_input import a_device_without_end, broken_tables, cut_in_the_scan, empty, missing, text
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH = 24, 4
@@ -293,6 +295,26 @@ def test_what_a_dataset_of_ones_own_cannot_open_counts_too(spelled: Numbered, on
     expected = [4, 6, 7] if on_error == "skip" else [4, 6, 6, 7]
     assert numbers_of(list(loader), spelled)[1] == expected
     assert loader.errors[0].index == 5 and paths[0] in f"{loader.errors[0].path} {loader.errors[0].reason}"
+
+
+def test_the_file_is_named_that_a_datasets_own_code_read_when_pillow_failed(spelled: Numbered) -> None:
+    paths = damage(spelled, cut_in_the_scan, 5)
+    loader = DataLoader(OpensItself(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error="skip", device="cpu")
+    assert numbers_of(list(loader), spelled)[1] == [4, 6, 7]
+    assert [(each.index, each.path) for each in loader.errors] == [(5, paths[0])]
+    assert "Truncated" in loader.errors[0].reason
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes before Python 3.11")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_datasets_own_code_is_the_same_and_its_traceback_names_the_sample(
+    spelled: Numbered, workers: int
+) -> None:
+    damage(spelled, cut_in_the_scan, 5)
+    loader = DataLoader(OpensItself(spelled.root, TRANSFORM), BATCH, num_workers=workers, device="cpu")
+    error = outcomes(loader)[1]
+    assert type(error) is OSError
+    assert "This is about dataset[5]." in "".join(traceback.format_exception(error))
 
 
 class Fails(Numbered):
