@@ -222,10 +222,6 @@ class Fetcher:
             path = error.path or path_of(self.dataset, index)
             where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
             raise error.at(where, index=index, path=path) from error.__cause__
-        except Exception as error:
-            if hasattr(error, "add_note"):  # from Python 3.11 on
-                error.add_note(f"This is about dataset[{index}].")
-            raise
 
 
 def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:

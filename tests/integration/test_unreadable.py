@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import resource
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,18 +301,6 @@ def test_the_file_is_named_that_a_datasets_own_code_read_when_pillow_failed(spel
     assert numbers_of(list(loader), spelled)[1] == [4, 6, 7]
     assert [(each.index, each.path) for each in loader.errors] == [(5, paths[0])]
     assert "Truncated" in loader.errors[0].reason
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes before Python 3.11")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_a_datasets_own_code_is_the_same_and_its_traceback_names_the_sample(
-    spelled: Numbered, workers: int
-) -> None:
-    damage(spelled, cut_in_the_scan, 5)
-    loader = DataLoader(OpensItself(spelled.root, TRANSFORM), BATCH, num_workers=workers, device="cpu")
-    error = outcomes(loader)[1]
-    assert type(error) is OSError
-    assert "This is about dataset[5]." in "".join(traceback.format_exception(error))
 
 
 class Fails(Numbered):
