@@ -189,6 +189,8 @@ class Fetcher:
             return
         found = {self._scans.of(index) for index in indices}
         known = found.pop() if len(indices) == 1 or found == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
+        if known is ScanStatus.SOUND and not self._scans.checker.is_strict:
+            return
         is_damaged = leave_to_pillow(sample, known, self._scans.checker)
         if is_damaged or known is ScanStatus.UNKNOWN:
             for index in indices:
