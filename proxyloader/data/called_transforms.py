@@ -3,8 +3,9 @@
 NOTE [ Where transforms are met ]
 Where images are decoded late, ``__call__`` of the classes that are translated is exchanged. A transform that is called
 on an image that is not decoded draws its parameters, and returns an image or a tensor that is not decoded either. Each
-further transform goes on with that. So a Compose need not be known: its parts are met one by one. A transform that is
-not translated gets the image as it is, and whatever it does with the pixels is done to those of the stock loader.
+further transform goes on with that. So a Compose need not be known, and its parts are met one by one. If all of them
+are translated, it is met as a whole, which takes less time. A transform that is not translated gets the image as it is,
+and whatever it does with the pixels is done to those of the stock loader.
 
 The pipelines of these transforms are built when the first batch arrives that needs them. The number of them is limited
 (``workers/packing.py``), as a dataset may make a transform with other arguments for each image.
@@ -24,8 +25,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from ..transforms.chain import classes_with_rules
-from ..transforms.registry import learn_timm
+from ..transforms.chain import classes_with_rules, has_rule
+from ..transforms.registry import COMPOSES, learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
@@ -109,6 +110,8 @@ def _of_image(given: Any, made: Any) -> Any:
 
 def _after(transform: Any, image: Any) -> Any:
     """Return what a transform makes of an image that is not decoded; None if it is, or cannot stay so."""
+    if type(transform) in COMPOSES and (isinstance(image, LazyTensor) or not has_rule(transform)):
+        return None  # its parts are met one by one
     transformed = _transformed(image)
     chain = transformed.chain.then(transform) if transformed is not None else None
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
