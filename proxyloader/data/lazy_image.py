@@ -31,6 +31,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
+from .jpeg_header import read_jpeg_header
 from .transformed import PixelUses, Transformed, is_making_values
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
@@ -64,6 +65,12 @@ class _DecodedLate(Image.Image):
     def _known_to_pillow(self) -> dict[str, Any]:
         """Return the attributes that Pillow finds in the header."""
         raise NotImplementedError
+
+    def getexif(self) -> Image.Exif:
+        """Return the EXIF data as Pillow does, which is asked for each image by Hugging Face's ``datasets``."""
+        if self._exif is None and self._header and _has_no_app1(self._header):
+            self._exif = Image.Image().getexif()
+        return super().getexif()
 
     @property
     def im(self) -> Any:
@@ -199,6 +206,12 @@ class _Pixels:
 
     def _decoded(self) -> Any:
         return self._image.im.pixel_access(self._image.readonly)
+
+
+def _has_no_app1(jpeg: bytes) -> bool:
+    """Return whether a JPEG has no segment that EXIF and XMP data could be in."""
+    header = read_jpeg_header(jpeg)
+    return header is not None and jpeg.find(b"\xff\xe1", 0, header.first_scan) < 0
 
 
 def encoded_in(image: Image.Image) -> EncodedImage | None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFile, ImageFilter, ImageOps, ImageStat, JpegImagePlugin
+from PIL.ExifTags import Base
 from torchvision import transforms
 from torchvision.transforms import functional as F
 
@@ -133,6 +134,28 @@ def test_any_operations_one_after_the_other_do_so(names: list[str], mode: str) -
 
     data = jpeg(mode)
     assert outcome(lambda: run(late(data))) == outcome(lambda: run(Image.open(io.BytesIO(data))))
+
+
+def turned(image: Image.Image) -> Any:
+    exif = image.getexif()
+    before = dict(exif), image.getexif() is exif
+    exif[Base.Orientation] = 6
+    return before, dict(image.getexif()), image.info.get("exif"), ImageOps.exif_transpose(image)
+
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
+
+
+@pytest.mark.parametrize("first", [lambda image: image, lambda image: image.convert("RGB"), Image.Image.copy])
+@pytest.mark.parametrize("data", ["none", "EXIF", "XMP", "EXIF behind the scan"])
+def test_exif_data_is_what_pillow_finds(data: str, first: Callable[[Any], Any]) -> None:
+    exif = Image.Exif()
+    exif[Base.Orientation] = 3
+    options: dict[str, dict[str, Any]] = {"EXIF": {"exif": exif}, "XMP": {"xmp": XMP}}
+    file = jpeg(**options.get(data, {}))
+    if data == "EXIF behind the scan":
+        file = file[:-2] + b"\xff\xe1\0\x08Exif\0\0" + file[-2:]
+    assert seen(turned(first(late(file)))) == seen(turned(first(Image.open(io.BytesIO(file)))))
 
 
 class TestWhatIsDecoded:
