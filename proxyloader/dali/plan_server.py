@@ -60,7 +60,8 @@ class PlanServer(RunQueue):
         mean_bytes = sum(size for _, size in jpegs) / max(1, len(jpegs))
         progressive = sum(header.is_progressive for header, _ in jpegs) / max(1, len(jpegs))
         options = self._options.for_files_of(mean_bytes, progressive)
-        if options == self._options or not jpeg_engines.are_used(options.device_id):
+        uses_engines = options.hw_decoder_load != self._options.hw_decoder_load
+        if options == self._options or (uses_engines and not jpeg_engines.are_used(options.device_id)):
             return
         try:
             self.pipeline = build_pipeline(self._plan, options)

@@ -30,12 +30,15 @@ def files(photos: Path) -> list[np.ndarray]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
-    """As on a GPU where all need more threads: two. What was asked about: mean size, and share of progressive ones."""
+    """As on a GPU where all files need two threads, and files that are not progressive a part of them CUDA.
+
+    What was asked about: mean size, and share of progressive ones.
+    """
     about: list[tuple[float, float]] = []
 
     def for_files_of(options: PipelineOptions, mean_bytes: float, progressive: float) -> PipelineOptions:
         about.append((mean_bytes, progressive))
-        return replace(options, num_threads=2)
+        return replace(options, num_threads=2, hw_decoder_load=None if progressive else 0.65)
 
     monkeypatch.setattr(PipelineOptions, "for_files_of", for_files_of)
     return about
@@ -65,12 +68,18 @@ def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, fl
     assert asked == [(files[0].nbytes, 0), (0, 0)]
 
 
-def test_progressive_images_are_counted(asked: list[tuple[float, float]], files: list[np.ndarray]) -> None:
+@pytest.mark.parametrize("sets", ["_failing", "_missing"])
+def test_progressive_images_get_more_threads_whoever_decodes(
+    sets: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     buffer = io.BytesIO()
     Image.open(io.BytesIO(files[0].tobytes())).save(buffer, "JPEG", progressive=True)
     other = np.frombuffer(buffer.getvalue(), np.uint8)
-    collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [*files[1:4], other])
+    monkeypatch.setattr(jpeg_engines, sets, {None})
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    collected(server, [*files[1:4], other])
     assert asked == [(np.mean([file.nbytes for file in [*files[1:4], other]]), 0.25)]
+    assert server.pipeline.num_threads == 2
 
 
 @pytest.mark.parametrize("sets", ["_failing", "_missing"])
