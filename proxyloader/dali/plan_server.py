@@ -60,8 +60,9 @@ class PlanServer(RunQueue):
         mean_bytes = sum(size for _, size in jpegs) / max(1, len(jpegs))
         progressive = sum(header.is_progressive for header, _ in jpegs) / max(1, len(jpegs))
         options = self._options.for_files_of(mean_bytes, progressive)
-        uses_engines = options.hw_decoder_load != self._options.hw_decoder_load
-        if options == self._options or (uses_engines and not jpeg_engines.are_used(options.device_id)):
+        if options.engine_share != self._options.engine_share and not jpeg_engines.are_used(options.device_id):
+            options = self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
+        if (options.threads, options.engine_share) == (self._options.threads, self._options.engine_share):
             return
         try:
             self.pipeline = build_pipeline(self._plan, options)

@@ -66,12 +66,12 @@ def _is_of_torchvision_io(error: RuntimeError) -> bool:
 
 def _file_of(error: BaseException) -> str:
     """Return the path of the file that the error names, or that Pillow read when it was raised; "" if there is none."""
-    named = getattr(error, "filename", None)
+    read: Any = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         image = frame.f_locals.get("self")
-        if not named and isinstance(image, ImageFile.ImageFile):
-            named = image.filename
-    return str(named or "")
+        if isinstance(image, ImageFile.ImageFile):
+            read = image.filename  # the last one: Pillow may read another image for it
+    return str(getattr(error, "filename", None) or read)
 
 
 @dataclass(frozen=True)

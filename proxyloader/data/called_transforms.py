@@ -25,8 +25,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from ..transforms.chain import classes_with_rules, has_rule
-from ..transforms.registry import COMPOSES, learn_timm
+from ..transforms.chain import classes_with_rules, parts_of
+from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
@@ -52,6 +52,9 @@ def meet_transforms(is_for_gpu: bool) -> None:
     for cls in classes_with_rules():
         if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
             setattr(cls, "__call__", _met(cls, cls.__call__))  # noqa: B010
+    for cls in COMPOSES:
+        if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
+            setattr(cls, "__call__", _met_as_whole(cls, cls.__call__))  # noqa: B010
 
 
 def _keep_images() -> None:
@@ -72,7 +75,7 @@ def _giving_images(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def called(self: Any, *inputs: Any, **named: Any) -> Any:
-        if not is_late():
+        if not is_late() or is_changed(self):
             return call(self, *inputs, **named)
         if type(self) is cls and inputs and not named and isinstance(inputs[0], _IMAGES):
             result = _after(self, inputs[0]) if _leaves_alone(self, inputs[1:]) else None
@@ -93,9 +96,26 @@ def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def _met_as_whole(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(self: Any, *inputs: Any, **named: Any) -> Any:
+        if type(self) is cls and inputs and not named and isinstance(inputs[0], Image.Image) and is_late():
+            result = _after_all(self, inputs[0], inputs[1:])
+            if result is not None:
+                return result if len(inputs) == 1 else (result, *inputs[1:])
+        return call(self, *inputs, **named)
+
+    return called
+
+
 def _leaves_alone(transform: Any, others: tuple[Any, ...]) -> bool:
     """Return whether a transform returns what it is given beside an image as it is, such as a label."""
-    return not others or (isinstance(transform, v2.Transform) and all(type(each) in _LABELS for each in others))
+    return not others or (_is_of_v2(transform) and all(type(each) in _LABELS for each in others))
+
+
+def _is_of_v2(transform: Any) -> bool:
+    """Return whether a transform and those inside it take an image and more."""
+    return isinstance(transform, v2.Transform) and all(map(_is_of_v2, getattr(transform, "transforms", ())))
 
 
 _IMAGES = (Image.Image, EncodedImage, LazyTensor)
@@ -110,8 +130,6 @@ def _of_image(given: Any, made: Any) -> Any:
 
 def _after(transform: Any, image: Any) -> Any:
     """Return what a transform makes of an image that is not decoded; None if it is, or cannot stay so."""
-    if type(transform) in COMPOSES and (isinstance(image, LazyTensor) or not has_rule(transform)):
-        return None  # its parts are met one by one
     transformed = _transformed(image)
     chain = transformed.chain.then(transform) if transformed is not None else None
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
@@ -119,12 +137,35 @@ def _after(transform: Any, image: Any) -> Any:
     if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
-    if chain.state.kind == "pil":
-        return LazyImage(image if isinstance(image, Image.Image) else None, transformed.then(transform, chain))
-    made = ImageCall.of(transformed.then(transform, chain), chain.plan)
-    if chain.state.images == 1:
-        return lazy(made, 0)
-    return tuple(lazy(made, output) for output in range(chain.state.images))
+    return _made(image, transformed.then((transform, chain)))
+
+
+def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any:
+    """Return what a Compose makes of an image that is not decoded; None if its parts must be met one by one."""
+    parts, transformed = parts_of(compose), _transformed(image)
+    if not parts or transformed is None or not _leaves_alone(compose, others):
+        return None
+    calls, chain = [], transformed.chain
+    for part in parts:
+        after = None if is_changed(part) else chain.then(part)
+        if after is None or (after.state.images > 1 and after.state.kind == "pil"):
+            return None
+        if after.slow_on_cpu and not _is_for_gpu:
+            return None
+        chain = after
+        calls.append((part, chain))
+    return _made(image, transformed.then(*calls))
+
+
+def _made(image: Any, transformed: Transformed) -> Any:
+    """Return the image, the tensor, or the several tensors, that an image is after its transforms."""
+    state = transformed.chain.state
+    if state.kind == "pil":
+        return LazyImage(image if isinstance(image, Image.Image) else None, transformed)
+    call = ImageCall.of(transformed, transformed.chain.plan)
+    if state.images == 1:
+        return lazy(call, 0)
+    return tuple(lazy(call, output) for output in range(state.images))
 
 
 def _transformed(image: Any) -> Transformed | None:

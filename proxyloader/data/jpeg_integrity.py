@@ -11,13 +11,13 @@ libjpeg reads the header and the start of the scan, which needs sound tables. So
 truncated and not given an end marker again, and nearly all in which blocks are zeros or hold other data than pictures.
 A picture with a plain area may have a run of zeros, too, so the strict check decides then.
 
-The strict check reads the scan as libjpeg does, and takes 0.6 to 0.9 ms. It also finds most of the files in which a
+The strict check reads the scan as libjpeg does, and takes 0.6 to 1 ms. It also finds most of the files in which a
 few bytes changed or are missing. No check finds all of them, as many changes give a valid scan of another picture.
 ``benchmarks/results/scan_checks.jsonl`` has the figures.
 
 libjpeg may miss damage in the later scans of a progressive JPEG, and a GPU then decodes them differently from Pillow. A
 strict check of them would take at least three quarters of Pillow's time (``parts.jsonl``). So with strict checks Pillow
-decodes all of them. The default check is as cheap for them as for others, and finds the same: each file that was
+decodes all of them. The default check takes 0.3 ms for them, and finds the same as of others: each file that was
 truncated, as a scan is missing or its end marker is. CUDA decodes what it takes for sound.
 """
 
@@ -49,15 +49,15 @@ class ScanChecker:
 
     def is_sound(self, data: bytes, header: JpegHeader) -> bool:
         """Return the verdict that is kept of a JPEG, or check it."""
+        has_lost_blocks = data.find(LOST, header.first_scan) >= 0
+        if header.is_progressive and has_lost_blocks:
+            return False  # libjpeg may not have noticed them when it gave a verdict
         fingerprint = fingerprint_of(data) if self._verdicts is not None else 0
         known = self._verdicts.is_sound(fingerprint) if self._verdicts is not None else None
         if known is not None:
             return known
         if not has_whole_structure(data, header):
             return False
-        has_lost_blocks = data.find(LOST, header.first_scan) >= 0
-        if header.is_progressive and has_lost_blocks:
-            return False  # libjpeg may not notice them
         if not self.is_strict and not has_lost_blocks:
             return damage_of(data[: header.first_scan + START_BYTES]) in ("", CUT)
         is_sound = not damage_of(data)

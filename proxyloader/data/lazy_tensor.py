@@ -139,7 +139,8 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
     assert call.transformed is not None
     state, size = call.plan.output, call.transformed.size
     like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
-    made = (LazyTensor if state.pure else LazyImageTensor)(like, ProxySample(call, output))
+    is_pure = call.transformed.chain.state.pure
+    made = (LazyTensor if is_pure else LazyImageTensor)(like, ProxySample(call, output))
     made._has_known_order = state.order is not None
     if get_worker_info() is not None and not LazyTensor.is_packed and not is_late():
         # A stock loader's worker pickles in a thread, which must not draw beside the dataset.

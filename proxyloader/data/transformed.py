@@ -114,13 +114,14 @@ class Transformed:
         """The mode of the PIL image, if it is one."""
         return "RGB" if self.chain.state.channels == 3 else "L"
 
-    def then(self, transform: Any, chain: Chain) -> Transformed:
-        """Call a transform, which is the last one of ``chain``: draw its parameters."""
-        states = states_now(chain.draws_beside_torch) if chain.draws else None
-        row, size = self.row.copy(), self.size
-        for step in chain.last_steps:
-            size = step.sample_params(size, row)
-        return Transformed(self.image, self.decode, chain, (*self.calls, (transform, states)), row, size)
+    def then(self, *calls: tuple[Any, Chain]) -> Transformed:
+        """Call transforms, each of which is the last one of its chain: draw their parameters."""
+        row, size, chain, called = self.row.copy(), self.size, self.chain, list(self.calls)
+        for transform, chain in calls:
+            called.append((transform, states_now(chain.draws_beside_torch) if chain.draws else None))
+            for step in chain.last_steps:
+                size = step.sample_params(size, row)
+        return Transformed(self.image, self.decode, chain, tuple(called), row, size)
 
     def real(self) -> Any:
         """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.

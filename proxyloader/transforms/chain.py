@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomO
 
 from ..errors import UnsupportedTransformError
 from .plan import Branch, ImageState, Plan, iter_steps, output_state, plan_of
-from .registry import COMPOSES, CONTAINERS, RULES, keeps_class, translate
+from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 
 MOST_CHAINS = 1000
 """Maximum number of chains that continue one, with transforms that were made for one image. Later ones have no plan."""
@@ -62,8 +62,6 @@ class Chain:
         return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch)
 
     def _continued(self, transform: Any) -> Chain | None:
-        if type(transform) in COMPOSES:
-            return self._composed(transform.transforms)
         part = translate(transform, state=self.state)
         if part.refused is not None:
             return None
@@ -72,25 +70,18 @@ class Chain:
         except UnsupportedTransformError:
             return None
         if not all(map(keeps_class, part)):
-            state = ImageState(**(vars(state) | {"pure": True}))
+            state = replace(state, pure=True)
         beside = any(draws_beside_torch(each.transform) for each in part)
         return Chain(self.steps + part.steps, part.steps, state, beside)
-
-    def _composed(self, transforms: Sequence[Any]) -> Chain | None:
-        """Return the chain that goes on with several transforms; None if one of them is not translated."""
-        chain, beside = self, False
-        for transform in transforms:
-            after = chain.then(transform)
-            if after is None:
-                return None
-            chain, beside = after, beside or after.draws_beside_torch
-        return Chain(chain.steps, chain.steps[len(self.steps) :], chain.state, beside)
 
 
 def chain_of(plan: Plan, transform: Any) -> Chain:
     """Return the chain of one transform, which is translated already."""
-    beside = any(draws_beside_torch(each.transform) for each in translate(transform))
-    return Chain(plan.steps, plan.steps, plan.output, beside)
+    whole = translate(transform)
+    beside = any(draws_beside_torch(each.transform) for each in whole)
+    *_, last = whole.on_the_way()
+    is_pure = output_state(last.steps, last.state).pure or not all(map(keeps_class, last))
+    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside)
 
 
 def draws_beside_torch(transform: Any) -> bool:
@@ -105,7 +96,7 @@ def settings_of(transform: Any) -> Any:
     It holds what it tells apart by identity, so that an ID in it cannot become that of another object.
     """
     kind = type(transform)
-    if kind in CONTAINERS or kind in COMPOSES:
+    if kind in CONTAINERS:
         return kind, tuple(map(settings_of, transform.transforms)), _values(transform)
     return (kind, _values(transform)) if kind in RULES else Same(transform)
 
@@ -161,12 +152,23 @@ START_AS_GREY = cast(Chain, START.then(Grayscale(1)))
 
 def classes_with_rules() -> tuple[type, ...]:
     """Return the classes that a chain may continue with."""
-    return (*RULES, *CONTAINERS, *COMPOSES)
+    return (*RULES, *CONTAINERS)
 
 
-def has_rule(transform: Any) -> bool:
-    """Return whether a transform has a class that a chain may continue with, and what it holds have."""
-    kind = type(transform)
-    if kind in CONTAINERS or kind in COMPOSES:
-        return len(transform.transforms) > 0 and all(map(has_rule, transform.transforms))
-    return kind in RULES
+def parts_of(transform: Any) -> list[Any] | None:
+    """Return the transforms that a Compose calls, those of one inside it among them; a transform itself.
+
+    None if a chain cannot go on with all of them, whatever their settings are.
+    """
+    if type(transform) not in COMPOSES:
+        return [transform] if type(transform) in RULES or type(transform) in CONTAINERS else None
+    inside = transform.transforms
+    if type(inside) not in (list, tuple) or is_changed(transform):
+        return None
+    parts: list[Any] = []
+    for each in inside:
+        found = parts_of(each)
+        if found is None:
+            return None
+        parts += found
+    return parts

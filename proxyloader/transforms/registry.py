@@ -15,7 +15,7 @@ from ..errors import UnsupportedTransformError
 from .deferred import DeferredTransforms
 from .nested import find_nested
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
-from .unsupported import CALLS_BY_ITSELF, ON_BATCHES, TAKES_ALL, TAKES_ONE, error_of
+from .unsupported import CALLS_BY_ITSELF, HAS_HOOKS, ON_BATCHES, TAKES_ALL, TAKES_ONE, error_of
 
 Rule = Callable[[Any, ImageState], Branch]
 """Function that takes a transform and the state of the image before it, and returns its steps. It raises
@@ -156,6 +156,8 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
     state = state or ImageState()
     inside: tuple[Part, ...] = ()
     try:
+        if is_changed(transform) and type(transform) in _known():
+            raise UnsupportedTransformError(HAS_HOOKS, code="unsupported-class")
         if type(transform) in COMPOSES:
             inside = _parts(transform, position, state)
             return Part(position, transform, state, sum((part.steps for part in inside), ()), inside)
@@ -186,6 +188,12 @@ def _check_before(transform: Any, state: ImageState) -> None:
         name = type(transform).__name__
         known = name != "Lambda" and hasattr(v2, name)
         raise UnsupportedTransformError(TAKES_ONE.format(name=name) if known else TAKES_ALL, code="several-images")
+
+
+def is_changed(transform: Any) -> bool:
+    """Return whether torch calls more than the method of the class: hooks, or a ``forward`` of the object's own."""
+    own = getattr(transform, "__dict__", {})
+    return "forward" in own or bool(own.get("_forward_hooks") or own.get("_forward_pre_hooks"))
 
 
 def is_holder(transform: Any) -> bool:

@@ -24,6 +24,7 @@ CALLS_BY_ITSELF = (
     "it is an object of your own that calls the transforms which it holds, and that is translated where it is the "
     "dataset's whole transform. Do there what stands around it here"
 )
+HAS_HOOKS = f"it has hooks, or a forward of its own, which only torch calls. {STOCK_LOADER}"
 TAKES_ONE = "there are several images of one here, and torchvision's v1 classes take one image. Use v2.{name}"
 TAKES_ALL = (
     "there are several images of one here, and what a function does with them is not known. v2.ToImage() and "

@@ -12,6 +12,7 @@ from PIL import Image
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg_header import JpegHeader, read_jpeg_header
 from proxyloader.data.jpeg_integrity import ScanChecker, damage_of
+from proxyloader.data.jpeg_verdicts import VerdictFile, fingerprint_of
 from proxyloader.tools.synthetic.photograph import photograph
 
 from ..hostile_jpegs import HOSTILE_JPEGS
@@ -99,6 +100,14 @@ def test_strict_verdicts_last_and_are_followed_by_all_checks(cache: Path, monkey
     monkeypatch.setattr("proxyloader.data.jpeg_integrity.damage_of", read_again)
     for is_strict in (True, False):
         assert is_sound(whole, is_strict) and not is_sound(damaged, is_strict)
+
+
+def test_a_progressive_jpeg_with_a_lost_block_is_damaged_whatever_libjpeg_said() -> None:
+    data = jpeg(progressive=True)
+    scan = data.rindex(b"\xff\xda") + 40
+    lost = data[:scan] + bytes(64) + data[scan + 64 :]
+    VerdictFile.of_user(create=True).note(fingerprint_of(lost), is_sound=True)
+    assert is_sound(data, is_strict=False) and not is_sound(lost, is_strict=False)
 
 
 def test_without_a_cache_folder_strict_checks_are_made_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

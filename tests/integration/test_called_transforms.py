@@ -334,6 +334,147 @@ def test_who_uses_pixels_between_transforms_gets_the_stock_loaders(
     assert_as_torch(loader_over(dataset_class, photos, workers), device=device)
 
 
+class ChangesItsCompose(Paths):
+    """Other parts from image to image, also of a Compose inside."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.inner, self.called = v1.Compose([]), 0
+        self.augmentation = v1.Compose([CROP, self.inner, TO_TENSOR])
+
+    def of(self, image: Image.Image) -> Any:
+        self.called += 1
+        self.augmentation.transforms[0] = v1.CenterCrop(40) if self.called % 2 else CROP
+        self.inner.transforms[:] = [FLIP, v1.RandomHorizontalFlip()][: self.called % 3]
+        return self.augmentation(image)
+
+
+def stacked_values(samples: list[Any]) -> Any:
+    """Uses the values when the whole batch was read."""
+    return torch.from_numpy(np.stack([image.numpy() for image, _ in samples])), [label for _, label in samples]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_compose_that_is_changed_later_has_done_what_it_did(photos: Path, workers: int, device: str) -> None:
+    build = loader_over(ChangesItsCompose, photos, workers, collate_fn=stacked_values)
+    assert_as_torch(build, device=device)
+
+
+def inverted(module: Any, given: Any, made: Any) -> Any:
+    return 1 - made
+
+
+def hooked(how: str) -> Any:
+    """A transform that inverts its images by what torch calls beside it."""
+    last = v2.ToDtype(torch.float32, scale=True)
+    transform = v2.Compose([v2.RandomCrop(40), v2.RandomHorizontalFlip(), v2.ToImage(), last])
+    if how == "hook of a part":
+        last.register_forward_hook(inverted)
+    elif how == "hook":
+        transform.register_forward_hook(inverted)
+    elif how == "hook before":
+        transform.register_forward_pre_hook(lambda module, given: tuple(v2.functional.invert(each) for each in given))
+    else:
+        forward = transform.forward
+        transform.forward = lambda *given: 1 - forward(*given)  # type: ignore[method-assign]
+    return transform
+
+
+HOOKS = ["hook", "hook before", "hook of a part", "forward"]
+
+
+@pytest.mark.parametrize("how", HOOKS)
+def test_what_torch_calls_beside_a_transform_is_called(photos: Path, how: str) -> None:
+    class Hooked(Paths):
+        augmentation = hooked(how)
+
+        def of(self, image: Image.Image) -> Any:
+            return self.augmentation(image)
+
+    assert_as_torch(loader_over(Hooked, photos, 0))
+    assert_as_torch(loader_over(lambda root: ImageFolder(root, hooked(how)), photos, 0))
+
+
+class LabelsThroughV1(Paths):
+    """As v2 gives its parts both, and those of v1 take an image alone, it is an error."""
+
+    compose: Any
+
+    def __getitem__(self, index: int) -> Any:
+        return self.compose(self.opened(index), self.samples[index][1])
+
+
+@pytest.mark.parametrize(
+    "compose",
+    [
+        v2.Compose([CROP, TO_TENSOR]),
+        v2.Compose([v1.Compose([v2.RandomCrop(40)]), v2.ToImage()]),
+        v2.RandomApply([CROP], 1.0),
+        v1.Compose([v2.RandomCrop(40), v2.ToImage()]),
+    ],
+    ids=["parts of v1", "a Compose of v1 inside", "a part of v1 inside", "a Compose of v1"],
+)
+def test_a_label_that_torchvision_does_not_take_is_its_error(photos: Path, compose: Any) -> None:
+    assert_as_torch(loader_over(type("Dataset", (LabelsThroughV1,), {"compose": compose}), photos, 0))
+
+
+class Iterated(list[Any]):
+    """Whose length is not known before."""
+
+    __len__ = None  # type: ignore[assignment]
+
+
+class OddComposes(Paths):
+    """The parts come from elsewhere; or what the Compose returns is no image."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, of_parts = self.opened(index), v1.Compose(Iterated([CROP, TO_TENSOR]))
+        of_parts.mean = torch.zeros(3, dtype=torch.bfloat16, requires_grad=True)
+        size = v1.Compose([lambda image: torch.tensor(image.size)])(image)
+        assert type(size) is torch.Tensor
+        return of_parts(image), size, v1.Compose([])(image).size
+
+
+def test_any_compose_is_called_as_torch_calls_it(photos: Path, device: str) -> None:
+    assert_as_torch(loader_over(OddComposes, photos, 0), by_dali, device=device)
+
+
+class ALambdaBehind(Encoded):
+    augmentation = v1.Compose([CROP, TO_TENSOR, v1.Lambda(lambda image: image * 0.5)])
+
+    def of(self, image: Image.Image) -> Any:
+        return self.augmentation(image)
+
+
+def test_images_that_are_handed_over_encoded_go_through_any_compose(photos: Path, device: str) -> None:
+    loader = DataLoader(ALambdaBehind(str(photos)), 12, device=device)
+    assert len([*loader]) == 4 and loader.stats().images_by_dali == 48
+
+
+def plain_or_image(samples: list[Any]) -> Any:
+    return [(isinstance(image, tv_tensors.Image), image.shape) for image, _ in samples]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [v2.ToPureTensor()],
+        [v1.Normalize([0.5], [0.5])],
+        [v2.Normalize([0.5], [0.5])],
+    ],
+    ids=["ToPureTensor", "of v1", "of v2"],
+)
+def test_an_image_is_of_torchs_class(photos: Path, last: list[Any]) -> None:
+    transform = v2.Compose([v2.RandomCrop(40), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), *last])
+
+    class Composed(Paths):
+        def of(self, image: Image.Image) -> Any:
+            return transform(image)
+
+    for dataset in (Composed, lambda root: ImageFolder(root, transform)):
+        assert_as_torch(loader_over(dataset, photos, 0, collate_fn=plain_or_image))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_parts_of_such_datasets_are_met_too(photos: Path, workers: int, device: str) -> None:
     def both(root: str) -> Any:

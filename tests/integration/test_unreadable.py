@@ -303,6 +303,23 @@ def test_the_file_is_named_that_a_datasets_own_code_read_when_pillow_failed(spel
     assert "Truncated" in loader.errors[0].reason
 
 
+class PastesIts(OpensItself):
+    """Pastes a second file into the first."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, after = (self.samples[k][0] for k in (index, (index + 1) % len(self)))
+        with Image.open(path) as image, Image.open(after) as second:
+            image.paste(second)
+            return self.transform(image.convert("RGB")), self.samples[index][1], index
+
+
+def test_the_file_is_named_whose_pixels_pillow_could_not_read(spelled: Numbered) -> None:
+    paths = damage(spelled, cut_in_the_scan, 5)
+    loader = DataLoader(PastesIts(spelled.root, TRANSFORM), BATCH, on_error="skip", device="cpu")
+    assert len([*loader]) == SIZE // BATCH
+    assert [(each.index, each.path) for each in loader.errors] == [(4, paths[0]), (5, paths[0])]
+
+
 class Fails(Numbered):
     """Raises at one index what has nothing to do with the file there."""
 

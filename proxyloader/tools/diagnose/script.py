@@ -112,17 +112,18 @@ def diagnosed_script(script: Path, arguments: Sequence[str], seconds: float) -> 
     """
     script.open().close()
     watch = Watch(seconds)
+    path = os.path.abspath(script)  # Python's __file__ is absolute
     as_pythons = {"argv": [str(script), *arguments], "path": [str(script.parent), *sys.path]}
     with ExitStack() as stack:
         for name, value in as_pythons.items():
             stack.enter_context(_replaced(sys, name, value))
         try:
             with watch.watching():
-                runpy.run_path(os.path.abspath(script), run_name="__main__")  # Python's __file__ is absolute
+                runpy.run_path(path, run_name="__main__")
         except Ended:
             pass
         except Exception as error:
-            traceback.print_exception(type(error), error, _frames_of(str(script), error.__traceback__))
+            traceback.print_exception(type(error), error, _frames_of(path, error))
             raise SystemExit(1) from None
     gc.collect()  # the frames of the script, and with them its workers
     if watch.result is None:
@@ -130,11 +131,12 @@ def diagnosed_script(script: Path, arguments: Sequence[str], seconds: float) -> 
     return watch.result
 
 
-def _frames_of(script: str, frames: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames before those of a script, none of which are in it if Python cannot read it."""
-    while frames is not None and frames.tb_frame.f_code.co_filename != os.path.abspath(script):
+def _frames_of(script: str, error: Exception) -> TracebackType | None:
+    """Return the frames of an error without those before the script's; none of a script that Python cannot read."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next
-    return frames
+    return frames if frames is not None or isinstance(error, SyntaxError) else error.__traceback__
 
 
 def _reason(watch: Watch) -> str:
