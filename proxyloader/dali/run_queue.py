@@ -57,6 +57,7 @@ class RunQueue:
     Attributes:
         key: unique name, by which batches refer to the queue.
         names: names of the pipeline's inputs, in its order.
+        had_a_run: whether a run was started since a loader last set this to False.
 
     Raises:
         TypeError, ValueError, RuntimeError, PipelineError, torch.OutOfMemoryError, MemoryError: as for ``ProxyServer``.
@@ -72,6 +73,7 @@ class RunQueue:
         self.pipeline, self.deterministic = pipeline, deterministic
         self.key, self.names = f"server-{uuid.uuid4().hex}", [source.name for source in sources]
         self._runs: deque[PipelineRun] = deque()
+        self.had_a_run = False
         self._lock = self._held = threading.RLock()
         self._why_lost = ""  # a key of WHY_LOST
         self._in_step = True  # the list has exactly the runs that DALI has
@@ -123,7 +125,7 @@ class RunQueue:
             if pipeline_run.was_alone and self._shortest_s < math.inf:
                 pipeline_run.busy_until_s = pipeline_run.started_s + SURELY * self._shortest_s
             self._runs.append(pipeline_run)
-            self._in_step = True
+            self._in_step = self.had_a_run = True
             return pipeline_run
 
     def _kinds_of(self, inputs: Sequence[Any]) -> Kinds:

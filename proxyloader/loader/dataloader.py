@@ -312,7 +312,7 @@ class DataLoader(CheckpointedLoader[T]):
         if live is not None:
             dataset = live()
             meet_transforms(options.on_gpu)
-        plans |= self._servers.found
+        plans |= self._servers.still_used()
         arena = pool.left_arena() if pool is not None else None
         is_strict = options.check_scans == "strict"
         self._scans = IntegrityTable.for_dataset(dataset, is_strict, self._scans) if options.checks_scans else None

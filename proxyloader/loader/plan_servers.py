@@ -25,12 +25,22 @@ class PlanServers:
     def of(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
         """Return the servers of an epoch by their keys, among them the server that the user passed."""
         given = {} if options.server is None else {options.server.runs.key: options.server.runs}
-        if not plans:
-            if options.device is not None:
-                cuda_ordinal(options.device)  # raises if there is no such device
-            return given
+        if not plans and options.device is not None:
+            cuda_ordinal(options.device)  # raises if there is no such device
         self.kept = {key: self.kept.get(key) or self._made(plan, options) for key, plan in plans.items()}
         return self.kept | given
+
+    def still_used(self) -> dict[str, Plan]:
+        """Return those of the found plans that had a batch since this was last asked. Forget the others.
+
+        A dataset may make a transform with other arguments for each image, or change its own in each epoch. None of
+        these comes back, and each has a pipeline.
+        """
+        used = {key for key, server in self.kept.items() if server.had_a_run}
+        self.found = {key: plan for key, plan in self.found.items() if key in used}
+        for server in self.kept.values():
+            server.had_a_run = False
+        return self.found
 
     def serve(self, plan: Plan, options: LoaderOptions) -> RunQueue:
         """Return the server of a plan that arrived with a batch, and remember the plan for later epochs."""

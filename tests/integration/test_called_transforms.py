@@ -475,6 +475,43 @@ def test_an_image_is_of_torchs_class(photos: Path, last: list[Any]) -> None:
         assert_as_torch(loader_over(dataset, photos, 0, collate_fn=plain_or_image))
 
 
+class Scheduled(Paths):
+    """Its transform has other settings in each epoch."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.crop = v1.RandomResizedCrop(32)
+        self.augmentation = v1.Compose([self.crop, TO_TENSOR])
+
+    def of(self, image: Image.Image) -> Any:
+        return self.augmentation(image)
+
+
+class TwoScheduled(Scheduled):
+    """And one that stays, for half of the images."""
+
+    def of(self, image: Image.Image) -> Any:
+        return TO_TENSOR(CROP(image))[:, :32, :32] if torch.rand(1) < 0.5 else super().of(image)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("dataset_class", "most"), [(Scheduled, 2), (TwoScheduled, 3)])
+def test_pipelines_that_no_epoch_uses_any_more_are_gone(
+    photos: Path, dataset_class: Any, most: int, workers: int, device: str
+) -> None:
+    dataset = dataset_class(str(photos))
+    loader = DataLoader(dataset, 8, num_workers=workers, device=device)
+    kept = []
+    for epoch in range(5):
+        dataset.crop.scale = (0.1 + epoch / 10, 1.0)
+        assert len([*loader]) == 6
+        kept.append(set(loader._servers.kept))
+    assert [len(each) for each in kept[1:]] == [most] * 4
+    assert len(set.union(*kept)) == most + 3, "each epoch has had its own"
+    stays = set.intersection(*kept)
+    assert len(stays) == most - 2
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_parts_of_such_datasets_are_met_too(photos: Path, workers: int, device: str) -> None:
     def both(root: str) -> Any:
