@@ -75,9 +75,9 @@ def _giving_images(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def called(self: Any, *inputs: Any, **named: Any) -> Any:
-        if not is_late() or is_changed(self):
+        if not is_late():
             return call(self, *inputs, **named)
-        if type(self) is cls and inputs and not named and isinstance(inputs[0], _IMAGES):
+        if type(self) is cls and inputs and not named and isinstance(inputs[0], _IMAGES) and not is_changed(self):
             result = _after(self, inputs[0]) if _leaves_alone(self, inputs[1:]) else None
             if result is not None:
                 return result if len(inputs) == 1 else (result, *inputs[1:])

@@ -113,7 +113,7 @@ class Arena:
         return mapped
 
     def memory_to_write(self, slot: int, size_bytes: int) -> Memory:
-        """Return ``memory``, after its pages were mapped in a quarter of the time that writing would take for it."""
+        """Return ``memory``, with the pages mapped that another process wrote. Writing would map them one by one."""
         memory = self.memory(slot, size_bytes)
         if size_bytes > self._read_bytes[slot]:
             memory[self._read_bytes[slot] : size_bytes : FAULT_AROUND_BYTES].max()
