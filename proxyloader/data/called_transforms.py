@@ -25,7 +25,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from ..transforms.chain import classes_with_rules, parts_of
+from ..transforms.chain import classes_with_rules
 from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
@@ -142,18 +142,12 @@ def _after(transform: Any, image: Any) -> Any:
 
 def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any:
     """Return what a Compose makes of an image that is not decoded; None if its parts must be met one by one."""
-    parts, transformed = parts_of(compose), _transformed(image)
-    if not parts or transformed is None or not _leaves_alone(compose, others):
+    transformed = _transformed(image)
+    if transformed is None or not _leaves_alone(compose, others):
         return None
-    calls, chain = [], transformed.chain
-    for part in parts:
-        after = None if is_changed(part) else chain.then(part)
-        if after is None or (after.state.images > 1 and after.state.kind == "pil"):
-            return None
-        if after.slow_on_cpu and not _is_for_gpu:
-            return None
-        chain = after
-        calls.append((part, chain))
+    calls = transformed.chain.through(compose)
+    if not calls or (calls[-1][1].slow_on_cpu and not _is_for_gpu):
+        return None
     return _made(image, transformed.then(*calls))
 
 

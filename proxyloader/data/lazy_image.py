@@ -31,11 +31,13 @@ from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
-from .jpeg_header import read_jpeg_header
 from .transformed import PixelUses, Transformed, is_making_values
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """What Pillow gives an image that has no pixels yet."""
+
+MARKER_OF_EXIF = b"\xff\xe1"
+"""Of APP1, the segments that EXIF and XMP data are in."""
 
 PILLOW_DECODES_LATE = isinstance(getattr(Image.Image, "im", None), property)
 """Whether images have a place to decode late, as from Pillow 11 on."""
@@ -51,7 +53,7 @@ class _DecodedLate(Image.Image):
     """The image while it is not decoded: a file, or one on which transforms were called."""
 
     _header = b""
-    """A JPEG with the header of the file that the image comes from; empty once Pillow has read it."""
+    """The header of the file that the image comes from, to its first scan; empty once Pillow has read it."""
 
     def __getattr__(self, name: str) -> Any:
         if not self._header or name.startswith("__"):
@@ -68,7 +70,7 @@ class _DecodedLate(Image.Image):
 
     def getexif(self) -> Image.Exif:
         """Return the EXIF data as Pillow does, which is asked for each image by Hugging Face's ``datasets``."""
-        if self._exif is None and self._header and _has_no_app1(self._header):
+        if self._exif is None and self._header and MARKER_OF_EXIF not in self._header:
             self._exif = Image.Image().getexif()
         return super().getexif()
 
@@ -151,10 +153,10 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
     """The image before ``load``."""
 
     @classmethod
-    def of(cls, data: bytes, encoded: EncodedImage, mode: str, file: Any, filename: Any) -> LazyJpegFile:
+    def of(cls, header: bytes, encoded: EncodedImage, mode: str, file: Any, filename: Any) -> LazyJpegFile:
         image = cls.__new__(cls)
         vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False)
-        image._mode, image._size, image._header, image._unread = mode, encoded.size, data, encoded
+        image._mode, image._size, image._header, image._unread = mode, encoded.size, header, encoded
         return image
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -206,12 +208,6 @@ class _Pixels:
 
     def _decoded(self) -> Any:
         return self._image.im.pixel_access(self._image.readonly)
-
-
-def _has_no_app1(jpeg: bytes) -> bool:
-    """Return whether a JPEG has no segment that EXIF and XMP data could be in."""
-    header = read_jpeg_header(jpeg)
-    return header is not None and jpeg.find(b"\xff\xe1", 0, header.first_scan) < 0
 
 
 def encoded_in(image: Image.Image) -> EncodedImage | None:
@@ -292,9 +288,11 @@ def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
         encoded = EncodedImage.of_jpeg(data, filename if isinstance(filename, str) else "")
     if encoded is None or encoded.header is None:
         return None
-    if data.find(b"MPF\0", 0, encoded.header.first_scan) >= 0:  # several pictures, which have a class of their own
+    at = encoded.header.first_scan + 2
+    header = data[: at + int.from_bytes(data[at : at + 2], "big")]
+    if b"MPF\0" in header:  # several pictures, which have a class of their own
         return None
-    return LazyJpegFile.of(data, encoded, _mode_of(encoded), file, filename)
+    return LazyJpegFile.of(header, encoded, _mode_of(encoded), file, filename)
 
 
 def _mode_of(encoded: EncodedImage) -> str:

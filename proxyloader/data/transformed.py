@@ -15,8 +15,8 @@ from ..transforms.chain import START, START_AS_GREY, Chain
 from ..transforms.plan import ParamRow, Size
 from .encoded_image import EncodedImage
 
-Call = tuple[Any, tuple[Any, ...] | None]
-"""A transform that was called, and the states of the generators before it; None: it draws nothing."""
+Calls = tuple[tuple[Any, ...], "tuple[Any, ...] | None"]
+"""Transforms that were called together, and the states of the generators before the first; None: they draw nothing."""
 
 
 LIBRARIES = frozenset({"proxyloader", "torch", "torchvision", "PIL", "numpy"}) | sys.stdlib_module_names
@@ -94,7 +94,7 @@ class Transformed:
         image: EncodedImage,
         decode: Callable[[], Any],
         chain: Chain = START,
-        calls: tuple[Call, ...] = (),
+        calls: tuple[Calls, ...] = (),
         row: ParamRow | None = None,
         size: Size | None = None,
     ) -> None:
@@ -116,12 +116,13 @@ class Transformed:
 
     def then(self, *calls: tuple[Any, Chain]) -> Transformed:
         """Call transforms, each of which is the last one of its chain: draw their parameters."""
-        row, size, chain, called = self.row.copy(), self.size, self.chain, list(self.calls)
-        for transform, chain in calls:
-            called.append((transform, states_now(chain.draws_beside_torch) if chain.draws else None))
+        row, size, drawing = self.row.copy(), self.size, [chain for _, chain in calls if chain.draws]
+        states = states_now(any(chain.draws_beside_torch for chain in drawing)) if drawing else None
+        for _, chain in calls:
             for step in chain.last_steps:
                 size = step.sample_params(size, row)
-        return Transformed(self.image, self.decode, chain, tuple(called), row, size)
+        called = tuple(transform for transform, _ in calls), states
+        return Transformed(self.image, self.decode, calls[-1][1], (*self.calls, called), row, size)
 
     def real(self) -> Any:
         """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.
@@ -134,11 +135,9 @@ class Transformed:
             uses, image = PixelUses.count, self.decode()
             PixelUses.count = uses  # Pillow may have counted it, too
             with _making_values():
-                for transform, states in self.calls:
-                    if states is None:
-                        image = transform(image)
-                    else:
-                        with drawing_from(states):
+                for transforms, states in self.calls:
+                    with contextlib.nullcontext() if states is None else drawing_from(states):
+                        for transform in transforms:
                             image = transform(image)
             self._real = image
         return self._real

@@ -34,6 +34,7 @@ class Chain:
         self.steps, self.last_steps, self.state = steps, last_steps, state
         self.draws_beside_torch = draws_beside_torch
         self._next: dict[Any, tuple[Any, Chain | None]] = {}
+        self._through: dict[int, tuple[_Snapshot, tuple[ChainCall, ...]]] = {}
 
     def then(self, transform: Any) -> Chain | None:
         """Return the chain that goes on with a transform as it is now; None if that is not translated."""
@@ -44,6 +45,25 @@ class Chain:
                 return None
             found = self._next[key] = transform, self._continued(transform)  # the key has ids of what this holds
         return found[1]
+
+    def through(self, compose: Any) -> tuple[ChainCall, ...]:
+        """Return the transforms of a Compose as it is now, each with the chain that ends with it.
+
+        () if the chain cannot go on with all of them, or an image would become several that are not tensors.
+        """
+        found = self._through.get(id(compose))
+        if found is not None and found[0].is_as_it_was():
+            return found[1]
+        calls, chain = [], self
+        for part in parts_of(compose) or ():
+            after = None if is_changed(part) else chain.then(part)
+            if after is None or (after.state.images > 1 and after.state.kind == "pil"):
+                return ()
+            chain = after
+            calls.append((part, chain))
+        if found is not None or len(self._through) < MOST_CHAINS:
+            self._through[id(compose)] = _Snapshot(compose), tuple(calls)  # it holds the compose, so the id stays its
+        return tuple(calls)
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -73,6 +93,10 @@ class Chain:
             state = replace(state, pure=True)
         beside = any(draws_beside_torch(each.transform) for each in part)
         return Chain(self.steps + part.steps, part.steps, state, beside)
+
+
+ChainCall = tuple[Any, Chain]
+"""A transform that is called, and the chain that ends with it."""
 
 
 def chain_of(plan: Plan, transform: Any) -> Chain:
@@ -137,6 +161,41 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and self._object is other._object
+
+
+class _Snapshot:
+    """A Compose and all transforms inside, with their attributes as they were.
+
+    To compare attributes takes a sixth of the time of ``settings_of``.
+    """
+
+    def __init__(self, compose: Any) -> None:
+        self._attributes = [(each, _copied(vars(each))) for each in _all_in(compose)]
+
+    def is_as_it_was(self) -> bool:
+        try:
+            return all(vars(each) == before for each, before in self._attributes)
+        except (RuntimeError, ValueError):  # tensors and arrays of several numbers do not say if they are equal
+            return False
+
+
+def _all_in(transform: Any) -> list[Any]:
+    if type(transform) not in COMPOSES and type(transform) not in CONTAINERS:
+        return [transform]
+    inside = transform.transforms
+    held = [inside] if isinstance(inside, torch.nn.ModuleList) else []
+    return [transform, *held, *(each for part in inside for each in _all_in(part))]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of what may be changed in place and is compared by its content. Return other values as they are."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(map(_copied, value))
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 START = Chain((), (), ImageState())

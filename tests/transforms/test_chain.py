@@ -49,6 +49,63 @@ def test_one_that_was_changed_is_another() -> None:
     assert START.then(container) is not both
 
 
+def changed_in_a_list(parts: dict[str, Any]) -> None:
+    parts["normalize"].mean[0] = 0.25
+
+
+def changed_in_a_tensor(parts: dict[str, Any]) -> None:
+    parts["tensor"].std[0] = 0.25
+
+
+def another_inside(parts: dict[str, Any]) -> None:
+    parts["modules"].transforms[0] = v1.RandomVerticalFlip()
+
+
+def another_attribute(parts: dict[str, Any]) -> None:
+    parts["crop"].size = (40, 40)
+
+
+def another_of_the_parts(parts: dict[str, Any]) -> None:
+    parts["compose"].transforms[1] = v1.RandomHorizontalFlip(0.25)
+
+
+def a_hook(parts: dict[str, Any]) -> None:
+    parts["crop"].register_forward_hook(lambda module, given, made: made)
+
+
+CHANGES = [
+    changed_in_a_list,
+    changed_in_a_tensor,
+    another_inside,
+    another_attribute,
+    another_of_the_parts,
+    a_hook,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_compose_that_was_changed_is_another(change: Any) -> None:
+    parts = {
+        "crop": v1.RandomCrop(32),
+        "modules": v1.RandomApply(torch.nn.ModuleList([v1.RandomHorizontalFlip()])),
+        "to tensor": v1.ToTensor(),
+        "normalize": v1.Normalize([0.5] * 3, [0.2] * 3),
+        "tensor": v1.Normalize(torch.full((3,), 0.5), torch.full((3,), 0.2)),
+    }
+    compose = v1.Compose([*parts.values()])
+    start = Chain(START.steps, START.last_steps, START.state)
+    before = start.through(compose)
+    assert [transform for transform, _ in before] == [*parts.values()]
+    assert start.through(compose)[-1][1] is before[-1][1]
+    change({**parts, "compose": compose})
+    changed = start.through(compose)
+    if change is a_hook:
+        assert changed == ()
+    else:
+        assert changed[-1][1] is not before[-1][1]
+        assert changed[-1][1].plan.key == plan_for(compose).key != before[-1][1].plan.key
+
+
 def test_functions_are_told_apart() -> None:
     one, other = (v1.RandomApply([lambda image: image.rotate(10)]) for _ in range(2))
     assert chain.settings_of(one) != chain.settings_of(other)
