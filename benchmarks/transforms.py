@@ -3,7 +3,7 @@
     python benchmarks/transforms.py                # on a GPU where there is one
     python benchmarks/transforms.py --device cpu
 
-Each transform stands behind RandomResizedCrop(224) of JPEGs of about 500 x 375, and a smaller crop in its place. On a
+Each transform stands behind RandomResizedCrop(224) of JPEGs of about 500 x 375, and other sizes in its place. On a
 GPU: images a second of the DALI pipeline, fed as fast as it takes them, and as a share of the same without the
 transform. On the CPU: CPU time for an image, with one thread, by DALI and by torchvision with Pillow. Rounds are
 interleaved; medians. Appends one JSON line to benchmarks/results/transforms.jsonl.
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 from tqdm import tqdm
 
 from proxyloader import EncodedImage, compile_transforms
@@ -45,6 +46,10 @@ CASES: dict[str, list[Any]] = {
     "crop of 64": [transforms.RandomResizedCrop(64)],
     "crop of 127": [transforms.RandomResizedCrop(127)],
     "crop of 128": [transforms.RandomResizedCrop(128)],
+    "whole to a square": [transforms.Resize((224, 224))],
+    "whole to a shorter side": [transforms.Resize(256), transforms.CenterCrop(224)],
+    "crop of uint8 tensors": [v2.PILToTensor(), v2.RandomResizedCrop(224)],
+    "square of uint8 tensors": [v2.PILToTensor(), v2.Resize((224, 224))],
     "brightness": [transforms.ColorJitter(0.4)],
     "contrast": [transforms.ColorJitter(0, 0.4)],
     "saturation": [transforms.ColorJitter(0, 0, 0.4)],
@@ -58,6 +63,7 @@ CASES: dict[str, list[Any]] = {
     "equalize": [transforms.RandomEqualize(1)],
     "rotation": [transforms.RandomRotation(30)],
     "rotation, bilinear": [transforms.RandomRotation(30, BILINEAR)],
+    "affine, bilinear": [transforms.RandomAffine(20, (0.1, 0.1), (0.9, 1.1), interpolation=BILINEAR)],
     "perspective": [transforms.RandomPerspective(0.5, 1)],
     "blur": [transforms.GaussianBlur(5)],
     "ColorJitter": [transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)],
@@ -66,6 +72,7 @@ CASES: dict[str, list[Any]] = {
     "AutoAugment": [transforms.AutoAugment()],
     "AugMix": [transforms.AugMix()],
 }
+CROPS = transforms.RandomResizedCrop, v2.RandomResizedCrop
 MOST_BATCHES = 4
 """Drawn in advance, and given in turn."""
 
@@ -74,9 +81,11 @@ class Case:
     """A transform, its pipeline, and batches that are drawn already."""
 
     def __init__(self, added: list[Any], files: list[bytes], device_id: int | None) -> None:
-        has_crop = bool(added) and isinstance(added[0], transforms.RandomResizedCrop)
-        first = [] if has_crop else [transforms.RandomResizedCrop(224)]
-        self.transform = transforms.Compose([*first, *added, transforms.ToTensor()])
+        has_size = any(isinstance(each, (transforms.Resize, v2.Resize, *CROPS)) for each in added)
+        is_tensor = any(isinstance(each, v2.PILToTensor) for each in added)
+        first = [] if has_size else [transforms.RandomResizedCrop(224)]
+        last = transforms.ConvertImageDtype(torch.float32) if is_tensor else transforms.ToTensor()
+        self.transform = transforms.Compose([*first, *added, last])
         compiled = compile_transforms(self.transform)
         threads = 1 if device_id is None else 4
         options = PipelineOptions(len(files), device_id=device_id, num_threads=threads)

@@ -192,8 +192,15 @@ MUTATIONS = [
     Mutation(
         "an assignment to a recorded tensor changes those that were recorded before",
         "data/recorded.py",
-        '    if name == "set":\n        tensor = args[0].clone()\n',
-        '    if name == "set":\n        tensor = args[0]\n',
+        "tensor = args[0] if writes_over else args[0].clone()\n        tensor[args[1]]",
+        "tensor = args[0]\n        tensor[args[1]]",
+        "data/test_lazy_tensor.py",
+    ),
+    Mutation(
+        "an operation writes over an image that something else uses, too",
+        "workers/packing.py",
+        "self._uses[output.output, run] == 1",
+        "True",
         "data/test_lazy_tensor.py",
     ),
     Mutation(

@@ -30,7 +30,7 @@ from torchvision import tv_tensors
 
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recordable import USES_VALUES, WITHOUT_VALUES, uses_values
+from .recordable import USES_VALUES, WITHOUT_VALUES, on_meta, result_like, uses_values
 from .recorded import Node, Operation, leaves, mapped, stack_of, value_of
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
@@ -234,12 +234,6 @@ def _meta(channels: int, height: int, width: int, dtype: torch.dtype, is_hwc: bo
     return torch.empty((channels, height, width), dtype=dtype, device="meta")
 
 
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return value
-
-
 def _empty(value: Any) -> Any:
     if isinstance(value, LazyTensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
@@ -263,12 +257,13 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
     try:
-        like = operator(*mapped(_on_meta, args), **{**mapped(_on_meta, kwargs), **device})
+        like = result_like(operator, args, {**kwargs, **device})
     except Exception:
         return NotImplemented  # with values it raises the right error, or works
-    shape = getattr(args[0], "shape", ()) if args else ()
+    shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))
     keeps_shape = bool(shape) and getattr(like, "shape", None) == shape
-    made = Operation(name, mapped(_node_of, args), mapped(_node_of, kwargs), keeps_shape)
+    keeps_kind = keeps_shape and getattr(like, "dtype", None) == dtype
+    made = Operation(name, mapped(_node_of, args), mapped(_node_of, kwargs), keeps_shape, keeps_kind)
     if is_in_place:
         if _Tag.inplace_view in tags:
             with no_dispatch():
@@ -325,15 +320,17 @@ def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if alone:
         try:
             with no_dispatch():
-                meta, place = _on_meta(tensor), mapped(_on_meta, index)
-                meta[place] = _on_meta(value)
+                meta, place = on_meta(tensor), mapped(on_meta, index)
+                meta[place] = on_meta(value)
                 if isinstance(value, torch.Tensor):  # of lists of indices, the line above does not look at shapes
                     extra = max(0, value.ndim - meta[place].ndim)
-                    meta[place].copy_(_on_meta(value).reshape(value.shape[extra:]))
+                    meta[place].copy_(on_meta(value).reshape(value.shape[extra:]))
         except Exception:
             alone = False
     if alone:
-        tensor._node = Operation("set", (tensor._node, mapped(_node_of, index), _node_of(value)), {})  # type: ignore[attr-defined]
+        assert isinstance(tensor, LazyTensor)
+        given = tensor._node, mapped(_node_of, index), _node_of(value)
+        tensor._node = Operation("set", given, {}, keeps_kind=True)
     else:
         real(tensor)[mapped(real, index)] = real(value)
 

@@ -1,11 +1,14 @@
 """Operations of torch's on tensors without values, recorded by a dataset and done when DALI has made the values.
 
-They are recorded in the worker. Pickled, an operation becomes its result: it is done where it is unpickled.
+They are recorded in the worker. Pickled, an operation becomes its result: it is done where it is unpickled. A batch is
+large, and on a CPU most of the time of an operation goes into new memory. So an operation writes over its first
+argument where nothing else uses that.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,13 +22,14 @@ class Operation:
 
     ``name`` is that of torch's operator, such as "aten.mul.Tensor". "set" assigns to an index of a copy. "take" takes
     one of several results. ``keeps_shape`` says that the result has the shape of the first argument, not that of a
-    number.
+    number; ``keeps_kind``, that it has its dtype, too.
     """
 
-    __slots__ = ("_real", "args", "keeps_shape", "kwargs", "name")
+    __slots__ = ("_real", "args", "keeps_kind", "keeps_shape", "kwargs", "name")
 
-    def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False) -> None:
-        self.name, self.args, self.kwargs, self.keeps_shape = name, args, kwargs, keeps_shape
+    def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False, keeps_kind: bool = False) -> None:
+        self.name, self.args, self.kwargs = name, args, kwargs
+        self.keeps_shape, self.keeps_kind = keeps_shape, keeps_kind
         self._real: Any = None
 
     def real(self) -> Any:
@@ -33,9 +37,26 @@ class Operation:
             self._real = done(self.name, mapped(value_of, self.args), mapped(value_of, self.kwargs))
         return self._real
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled, it becomes its result.
-        return _replayed, (self.name, mapped(_as_recorded, self.args), mapped(_as_recorded, self.kwargs))
+    def reduced(self, is_used_once: Callable[[Any], bool] = lambda output: False) -> tuple[Any, ...]:
+        """Return what pickle takes for an object, which becomes the result of the operation.
+
+        ``is_used_once`` says of an output of DALI's that the pickle refers to it only here.
+        """
+        first = self.args[0] if self.args else None
+        used_once = is_used_once(first) if isinstance(first, (ProxySample, ProxyBatch)) else False
+        if isinstance(first, Operation):  # two references are those of this function
+            used_once = first.is_fresh and sys.getrefcount(first) == 1 + 2
+        args, kwargs = mapped(_as_recorded, self.args), mapped(_as_recorded, self.kwargs)
+        return _replayed, (self.name, args, kwargs, used_once and self.keeps_kind)
+
+    __reduce__ = reduced
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the result has memory of its own."""
+        if self.name in ("set", "take"):
+            return self.name == "set"
+        return _is_by_value(self.name) or operator_of(self.name)._schema.is_mutable
 
 
 class _Input:
@@ -95,25 +116,39 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def done(name: str, args: Any, kwargs: Any) -> Any:
-    """Return the result of a recorded operation on tensors with values."""
-    if name == "set":
-        tensor = args[0].clone()
-        tensor[args[1]] = args[2]
-        return tensor
+def done(name: str, args: Any, kwargs: Any, writes_over: bool = False) -> Any:
+    """Return the result of a recorded operation on tensors with values. It may be written over the first argument."""
     if name == "take":
         return args[0][args[1]]
+    if name == "set":
+        tensor = args[0] if writes_over else args[0].clone()
+        tensor[args[1]] = args[2]
+        return tensor
     operator = operator_of(name)
-    if not operator._schema.is_mutable:
-        return operator(*args, **kwargs)
-    tensor = args[0].clone()
-    operator(tensor, *args[1:], **kwargs)
-    return tensor
+    if operator._schema.is_mutable:
+        tensor = args[0] if writes_over else args[0].clone()
+        operator(tensor, *args[1:], **kwargs)
+        return tensor
+    in_place = _in_place(name) if writes_over else None
+    return (in_place or operator)(*args, **kwargs)
 
 
 @functools.cache
 def operator_of(name: str) -> Any:
     return functools.reduce(getattr, name.split("."), torch.ops)
+
+
+@functools.cache
+def _in_place(name: str) -> Any:
+    """Return the operator that writes the result over the first argument; None if there is none."""
+    namespace, packet, overload = name.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_", None), overload, None)
+    return found if _is_by_value(name) else None
+
+
+def _is_by_value(name: str) -> bool:
+    """Return whether an operator makes each value of its result by itself."""
+    return torch.Tag.pointwise in operator_of(name).tags
 
 
 def stack_of(nodes: Sequence[Any]) -> Node:
@@ -123,7 +158,7 @@ def stack_of(nodes: Sequence[Any]) -> Node:
         return collate_proxy_samples(nodes)
     if _is_pointwise(first) and all(_is_alike(first, node) for node in nodes):
         inner = stack_of([node.args[0] for node in nodes])
-        return Operation(first.name, (inner, *first.args[1:]), first.kwargs, keeps_shape=True)
+        return Operation(first.name, (inner, *first.args[1:]), first.kwargs, True, first.keeps_kind)
     return Operation("aten.stack.default", (list(nodes),), {})
 
 
@@ -131,7 +166,7 @@ def _is_pointwise(node: Any) -> bool:
     """Return whether a node is an operation on each value of its first argument by itself."""
     if not isinstance(node, Operation) or not node.keeps_shape or not isinstance(node.args[0], Node):
         return False
-    return torch.Tag.pointwise in operator_of(node.name).tags
+    return _is_by_value(node.name)  # "set" and "take" do not keep a shape
 
 
 def _is_alike(first: Operation, node: Any) -> bool:
@@ -149,7 +184,7 @@ def _is_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and not isinstance(one, (Operation, ProxySample, ProxyBatch)) and bool(one == other)
 
 
-def _replayed(name: str, args: Any, kwargs: Any) -> Any:
+def _replayed(name: str, args: Any, kwargs: Any, writes_over: bool) -> Any:
     """Do a recorded operation on the device of the images."""
     devices = {each.device for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
     device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
@@ -159,4 +194,4 @@ def _replayed(name: str, args: Any, kwargs: Any) -> Any:
             return value.to(device, non_blocking=True)
         return device if isinstance(value, torch.device) else value
 
-    return done(name, mapped(placed, args), mapped(placed, kwargs))
+    return done(name, mapped(placed, args), mapped(placed, kwargs), writes_over)

@@ -114,6 +114,11 @@ class Transformed:
         """The mode of the PIL image, if it is one."""
         return "RGB" if self.chain.state.channels == 3 else "L"
 
+    @property
+    def is_made(self) -> bool:
+        """Whether torchvision has made the image."""
+        return self._real is not None
+
     def then(self, *calls: tuple[Any, Chain]) -> Transformed:
         """Call transforms, each of which is the last one of its chain: draw their parameters."""
         row, size, drawing = self.row.copy(), self.size, [chain for _, chain in calls if chain.draws]

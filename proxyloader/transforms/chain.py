@@ -14,8 +14,9 @@ from ..errors import UnsupportedTransformError
 from .plan import Branch, ImageState, Plan, iter_steps, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 
-MOST_CHAINS = 1000
-"""Maximum number of chains that continue one, with transforms that were made for one image. Later ones have no plan."""
+MOST_CHAINS = 256
+"""Number of chains that continue one after which all of these are forgotten, as a dataset may make a transform with
+other arguments for each image."""
 
 
 class Chain:
@@ -42,7 +43,7 @@ class Chain:
         found = self._next.get(key)
         if found is None:
             if len(self._next) >= MOST_CHAINS:
-                return None
+                self._next.clear()
             found = self._next[key] = transform, self._continued(transform)  # the key has ids of what this holds
         return found[1]
 
@@ -61,7 +62,9 @@ class Chain:
                 return ()
             chain = after
             calls.append((part, chain))
-        if found is not None or len(self._through) < MOST_CHAINS:
+        if calls:
+            if len(self._through) >= MOST_CHAINS:
+                self._through.clear()
             self._through[id(compose)] = _Snapshot(compose), tuple(calls)  # it holds the compose, so the id stays its
         return tuple(calls)
 

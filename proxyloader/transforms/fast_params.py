@@ -4,7 +4,7 @@ NOTE [ The same draws, for less ]
 RandomResizedCrop draws its numbers through new tensors for each image, which takes a considerable part of the time that
 a worker spends on a JPEG. The code below draws the same numbers in the same order from torch's generator, into tensors
 that are used again. Before it is used, its boxes and the resulting generator states are compared with those of the
-installed torchvision. If they differ, torchvision draws the boxes.
+installed torchvision, for several ranges. If they differ, torchvision draws the boxes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,33 @@ BoxOf = Callable[[int, int], tuple[int, int, int, int]]
 TRIES = 10
 SEEDS = range(24)
 SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries fail sometimes
+RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
 
 def resized_crop_box(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version) -> BoxOf:
     """Return a function that draws a box like ``torchvision.transforms.RandomResizedCrop.get_params``."""
-    return _compared(scale, ratio, version, torch.get_default_dtype())
+    return _drawing(scale, ratio, version, torch.get_default_dtype())
 
 
 @functools.lru_cache(maxsize=64)
-def _compared(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype) -> BoxOf:
+def _drawing(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype) -> BoxOf:
+    ours, theirs = _both(scale, ratio, version, dtype)
+    return ours if _draws_alike(version, dtype) else theirs
+
+
+@functools.cache
+def _draws_alike(version: Version, dtype: torch.dtype) -> bool:
+    """Return whether the code below draws what the installed torchvision draws."""
+    return all(_draw_alike(*_both(scale, ratio, version, dtype)) for scale, ratio in RANGES)
+
+
+def _both(
+    scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype
+) -> tuple[BoxOf, BoxOf]:
+    """Return the functions that draw a box here and in torchvision."""
     low, high = torch.log(torch.tensor(ratio)).tolist()
-    ours: BoxOf = functools.partial(_ours, _Drawn(dtype), scale, ratio, (low, high))
-    theirs: BoxOf = functools.partial(_theirs, scale, ratio, version)
-    return ours if _draw_alike(ours, theirs) else theirs
+    ours = functools.partial(_ours, _Drawn(dtype), scale, ratio, (low, high))
+    return ours, functools.partial(_theirs, scale, ratio, version)
 
 
 class _Drawn(threading.local):

@@ -144,11 +144,13 @@ class Resize(ResizeStep):
         between: library that resizes one side first and rounds to integers before it resizes the other side; None: no
             rounding, as torchvision does for floats. If set, there are four parameters: height and width after each
             side.
+        of_crop: whether the image is the crop of a RandomResizedCrop.
     """
 
     interpolation: Filter = "bilinear"
     antialias: bool = True
     between: Literal["pil", "torch", None] = "pil"
+    of_crop: bool = False
 
     @property
     def num_params(self) -> int:
@@ -161,7 +163,9 @@ class Resize(ResizeStep):
 
     @property
     def slow_on_cpu(self) -> bool:
-        return self.has_exact_edges
+        # DALI takes long where the width shrinks more than the height, as in most photographs that become squares.
+        is_to_one_size = self.to.always is not None and not self.of_crop
+        return self.has_exact_edges or is_to_one_size or self.between == "torch"
 
     @property
     def closeness(self) -> Tolerance:
@@ -262,7 +266,7 @@ def resize(transform: Any, state: ImageState) -> Branch:
 def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     region = RandomResizedRegion(scale, ratio, version_of(transform))
-    return Crop(region), resize_as(Target(as_pair(transform.size)), transform, state)
+    return Crop(region), resize_as(Target(as_pair(transform.size)), transform, state, of_crop=True)
 
 
 def new_size_of(size: Any, max_size: int | None = None) -> NewSize:
@@ -281,13 +285,18 @@ def new_size_of(size: Any, max_size: int | None = None) -> NewSize:
     return Target(None if shorter is None else (shorter,), max_size)
 
 
-def resize_as(to: NewSize, transform: Any, state: ImageState) -> Step:
+def resize_as(to: NewSize, transform: Any, state: ImageState, of_crop: bool = False) -> Step:
     """Return the step of a resize with the interpolation and antialias of a transform."""
-    return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform))
+    return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform), of_crop)
 
 
 def resize_to(
-    to: NewSize, interpolation: Any, antialias: bool | None, state: ImageState, version: Version = "v1"
+    to: NewSize,
+    interpolation: Any,
+    antialias: bool | None,
+    state: ImageState,
+    version: Version = "v1",
+    of_crop: bool = False,
 ) -> Resize | ResizeNearest:
     mode = interpolation_value(interpolation)
     if mode in ("nearest", "nearest-exact"):
@@ -307,7 +316,8 @@ def resize_to(
     rounding_torch = "torch" if version == "v2" and state.dtype == "uint8" else None
     if mode == "bicubic" and not smooth:
         raise unsupported("bicubic without antialias has no equal in DALI; use antialias=True", "antialias")
-    return Resize(to, mode, smooth, "pil" if state.kind == "pil" else rounding_torch)  # type: ignore[arg-type]
+    between = "pil" if state.kind == "pil" else rounding_torch
+    return Resize(to, mode, smooth, between, of_crop)  # type: ignore[arg-type]
 
 
 def interpolation_value(interpolation: Any) -> str:

@@ -155,17 +155,18 @@ class RandomInterpolation(Step):
         return OneOf(tuple((replace(each, to=to),) for each in self.resizes)).take(chosen, size, row)
 
 
-def _resize_to(to: NewSize, interpolation: Any, state: ImageState) -> Step:
-    if not isinstance(interpolation, (tuple, list)):
-        return resize_to(to, interpolation, True, state)
-    return RandomInterpolation(tuple(resize_to(to, each, True, state) for each in interpolation))
+def _resize_to(to: NewSize, interpolation: Any, state: ImageState, of_crop: bool = False) -> Step:
+    is_drawn = isinstance(interpolation, (tuple, list))
+    each = interpolation if is_drawn else [interpolation]
+    resizes = tuple(resize_to(to, one, True, state, of_crop=of_crop) for one in each)
+    return RandomInterpolation(resizes) if is_drawn else resizes[0]
 
 
 @rule(transforms.RandomResizedCropAndInterpolation)
 def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     _before_the_conversion(state)
     region = RandomResizedRegion(tuple(map(float, transform.scale)), tuple(map(float, transform.ratio)))
-    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state)
+    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state, of_crop=True)
 
 
 @rule(transforms.ResizeKeepRatio)

@@ -58,6 +58,10 @@ class Warp(Step):
     num_params: ClassVar[int] = 8
 
     @property
+    def slow_on_cpu(self) -> bool:
+        return self.interpolation != "nearest"
+
+    @property
     def closeness(self) -> Tolerance:
         return WARPED[self.interpolation, self.kind]
 
@@ -74,10 +78,6 @@ class Affine(Warp):
 
 class BicubicAffine(Warp):
     """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Parameters: those of Affine."""
-
-    @property
-    def slow_on_cpu(self) -> bool:
-        return True
 
 
 class Perspective(Warp):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
 from ..data.image_calls import holds
@@ -25,6 +27,7 @@ from ..data.lazy_tensor import LazyImageTensor, LazyTensor, to_pure_tensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import Operation, value_of
 from ..data.transformed import PixelUses
+from ..transforms.chain import MOST_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun, aligned
 from .request_sampler import BatchRequest
@@ -33,7 +36,8 @@ from .stock_images import stock_images
 LARGE_TENSOR_BYTES = 1 << 18
 
 MOST_PLANS = 8
-"""Maximum number of plans that the loader did not know before. torchvision makes the images of later ones."""
+"""Maximum number of plans that the loader did not know before. torchvision makes the images of later ones, and of those
+with one image alone. So a pipeline is not built for each image whose transform has arguments of its own."""
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
@@ -68,6 +72,7 @@ class Packer:
         self._batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans, self._audit_share = has_images, plans, audit_share
         self._new_plans: set[str] = set()
+        self._alone: set[str] = set()  # plans of one image so far
         self._pixel_uses, PixelUses.at = PixelUses.count, None
 
     def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
@@ -75,10 +80,14 @@ class Packer:
         has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
         collates = self._collate_fn is default_collate or not has_placeholders
         content = self._collate_fn(samples) if collates else samples
-        pickler = _ContentPickler(self._run_size, self._takes)
+        pickler = _ContentPickler(self._run_size)
         if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
             return PackedBatch(request, content=content, num_samples=num_samples, **self._made_by(pickler, 0))
-        data = pickler.dumps(content)
+        data = pickler.dumps(content, may_write_over=not self._keep_samples)
+        refused = self._refused(pickler.runs)
+        if refused:
+            pickler = _ContentPickler(self._run_size, refused)
+            data = pickler.dumps(content, may_write_over=not self._keep_samples)
         each = samples if self._batched else [samples]
         made_by = self._made_by(pickler, len(each)) | {"num_samples": num_samples}
         if not pickler.runs and not pickler.is_computed:
@@ -127,23 +136,27 @@ class Packer:
             "pixels_used_at": used_at or "",
         }
 
-    def _takes(self, call: ProxyInputs) -> bool:
-        """Return whether DALI may make the image of a call."""
-        if not isinstance(call, ImageCall) or call.server in self._plans or call.server in self._new_plans:
-            return True
-        if len(self._new_plans) < MOST_PLANS:
-            self._new_plans.add(call.server)
-        return call.server in self._new_plans
+    def _refused(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
+        """Return the plans of a batch that get no pipeline."""
+        calls = [call.server for run in runs for call in run if isinstance(call, ImageCall)]
+        unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
+        for plan, images in unknown.items():
+            is_alone = images == 1 and len(calls) > 1 and plan not in self._alone
+            if not is_alone and len(self._new_plans) < MOST_PLANS:
+                self._new_plans.add(plan)
+            elif len(self._alone) < MOST_CHAINS:
+                self._alone.add(plan)
+        return unknown.keys() - self._new_plans
 
 
 class _ContentPickler:
     """Pickle a batch with references in place of images, and group the calls of the images into runs.
 
-    ``takes`` returns whether a call is for DALI.
+    torchvision makes the images of plans in ``refused``.
     """
 
-    def __init__(self, run_size: int, takes: Callable[[ProxyInputs], bool]) -> None:
-        self._takes = takes
+    def __init__(self, run_size: int, refused: Collection[str] = ()) -> None:
+        self._refused = refused
         self.runs: list[list[ProxyInputs]] = []
         self.kept: list[Any] = []
         self.is_computed = False
@@ -152,25 +165,64 @@ class _ContentPickler:
         self._open: dict[str, int] = {}  # server -> the run that takes its next single sample
         self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> its run, or the (run, row) of each sample
+        self._uses: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references to some of it
+        self._may_write_over = self._has_operations = False
 
-    def dumps(self, content: Any) -> bytes:
+    def dumps(self, content: Any, may_write_over: bool = False) -> bytes:
+        """Pickle a batch. Operations may write over tensors that this pickle alone refers to once."""
+        self._may_write_over = self._has_operations = False
+        data = self._dumps(content)
+        if not self._has_operations or not may_write_over:
+            return data
+        self._may_write_over = True  # as all uses are known now
+        self.kept.clear()
+        return self._dumps(content)
+
+    def _dumps(self, content: Any) -> bytes:
         buffer = io.BytesIO()
         pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
         pickler.place, pickler.owner = self._place, self
         pickler.dump(content)
         return buffer.getvalue()
 
+    def reduced(self, operation: Operation) -> tuple[Any, ...]:
+        self._has_operations = True
+        return operation.reduced(self._is_used_once) if self._may_write_over else operation.reduced()
+
+    def _is_used_once(self, output: ProxySample | ProxyBatch) -> bool:
+        run = self._batches.get(id(output.run)) if isinstance(output, ProxyBatch) else None
+        return isinstance(run, int) and self._uses[output.output, run] == 1
+
     def _place(self, proxy: Any) -> int | tuple[int, Any] | None:
         if not isinstance(proxy, (ProxyBatch, ProxySample)):
             self.kept.append(proxy)
             return len(self.kept) - 1
-        if not all(map(self._takes, [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls)):
+        if not self._is_for_dali(proxy):
             return None
         if isinstance(proxy, ProxySample):
-            return proxy.output, self._row_of(proxy.call)
-        if id(proxy.run) not in self._batches:
-            self._batches[id(proxy.run)] = self._place_batch(proxy.run.calls)
-        return proxy.output, self._batches[id(proxy.run)]
+            place: Any = self._row_of(proxy.call)
+        elif id(proxy.run) in self._batches:
+            place = self._batches[id(proxy.run)]
+        else:
+            place = self._batches[id(proxy.run)] = self._place_batch(proxy.run.calls)
+        if not self._may_write_over:
+            places = [(place, 0)] if isinstance(place, int) else [place] if isinstance(place, tuple) else place
+            self._uses.update({(proxy.output, run) for run, _ in places})
+        return proxy.output, place
+
+    def _is_for_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
+        calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
+        is_refused = bool(self._refused) and any(call.server in self._refused for call in calls)
+        return not is_refused and not all(map(_is_made, calls))
+
+    def parts(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
+        """Return what stands for a tensor that DALI does not make alone."""
+        if not isinstance(value, ProxyBatch):
+            return value_of(value) if isinstance(value, ProxySample) else value._node
+        samples = [ProxySample(call, value.output) for call in value.run.calls]
+        if not any(map(self._is_for_dali, samples)):
+            return collate_tensor_fn([value_of(each) for each in samples])  # into the memory that torch shares
+        return Operation("aten.stack.default", (samples,), {})
 
     def _place_batch(self, calls: Sequence[ProxyInputs]) -> Any:
         rows = {id(call): (len(self.runs), row) for row, call in enumerate(calls)}
@@ -190,6 +242,11 @@ class _ContentPickler:
             self._rows[id(call)] = run, len(self.runs[run])
             self.runs[run].append(call)
         return self._rows[id(call)]
+
+
+def _is_made(call: ProxyInputs) -> bool:
+    """Return whether torchvision has made the image already, as its values were used."""
+    return isinstance(call, ImageCall) and call.transformed is not None and call.transformed.is_made
 
 
 class _Pickler(ForkingPickler):
@@ -212,7 +269,9 @@ class _Pickler(ForkingPickler):
             return restore_image, (to_pure_tensor(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.owner.is_computed = True
-            return computed, (_parts(obj),)
+            return computed, (self.owner.parts(obj),)
+        if isinstance(obj, Operation):
+            return self.owner.reduced(obj)
         # Sending labels by value is cheaper than opening a shared file for each of them.
         if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
             return NotImplemented
@@ -232,13 +291,6 @@ def computed(tensor: torch.Tensor) -> torch.Tensor:
 def restore_image(tensor: torch.Tensor) -> tv_tensors.Image:
     """Return the image of torchvision's that a tensor was in the worker."""
     return tensor.as_subclass(tv_tensors.Image)
-
-
-def _parts(value: LazyTensor | ProxySample | ProxyBatch) -> Any:
-    """Return what stands for a tensor that DALI does not make alone."""
-    if isinstance(value, ProxyBatch):
-        return Operation("aten.stack.default", ([ProxySample(call, value.output) for call in value.run.calls],), {})
-    return value_of(value) if isinstance(value, ProxySample) else value._node
 
 
 def restore_tensor(

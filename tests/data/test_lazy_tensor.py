@@ -48,17 +48,19 @@ def both(transform: Any = FLOAT, seed: int = 0) -> tuple[list[torch.Tensor], lis
 
 def replayed(content: Any) -> Any:
     """What arrives in the main process, where DALI's images are exactly torchvision's."""
-    pickler = _ContentPickler(256, lambda _: True)
-    data = pickler.dumps(content)
+    pickler = _ContentPickler(256)
+    data = pickler.dumps(content, may_write_over=True)
+
+    @functools.cache
+    def found(output: int, run: int, row: int | None = None) -> torch.Tensor:
+        """One tensor for all that refers to it."""
+        images = [call.real()[output] for call in pickler.runs[run]]  # type: ignore[attr-defined]
+        return torch.stack(images) if row is None else images[row].clone()
 
     def resolve(output: int, place: Any) -> torch.Tensor:
-        if isinstance(place, int):
-            return torch.stack([call.real()[output] for call in pickler.runs[place]])  # type: ignore[attr-defined]
         if isinstance(place, list):
-            return torch.stack([resolve(output, each) for each in place])
-        run, row = place
-        found: torch.Tensor = pickler.runs[run][row].real()[output]  # type: ignore[attr-defined]
-        return found
+            return torch.stack([found(output, *each) for each in place])
+        return found(output, place) if isinstance(place, int) else found(output, *place)
 
     return ContentUnpickler(data, resolve, kept=pickler.kept, device=torch.device("cpu")).load()
 

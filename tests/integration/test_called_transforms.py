@@ -287,6 +287,28 @@ def test_what_would_need_too_many_pipelines_is_torchvisions(photos: Path, worker
     assert_as_torch(loader_over(ATransformPerImage, photos, workers), device=device)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transform_of_one_image_alone_gets_no_pipeline(photos: Path, workers: int, device: str) -> None:
+    loader = DataLoader(ATransformPerImage(str(photos)), 8, num_workers=workers, device=device)
+    assert len(list(loader)) == 6
+    assert loader._servers.kept == {} and loader.backend.startswith("torch: the workers have made all")
+
+
+class UsesAllValues(OneByOne):
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image, float(image.mean()), label
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_whose_values_were_used_is_made_once(photos: Path, workers: int, device: str) -> None:
+    """So the values that the dataset has seen are those of the batch, to the bit."""
+    build = loader_over(UsesAllValues, photos, workers)
+    assert_as_torch(build, device=device)
+    for images, means, _ in DataLoader(UsesAllValues(str(photos)), 8, num_workers=workers, device=device):
+        assert [float(image.mean()) for image in images.cpu()] == means.tolist()
+
+
 class PassesAnArray(Paths):
     """Through numpy, as libraries of augmentations do."""
 

@@ -116,9 +116,11 @@ def test_functions_are_told_apart() -> None:
 def test_transforms_of_endless_variety_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "MOST_CHAINS", 3)
     start = Chain(START.steps, START.last_steps, START.state)
-    found = [start.then(v1.RandomCrop(size)) for size in range(10, 15)]
-    assert [each is None for each in found] == [False, False, False, True, True]
-    assert start.then(v1.RandomCrop(10)) is found[0]
+    for size in range(10, 20):
+        found = start.then(v1.RandomCrop(size))
+        assert found is not None and found is start.then(v1.RandomCrop(size))
+        assert start.through(v1.Compose([v1.RandomCrop(size)]))[0][1] is found
+        assert max(len(start._next), len(start._through)) <= 3
 
 
 @pytest.mark.parametrize(

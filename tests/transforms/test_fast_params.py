@@ -22,9 +22,11 @@ SIZES = [(375, 500), (500, 375), (64, 64), (3, 2000), (2000, 3), (1, 1), (17, 5)
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """What was compared, before and after."""
-    fast_params._compared.cache_clear()
+    fast_params._drawing.cache_clear()
+    fast_params._draws_alike.cache_clear()
     yield
-    fast_params._compared.cache_clear()
+    fast_params._drawing.cache_clear()
+    fast_params._draws_alike.cache_clear()
 
 
 def of_torchvision(version: Version, scale: Any, ratio: Any, height: int, width: int) -> tuple[int, ...]:
