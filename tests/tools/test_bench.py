@@ -32,7 +32,7 @@ from proxyloader.tools.bench.datasets import DATASETS
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
 from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
 from proxyloader.tools.bench.sweep import Sweep, first_tunings, second_tunings, sweep, values_of
-from proxyloader.tools.bench.tables import as_markdown, rows_of
+from proxyloader.tools.bench.tables import as_markdown, as_tables, rows_of
 from proxyloader.tools.cli import main
 from proxyloader.tools.synthetic import dataset
 
@@ -167,6 +167,13 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(photos: Path, tmp_path:
     for outcome in outcomes.values():
         assert "FileNotFoundError" in outcome.failure and not outcome.is_missing and not outcome.rounds
     assert all(row[1].startswith("failed: ") for row in rows_of(recorded(photos, outcomes)))
+
+
+def test_where_no_package_is_there_nothing_is_in_the_tables(photos: Path) -> None:
+    outcomes = {"iterator": Outcome(setting(photos), failure="No module named 'nvidia'", is_missing=True)}
+    record = recorded(photos, outcomes)
+    assert record["left_out"] == {"iterator": "No module named 'nvidia'"}
+    assert as_tables(record) == [] and as_markdown(record)
 
 
 @pytest.mark.exhaustive

@@ -98,6 +98,8 @@ def as_tables(record: Record) -> list[Table]:
     if epochs:
         columns = {title: range(2 + k * epochs, 2 + (k + 1) * epochs) for k, title in enumerate(OF_EPOCHS)}
         columns["how it is tuned"] = (1,)
+    if not rows:
+        return []  # no case could begin: each was left out
     tables = []
     for title, numbers in columns.items():
         table = Table(title=f"{title} ({setting})")

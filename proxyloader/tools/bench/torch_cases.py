@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_jpeg
@@ -26,7 +26,7 @@ Loops = Iterator[Iterator[Any]]
 
 
 def images_of(setting: BenchConfig, transform: Any = None, loader: Any = default_loader) -> Any:
-    """Return the images as an ImageFolder, concatenated ``passes`` times."""
+    """Return the images as an ImageFolder, ``passes`` times one after the other."""
     return _repeated(setting, ImageFolder(setting.root, transform, loader=loader))
 
 
@@ -38,7 +38,8 @@ def samples_of(setting: BenchConfig, added: str = "", loader: Any = default_load
 
 
 def _repeated(setting: BenchConfig, once: Any) -> Any:
-    return once if setting.passes == 1 else ConcatDataset(setting.passes * [once])
+    # A Subset is asked for whole batches if the dataset in it is, which Hugging Face's are. A ConcatDataset is not.
+    return once if setting.passes == 1 else Subset(once, setting.passes * [*range(len(once))])
 
 
 def loader_arguments(setting: BenchConfig) -> dict[str, Any]:
