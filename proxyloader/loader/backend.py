@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -27,6 +29,13 @@ from .strategy import translated
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+NEW_WORKERS = (
+    "each epoch forks new workers. What this process then writes to first has to be copied, DALI's memory among it, so "
+    "that short epochs may take longer than with torch's loader. Give the loader persistent_workers=True"
+)
+SHORT_S = 60.0
+"""A second epoch that begins earlier after the first one is worth a warning of ``NEW_WORKERS``."""
 
 MANY = 0.05
 """Share of the images of an epoch from which it is worth a warning that DALI does not make them."""
@@ -137,6 +146,9 @@ class DescribedLoader(TorchDataLoader[T]):
     _errors: UnreadableSamples
     _pool: WorkerPool | None
 
+    _began_s: float
+    """When the first epoch began, in seconds of ``time.monotonic``."""
+
     _said: frozenset[str] = frozenset()
     """The warnings that were logged for this loader."""
 
@@ -173,9 +185,25 @@ class DescribedLoader(TorchDataLoader[T]):
         """Log what makes the dataset slower than it might be, once for this loader."""
         self._counts.not_translated = found.not_translated
         for warning in found.warnings:
-            if warning not in self._said:
-                log.warning("%s: %s", name_of(self.dataset), warning)
-        self._said |= set(found.warnings)
+            self._warn(warning)
+
+    def _warn(self, warning: str) -> None:
+        """Log a warning, once for this loader."""
+        if warning not in self._said:
+            log.warning("%s: %s", name_of(self.dataset), warning)
+        self._said |= {warning}
+
+    def _say_what_begins(self) -> None:
+        """Log what loads the images, in the first epoch, and in the second one if new workers make it slower."""
+        if self._loader_state is None:
+            log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
+            self._began_s = time.monotonic()
+            return
+        context: Any = self.multiprocessing_context or multiprocessing
+        is_forked = self.num_workers > 0 and not self.persistent_workers and context.get_start_method() == "fork"
+        is_short = time.monotonic() - self._began_s < SHORT_S
+        if is_forked and is_short and self._servers.kept and not self._options.on_gpu:
+            self._warn(NEW_WORKERS)
 
     @property
     def _options(self) -> LoaderOptions:

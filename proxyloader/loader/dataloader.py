@@ -270,8 +270,7 @@ class DataLoader(CheckpointedLoader[T]):
             options = self._options
             servers = self._servers.of(pool.plans, options)
             pin = self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available()
-            if self._loader_state is None:
-                log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
+            self._say_what_begins()
             assembler = BatchAssembler(
                 pool, servers, self._errors, self.collate_fn, self._counts, pin, options, self._auditor
             )

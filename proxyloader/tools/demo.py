@@ -124,7 +124,8 @@ def demo(
     _print("Images", f"{setup.images:,} of {setup.root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
     counts = f"batch_size={setup.batch_size}, num_workers={setup.workers}"
-    _print("Both loaders", f"{counts}, shuffle=True, the same seed")
+    kept = ", persistent_workers=True" if setup.workers else ""
+    _print("Both loaders", f"{counts}{kept}, shuffle=True, the same seed")
     as_promised, theirs, ours = _measure(setup)
     contact_sheet(theirs, ours).save(sheet, "PNG")
     _print("Contact sheet", str(sheet))

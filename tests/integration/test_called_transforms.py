@@ -549,7 +549,7 @@ class Around40(Around):
 
 def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "proxyloader"):
-        loader = DataLoader(OneByOne(str(photos)), 8, num_workers=1, device="cpu")
+        loader = DataLoader(OneByOne(str(photos)), 8, num_workers=1, persistent_workers=True, device="cpu")
         assert loader.backend == "DALI on cpu, if the dataset calls transforms on JPEGs"
         for _ in range(2):
             list(loader)

@@ -61,6 +61,7 @@ def test_batches_are_the_same_with_and_without_an_audit(
 ) -> None:
     folder.transform = TRAIN
     how: dict[str, Any] = dict(shuffle=True, num_workers=workers, multiprocessing_context=start, device=device)
+    how["persistent_workers"] = workers > 0
     without = epochs_of(DataLoader(folder, 10, **how), 2)
     audited = epochs_of(DataLoader(folder, 10, **how, audit=Audit(1.0, "raise")), 2)
     assert [labels for _, labels in audited] == [labels for _, labels in without]

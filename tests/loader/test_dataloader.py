@@ -455,6 +455,26 @@ def test_a_transform_of_a_dataset_in_another_one_is_met(dataset: ImageFolder, wo
     assert_as_torch(build, by_dali, device=device)
 
 
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        ({"num_workers": 1}, 1),
+        ({"num_workers": 1, "persistent_workers": True}, 0),
+        ({"num_workers": 0}, 0),
+        ({"num_workers": 1, "translate": False}, 0),
+    ],
+)
+def test_who_starts_new_workers_for_short_epochs_is_told_once(
+    dataset: ImageFolder, how: dict[str, Any], times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(dataset, 16, device="cpu", **how)
+    list(loader)
+    assert "forks new workers" not in caplog.text
+    for _ in range(2):
+        list(loader)
+    assert caplog.text.count("Give the loader persistent_workers=True") == times
+
+
 def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     DataLoader(ImageFolder(str(photos), Proxy("server", ("images",), 1)))
     assert "ImageFolder, 48 samples: its .transform is the proxy of a server, and the loader has none" in caplog.text
