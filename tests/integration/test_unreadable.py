@@ -221,7 +221,7 @@ def test_each_sample_is_one_line_in_the_log_and_not_one_per_epoch(
     spelled: Numbered, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = damage(spelled, text, 3) + damage(spelled, broken_tables, 4)
-    loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
+    loader = DataLoader(spelled, BATCH, num_workers=1, persistent_workers=True, on_error="skip", device="cpu")
     with caplog.at_level(logging.WARNING, "proxyloader"):
         for _ in range(3):
             list(loader)
@@ -570,6 +570,24 @@ def test_max_pixels_holds_in_a_dataset_that_opens_images_itself(spelled: Numbere
     assert len(list(DataLoader(Own(), max_pixels=64 * 64, device="cpu"))) == 2
     with raises(ImageError, code="too-large", index=0):
         list(DataLoader(Own(), max_pixels=4095, device="cpu"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("content", [b"", b"no image" * 40])
+def test_the_path_is_known_where_a_datasets_own_code_opens_what_is_no_image(
+    spelled: Numbered, content: bytes, workers: int
+) -> None:
+    class Own(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return TRANSFORM(Image.open(spelled.samples[index][0]).convert("RGB"))
+
+    Path(spelled.samples[2][0]).write_bytes(content)
+    loader = DataLoader(Own(), 4, num_workers=workers, on_error="skip", device="cpu")
+    assert sum(map(len, loader)) == 3
+    assert [(each.index, each.path) for each in loader.errors] == [(2, spelled.samples[2][0])]
 
 
 def test_an_unknown_way_is_refused_with_those_that_are_known(spelled: Numbered) -> None:

@@ -47,7 +47,7 @@ def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert list(said) == [*TITLES[:-1], "Training", "Next"]
     assert ("on a GPU it would be decoded there" in said["Decoded on"]) == (device == "cpu")
     assert said["Images"] == f"40 of {photos}"
-    assert said["Both loaders"] == "batch_size=16, num_workers=1, shuffle=True, the same seed"
+    assert said["Both loaders"] == "batch_size=16, num_workers=1, persistent_workers=True, shuffle=True, the same seed"
     speeds = re.findall(r"([\d,]+) images/s \([\d,]+ to [\d,]+\) +(torch.utils.data|proxyloader).DataLoader", out)
     assert [name for _, name in speeds] == ["torch.utils.data", "proxyloader"]
     assert said["Labels"] == "all equal; 40 images compared"
