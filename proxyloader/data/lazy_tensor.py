@@ -134,6 +134,11 @@ class LazyImageTensor(LazyTensor):
     __class__ = property(lambda self: tv_tensors.Image)
 
 
+for _lazy, _other in ((LazyTensor, torch.Tensor), (LazyImageTensor, tv_tensors.Image)):
+    # So that errors that name its type say what others take it for.
+    _lazy.__module__, _lazy.__qualname__, _lazy.__name__ = _other.__module__, _other.__qualname__, _other.__name__
+
+
 def lazy(call: ImageCall, output: int) -> LazyTensor:
     """Return the tensor of an output of an image."""
     assert call.transformed is not None
