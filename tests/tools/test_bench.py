@@ -32,6 +32,7 @@ from proxyloader.tools.bench.datasets import DATASETS
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
 from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
 from proxyloader.tools.bench.sweep import Sweep, first_tunings, second_tunings, sweep, values_of
+from proxyloader.tools.bench.system_info import warnings_for
 from proxyloader.tools.bench.tables import as_markdown, as_tables, rows_of
 from proxyloader.tools.cli import main
 from proxyloader.tools.synthetic import dataset
@@ -167,6 +168,12 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(photos: Path, tmp_path:
     for outcome in outcomes.values():
         assert "FileNotFoundError" in outcome.failure and not outcome.is_missing and not outcome.rounds
     assert all(row[1].startswith("failed: ") for row in rows_of(recorded(photos, outcomes)))
+
+
+def test_a_loop_of_few_batches_is_warned_of(photos: Path) -> None:
+    few, enough = (setting(photos, images=images, batch_size=16) for images in (48, 64))
+    assert any("A loop has 3 batches" in warning for warning in warnings_for(few))
+    assert not any("A loop has" in warning for warning in warnings_for(enough))
 
 
 def test_where_no_package_is_there_nothing_is_in_the_tables(photos: Path) -> None:

@@ -14,6 +14,7 @@ from ... import __version__
 from ..._cores import usable_cores
 from .config import BenchConfig
 
+FEW_BATCHES = 4
 CORES_BESIDE_A_GPU = 8
 """With fewer cores, workers take longer than decoding on the GPU."""
 
@@ -47,13 +48,18 @@ def _version(package: str) -> str | None:
 
 
 def warnings_for(setting: BenchConfig) -> list[str]:
-    """Return a sentence for each reason why this machine is slower than it could be."""
+    """Return a sentence for each reason why the figures are lower than they could be here, or say little."""
     found = _warnings_of_nvml() if setting.on_gpu else []
     if setting.on_gpu and usable_cores() < CORES_BESIDE_A_GPU:
         found.append(f"There are {usable_cores()} cores beside the GPU: reading and drawing may be the limit.")
     load = os.getloadavg()[0]
     if load > 0.5 * usable_cores():
         found.append(f"Other work is going on here (a load of {load:.1f} on {usable_cores()} cores).")
+    if setting.batches < FEW_BATCHES:
+        found.append(
+            f"A loop has {setting.batches} batches. DALI's own reader makes some of them before the loop asks, so short "
+            "loops flatter it. Give more --passes or --images, or a smaller --batch-size."
+        )
     return found
 
 
