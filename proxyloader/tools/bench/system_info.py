@@ -57,8 +57,8 @@ def warnings_for(setting: BenchConfig) -> list[str]:
         found.append(f"Other work is going on here (a load of {load:.1f} on {usable_cores()} cores).")
     if setting.batches < FEW_BATCHES:
         found.append(
-            f"A loop has {setting.batches} batches. DALI's own reader makes some of them before the loop asks, so short "
-            "loops flatter it. Give more --passes or --images, or a smaller --batch-size."
+            f"A loop has {setting.batches} batches. DALI's own reader makes some before the loop asks for them, so "
+            "short loops flatter it. Give more --passes or --images, or a smaller --batch-size."
         )
     return found
 
