@@ -9,6 +9,9 @@ A child must not destroy a pipeline, because that would wait for threads that th
 pipelines in use, which are taken from their servers, and to pipelines that wait for the garbage collector. Garbage
 collection is disabled from before the fork, and the child never collects objects that existed at the fork. CUDA events
 of runs cannot be destroyed in a child either, and are kept.
+
+A worker seeds torch's default generator first. A draw from it holds a lock of C++ code, without Python's lock. So a
+fork waits for a draw in progress, of any thread.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import concurrent.futures.thread
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import multiprocessing
@@ -25,11 +29,16 @@ import signal
 import threading
 import time
 import weakref
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from ._exit_safety import at_exit
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LET_GO_S = 0.002
 AFTER_THE_FORK_S = 0.1
@@ -74,7 +83,9 @@ def watch(server: Server) -> None:
 
 
 def watched() -> list[Server]:
-    return list(_servers)
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread has added one meanwhile
+            return list(_servers)
 
 
 def keep_from_children(thing: Any) -> None:
@@ -85,6 +96,18 @@ def keep_from_children(thing: Any) -> None:
 def leak(thing: Any) -> None:
     """Add a reference that is never released, so that the object is not destroyed even when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+class cached_property(functools.cached_property[T]):  # named as Python's
+    """Python's ``cached_property`` without a lock.
+
+    Before Python 3.12 all objects of a class share one. A child waits for it for ever, if another thread computed the
+    property of any of them at the fork.
+    """
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        super().__init__(func)
+        self.lock = contextlib.nullcontext()
 
 
 class ForkProcess(multiprocessing.context.ForkProcess):
@@ -127,7 +150,7 @@ def _before() -> None:
     _collects_garbage = gc.isenabled()
     gc.disable()
     were_under_way = False
-    for server in list(_servers):
+    for server in watched():
         try:
             were_under_way |= server.pause()
             _held.append(server)
@@ -136,6 +159,7 @@ def _before() -> None:
             were_under_way = True
     if were_under_way:
         time.sleep(LET_GO_S)
+    torch.get_rng_state()  # waits for a draw; the last thing here, as the sleep lets other threads draw
 
 
 def _put_off_interrupts() -> None:
@@ -175,12 +199,14 @@ def _after_in_child() -> None:
         at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would print all of them
     for thing in list(_kept):
         leak(thing)
-    for server in list(_servers):
+    for server in watched():
         server.forget_in_child()
     _held.clear()
     if _collects_garbage:
         gc.enable()
     _forking, _starting = threading.RLock(), threading.RLock()
+    # torch seeds CUDA's generators in a worker, too. Another thread may have been starting CUDA.
+    torch.cuda._initialization_lock = threading.Lock()
     _take_interrupts()
 
 

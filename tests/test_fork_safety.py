@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import torch
 
 from proxyloader import _fork_safety
 
@@ -65,6 +69,61 @@ def test_the_collector_is_on_again_after_two_threads_forked_at_once() -> None:
     for thread in threads:
         thread.join(WAIT_S)
     assert results == [0, 0] and gc.isenabled() and not slow.held
+
+
+def beside(work: Callable[[threading.Event], Any], in_child: Callable[[], Any]) -> int:
+    """Fork while another thread works, and return what ``in_fork`` says of the child."""
+    has_begun = threading.Event()
+    thread = threading.Thread(target=work, args=(has_begun,))
+    thread.start()
+    assert has_begun.wait(WAIT_S)
+    try:
+        return in_fork(in_child)
+    finally:
+        thread.join(WAIT_S)
+
+
+def test_a_child_may_seed_although_another_thread_was_drawing() -> None:
+    many = torch.empty(30_000_000)
+
+    def draw(has_begun: threading.Event) -> None:
+        has_begun.set()
+        for _ in range(3):
+            many.uniform_()
+
+    assert beside(draw, lambda: torch.manual_seed(1)) == 0
+
+
+def test_a_child_may_seed_although_another_thread_was_starting_cuda() -> None:
+    def start(has_begun: threading.Event) -> None:
+        with torch.cuda._initialization_lock:
+            has_begun.set()
+            time.sleep(0.2)
+
+    assert beside(start, lambda: torch.cuda._lazy_call(int)) == 0  # as torch.manual_seed does
+
+
+def test_a_child_may_compute_a_property_although_another_thread_was_computing_it() -> None:
+    class Slowly:
+        asked = threading.Event()
+
+        @_fork_safety.cached_property
+        def value(self) -> int:
+            self.asked.set()
+            time.sleep(0.2)
+            return 1
+
+    def compute(has_begun: threading.Event) -> None:
+        threading.Timer(0.1, has_begun.set).start()
+        assert Slowly().value == 1
+
+    assert beside(compute, lambda: Slowly().value) == 0
+
+
+def test_a_worker_imports_nothing_of_pillows_formats() -> None:
+    """Another thread may hold the lock of such an import at the fork."""
+    code = "import proxyloader.data.lazy_image; from PIL import Image; assert Image._initialized"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
 
 
 def test_a_child_forgets_what_it_inherited_and_destroys_nothing_of_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from .._fork_safety import cached_property
 from ..errors import InputError
 from ..transforms.chain import Chain, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
@@ -39,7 +39,7 @@ class CompiledTransform(TransformStandIn):
     takes_all: bool = False
     max_pixels: int | None = None
 
-    @functools.cached_property
+    @cached_property
     def _chain(self) -> Chain:
         return chain_of(self.plan, self.original)
 

@@ -42,6 +42,8 @@ MARKER_OF_EXIF = b"\xff\xe1"
 PILLOW_DECODES_LATE = isinstance(getattr(Image.Image, "im", None), property)
 """Whether images have a place to decode late, as from Pillow 11 on."""
 
+Image.preinit()  # here, as a worker that imported Pillow's formats might wait for a lock of another thread's import
+
 _in_process = False
 _in_thread = threading.local()
 

@@ -17,6 +17,7 @@ import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
+from .._fork_safety import cached_property
 from . import color
 from .params import meta_image, version_of
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance
@@ -53,7 +54,7 @@ class Operations:
     version: str
     arguments: Arguments
 
-    @functools.cached_property
+    @cached_property
     def branches(self) -> dict[str, Branch]:
         """The branch of each operation, by torchvision's name."""
         kind = self.warp.kind
@@ -71,11 +72,11 @@ class Operations:
             "Invert": (color.Invert(),),
         }
 
-    @functools.cached_property
+    @cached_property
     def choice(self) -> OneOf:
         return OneOf(tuple(dict.fromkeys(self.branches.values())))
 
-    @functools.cached_property
+    @cached_property
     def _chosen(self) -> dict[str, int]:
         return {name: self.choice.branches.index(branch) for name, branch in self.branches.items()}
 

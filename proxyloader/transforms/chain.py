@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomOrder
 
+from .._fork_safety import cached_property
 from ..errors import UnsupportedTransformError
 from .plan import Branch, ImageState, Plan, iter_steps, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
@@ -68,16 +68,16 @@ class Chain:
             self._through[id(compose)] = _Snapshot(compose), tuple(calls)  # it holds the compose, so the id stays its
         return tuple(calls)
 
-    @functools.cached_property
+    @cached_property
     def plan(self) -> Plan:
         """The plan of all steps. UnsupportedTransformError: they do not end in a tensor."""
         return plan_of(self.steps)
 
-    @functools.cached_property
+    @cached_property
     def draws(self) -> bool:
         return any(step.params_doc for step in iter_steps(self.last_steps))
 
-    @functools.cached_property
+    @cached_property
     def slow_on_cpu(self) -> bool:
         return Plan(self.steps, self.state).slow_on_cpu
 

@@ -7,7 +7,6 @@ The row and the bytes of the image are all that the DALI graph needs.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .._fork_safety import cached_property
 from ..errors import UnsupportedTransformError
 from .deferred import DeferredTransforms
 
@@ -184,7 +184,7 @@ class OneOf(Step):
 
     branches: tuple[Branch, ...]
 
-    @functools.cached_property
+    @cached_property
     def num_params(self) -> int:
         return 1 + max(sum(step.num_params for step in branch) for branch in self.branches)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
+from .._fork_safety import cached_property
 from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, hue_turn
 from .params import meta_image, v2_transform
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step
@@ -33,7 +33,7 @@ class ColorJitter(Step):
     kind: Kind
     channels: int
 
-    @functools.cached_property
+    @cached_property
     def choice(self) -> OneOf:
         kind = self.kind
         colored: tuple[Branch, ...] = ((Saturation(kind),), (Hue(kind),)) if self.channels == 3 else ((), ())
@@ -69,7 +69,7 @@ class PhotometricDistort(Step):
         "what is adjusted, the factors, an order of channels: RandomPhotometricDistort.make_params"
     )
 
-    @functools.cached_property
+    @cached_property
     def choices(self) -> tuple[OneOf, ...]:
         kind = self.kind
         steps = Brightness(kind), Contrast(kind), Saturation(kind), Hue(kind), Contrast(kind), ChannelOrder()
