@@ -11,7 +11,7 @@ collection is disabled from before the fork, and the child never collects object
 of runs cannot be destroyed in a child either, and are kept.
 
 A worker seeds torch's default generator first. A draw from it holds a lock of C++ code, without Python's lock. So a
-fork waits for a draw in progress, of any thread.
+fork waits for a draw in progress, of any thread. A thread that draws all the time may begin the next one meanwhile.
 """
 
 from __future__ import annotations

@@ -84,12 +84,11 @@ def beside(work: Callable[[threading.Event], Any], in_child: Callable[[], Any]) 
 
 
 def test_a_child_may_seed_although_another_thread_was_drawing() -> None:
-    many = torch.empty(30_000_000)
+    many = torch.empty(100_000_000)
 
     def draw(has_begun: threading.Event) -> None:
-        has_begun.set()
-        for _ in range(3):
-            many.uniform_()
+        threading.Timer(0.05, has_begun.set).start()
+        many.uniform_()
 
     assert beside(draw, lambda: torch.manual_seed(1)) == 0
 
