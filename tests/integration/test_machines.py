@@ -171,7 +171,10 @@ def test_where_the_address_space_ends_the_error_says_so(spelled_root: Path, tmp_
 
 
 DESCRIPTORS = """
+    import logging
     from torch.utils.data import DataLoader as StockLoader
+
+    logging.getLogger("proxyloader").setLevel("ERROR")  # it warns of short epochs with new workers
 
     def most_while(loader):
         most = 0
