@@ -193,7 +193,7 @@ def grey(root: str) -> dict[str, float]:
         for name, first in ways.items():
             start = [Transformed.of(image, "L") for image in images]
             for transform in (first, ToTensor(), Normalize((0.5,), (0.5,))):
-                start = [each.then((transform, each.chain.then(transform))) for each in start]
+                start = [each.then(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan
             server = RunQueue(build_pipeline(plan, PipelineOptions(len(images), num_threads=1)))
             inputs = [list(arrays) for arrays in zip(*(ImageCall.of(each, plan).inputs for each in start))]

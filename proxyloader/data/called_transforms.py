@@ -137,7 +137,7 @@ def _after(transform: Any, image: Any) -> Any:
     if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
-    return _made(image, transformed.then((transform, chain)))
+    return _made(image, transformed.then(chain))
 
 
 def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any:
@@ -145,10 +145,10 @@ def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any
     transformed = _transformed(image)
     if transformed is None or not _leaves_alone(compose, others):
         return None
-    calls = transformed.chain.through(compose)
-    if not calls or (calls[-1][1].slow_on_cpu and not _is_for_gpu):
+    chains = transformed.chain.through(compose)
+    if not chains or (chains[-1].slow_on_cpu and not _is_for_gpu):
         return None
-    return _made(image, transformed.then(*calls))
+    return _made(image, transformed.then(*chains))
 
 
 def _made(image: Any, transformed: Transformed) -> Any:

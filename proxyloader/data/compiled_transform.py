@@ -79,7 +79,7 @@ class CompiledTransform(TransformStandIn):
                 return with_values(made[0]), *made[1:]
             return with_values(made)  # type: ignore[no-any-return]
         refuse_too_large(encoded.height, encoded.width, encoded.path, self.max_pixels)
-        call = ImageCall.of(Transformed.of(encoded).then((self.original, self._chain)), self.plan)
+        call = ImageCall.of(Transformed.of(encoded).then(self._chain), self.plan)
         if self.plan.rest is not None:
             ProxySample.was_handed_out = True
             return ProxySample(call)

@@ -119,15 +119,15 @@ class Transformed:
         """Whether torchvision has made the image."""
         return self._real is not None
 
-    def then(self, *calls: tuple[Any, Chain]) -> Transformed:
+    def then(self, *chains: Chain) -> Transformed:
         """Call transforms, each of which is the last one of its chain: draw their parameters."""
-        row, size, drawing = self.row.copy(), self.size, [chain for _, chain in calls if chain.draws]
+        row, size, drawing = self.row.copy(), self.size, [chain for chain in chains if chain.draws]
         states = states_now(any(chain.draws_beside_torch for chain in drawing)) if drawing else None
-        for _, chain in calls:
+        for chain in chains:
             for step in chain.last_steps:
                 size = step.sample_params(size, row)
-        called = tuple(transform for transform, _ in calls), states
-        return Transformed(self.image, self.decode, calls[-1][1], (*self.calls, called), row, size)
+        called = tuple([chain.transform for chain in chains]), states
+        return Transformed(self.image, self.decode, chains[-1], (*self.calls, called), row, size)
 
     def real(self) -> Any:
         """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,47 +27,54 @@ class Chain:
         steps: of all transforms.
         last_steps: of the last transform.
         state: state of the image after them.
+        transform: the last transform as it was when it was first called with its settings; None for an image alone.
         draws_beside_torch: whether the last transform may draw from Python's and NumPy's generators, too.
         draws: whether the last transform draws random numbers.
         slow_on_cpu: whether torchvision is faster at some of them on a CPU.
     """
 
-    def __init__(self, steps: Branch, last_steps: Branch, state: ImageState, draws_beside_torch: bool = False) -> None:
+    def __init__(
+        self,
+        steps: Branch,
+        last_steps: Branch,
+        state: ImageState,
+        draws_beside_torch: bool = False,
+        transform: Any = None,
+    ) -> None:
         self.steps, self.last_steps, self.state = steps, last_steps, state
-        self.draws_beside_torch = draws_beside_torch
-        self._next: dict[Any, tuple[Any, Chain | None]] = {}
-        self._through: dict[int, tuple[_Snapshot, tuple[ChainCall, ...]]] = {}
+        self.draws_beside_torch, self.transform = draws_beside_torch, transform
+        self._next: dict[Any, Chain | None] = {}
+        self._through: dict[int, tuple[_Snapshot, tuple[Chain, ...]]] = {}
 
     def then(self, transform: Any) -> Chain | None:
         """Return the chain that goes on with a transform as it is now; None if that is not translated."""
         key = settings_of(transform)
-        found = self._next.get(key)
-        if found is None:
+        if key not in self._next:
             if len(self._next) >= MOST_CHAINS:
                 self._next.clear()
-            found = self._next[key] = transform, self._continued(transform)  # the key has ids of what this holds
-        return found[1]
+            self._next[key] = self._continued(_as_it_is(transform))
+        return self._next[key]
 
-    def through(self, compose: Any) -> tuple[ChainCall, ...]:
-        """Return the transforms of a Compose as it is now, each with the chain that ends with it.
+    def through(self, compose: Any) -> tuple[Chain, ...]:
+        """Return a chain for each transform of a Compose as it is now, which ends with that transform.
 
         () if the chain cannot go on with all of them, or an image would become several that are not tensors.
         """
         found = self._through.get(id(compose))
         if found is not None and found[0].is_as_it_was():
             return found[1]
-        calls, chain = [], self
+        chains, chain = [], self
         for part in parts_of(compose) or ():
             after = None if is_changed(part) else chain.then(part)
             if after is None or (after.state.images > 1 and after.state.kind == "pil"):
                 return ()
             chain = after
-            calls.append((part, chain))
-        if calls:
+            chains.append(chain)
+        if chains:
             if len(self._through) >= MOST_CHAINS:
                 self._through.clear()
-            self._through[id(compose)] = _Snapshot(compose), tuple(calls)  # it holds the compose, so the id stays its
-        return tuple(calls)
+            self._through[id(compose)] = _Snapshot(compose), tuple(chains)  # it holds the compose, so the id stays its
+        return tuple(chains)
 
     @cached_property
     def plan(self) -> Plan:
@@ -82,7 +90,7 @@ class Chain:
         return Plan(self.steps, self.state).slow_on_cpu
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch)
+        return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch, self.transform)
 
     def _continued(self, transform: Any) -> Chain | None:
         part = translate(transform, state=self.state)
@@ -95,11 +103,7 @@ class Chain:
         if not all(map(keeps_class, part)):
             state = replace(state, pure=True)
         beside = any(draws_beside_torch(each.transform) for each in part)
-        return Chain(self.steps + part.steps, part.steps, state, beside)
-
-
-ChainCall = tuple[Any, Chain]
-"""A transform that is called, and the chain that ends with it."""
+        return Chain(self.steps + part.steps, part.steps, state, beside, transform)
 
 
 def chain_of(plan: Plan, transform: Any) -> Chain:
@@ -108,7 +112,7 @@ def chain_of(plan: Plan, transform: Any) -> Chain:
     beside = any(draws_beside_torch(each.transform) for each in whole)
     *_, last = whole.on_the_way()
     is_pure = output_state(last.steps, last.state).pure or not all(map(keeps_class, last))
-    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside)
+    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, transform)
 
 
 def draws_beside_torch(transform: Any) -> bool:
@@ -199,6 +203,19 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _as_it_is(transform: Any) -> Any:
+    """Return a copy, as a dataset may change the attributes before torchvision makes the image."""
+    if type(transform) not in RULES and type(transform) not in CONTAINERS:
+        return transform
+    made = copy.copy(transform)
+    vars(made).update(_copied(vars(transform)))
+    if type(transform) in CONTAINERS:
+        inside = list(map(_as_it_is, transform.transforms))
+        is_module = isinstance(transform.transforms, torch.nn.ModuleList)
+        made.transforms = torch.nn.ModuleList(inside) if is_module else inside
+    return made
 
 
 START = Chain((), (), ImageState())

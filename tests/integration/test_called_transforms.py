@@ -294,6 +294,41 @@ def test_a_transform_of_one_image_alone_gets_no_pipeline(photos: Path, workers: 
     assert loader._servers.kept == {} and loader.backend.startswith("torch: the workers have made all")
 
 
+class ChangesSettings(Paths):
+    """Other settings for each image, of transforms that stay: set again after the call, and one changed in place."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.crop, self.flip = (
+            v1.RandomResizedCrop(32, scale=(0.1, 0.2)),
+            v1.RandomApply([v1.RandomHorizontalFlip(0.2)]),
+        )
+        self.normalize = v1.Normalize([0.5] * 3, [0.25] * 3)
+        self.augmentation = v1.Compose([self.crop, self.flip, v1.ToTensor(), self.normalize])
+
+    def __getitem__(self, index: int) -> Any:
+        self.crop.scale = (0.2 + index / 100, 0.9)
+        self.flip.transforms[0].p = index / 48
+        self.normalize.mean[0] = index / 10
+        image = self.augmentation(self.opened(index))
+        self.crop.scale, self.normalize.mean[0] = (0.01, 0.02), 99.0
+        return image, index
+
+
+class ChangesAndUses(ChangesSettings):
+    """Two settings in turn, and values that are used when they have changed."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index % 2)
+        return image, float(image.mean()), label
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset_class", [ChangesSettings, ChangesAndUses])
+def test_settings_are_those_of_the_call(photos: Path, dataset_class: Any, workers: int, device: str) -> None:
+    assert_as_torch(loader_over(dataset_class, photos, workers), device=device)
+
+
 class UsesAllValues(OneByOne):
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
