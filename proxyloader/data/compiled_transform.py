@@ -12,7 +12,7 @@ from PIL import Image
 
 from .._fork_safety import cached_property
 from ..errors import InputError
-from ..transforms.chain import Chain, chain_of
+from ..transforms.chain import Chain, Snapshot, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import Plan
 from ..transforms.registry import is_holder, plan_for
@@ -32,12 +32,14 @@ class CompiledTransform(TransformStandIn):
         original: the transform itself.
         takes_all: whether inputs that DALI does not take are given to the original, which runs in the worker.
         max_pixels: maximum number of pixels of an image; None: Pillow's limit.
+        as_translated: the transform as it was when it was translated. A dataset may change it for each image.
     """
 
     plan: Plan
     original: Any = field(default=None, compare=False, repr=False)
     takes_all: bool = False
     max_pixels: int | None = None
+    as_translated: Snapshot | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def _chain(self) -> Chain:
@@ -71,6 +73,8 @@ class CompiledTransform(TransformStandIn):
         except InputError:
             if not self.takes_all:
                 raise
+        if encoded is not None and self.as_translated is not None and not self.as_translated.is_as_it_was():
+            image, encoded = (encoded if isinstance(image, bytes) else image), None
         if encoded is None:
             if isinstance(image, EncodedImage):
                 image = LazyImage(None, image) if is_late() else image.decoded()
@@ -161,7 +165,9 @@ def _compiled(transform: Any, rest: bool = False, takes_all: bool = False) -> An
     def compiled(position: str, held: Any) -> CompiledTransform:
         if isinstance(held, CompiledTransform):
             return held
-        return CompiledTransform(plan_for(held, f"transform{position}", rest=rest), held, takes_all)
+        plan = plan_for(held, f"transform{position}", rest=rest)
+        as_translated = Snapshot(held) if plan.rest is None else None
+        return CompiledTransform(plan, held, takes_all, as_translated=as_translated)
 
     return replace_nested(transform, compiled) if is_holder(transform) else compiled("", transform)
 

@@ -44,7 +44,7 @@ class Chain:
         self.steps, self.last_steps, self.state = steps, last_steps, state
         self.draws_beside_torch, self.transform = draws_beside_torch, transform
         self._next: dict[Any, Chain | None] = {}
-        self._through: dict[int, tuple[_Snapshot, tuple[Chain, ...]]] = {}
+        self._through: dict[int, tuple[Snapshot, tuple[Chain, ...]]] = {}
 
     def then(self, transform: Any) -> Chain | None:
         """Return the chain that goes on with a transform as it is now; None if that is not translated."""
@@ -73,7 +73,7 @@ class Chain:
         if chains:
             if len(self._through) >= MOST_CHAINS:
                 self._through.clear()
-            self._through[id(compose)] = _Snapshot(compose), tuple(chains)  # it holds the compose, so the id stays its
+            self._through[id(compose)] = Snapshot(compose), tuple(chains)  # it holds the compose, so the id stays its
         return tuple(chains)
 
     @cached_property
@@ -112,7 +112,7 @@ def chain_of(plan: Plan, transform: Any) -> Chain:
     beside = any(draws_beside_torch(each.transform) for each in whole)
     *_, last = whole.on_the_way()
     is_pure = output_state(last.steps, last.state).pure or not all(map(keeps_class, last))
-    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, transform)
+    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, _as_it_is(transform))
 
 
 def draws_beside_torch(transform: Any) -> bool:
@@ -170,14 +170,14 @@ class Same:
         return isinstance(other, Same) and self._object is other._object
 
 
-class _Snapshot:
-    """A Compose and all transforms inside, with their attributes as they were.
+class Snapshot:
+    """A transform and all inside it, with their attributes as they were.
 
     To compare attributes takes a sixth of the time of ``settings_of``.
     """
 
-    def __init__(self, compose: Any) -> None:
-        self._attributes = [(each, _copied(vars(each))) for each in _all_in(compose)]
+    def __init__(self, transform: Any) -> None:
+        self._attributes = [(each, _copied(vars(each))) for each in _all_in(transform)]
 
     def is_as_it_was(self) -> bool:
         try:
@@ -187,8 +187,10 @@ class _Snapshot:
 
 
 def _all_in(transform: Any) -> list[Any]:
+    if isinstance(transform, torch.nn.Sequential):
+        return [transform, *(each for part in transform for each in _all_in(part))]
     if type(transform) not in COMPOSES and type(transform) not in CONTAINERS:
-        return [transform]
+        return [transform] if hasattr(transform, "__dict__") else []
     inside = transform.transforms
     held = [inside] if isinstance(inside, torch.nn.ModuleList) else []
     return [transform, *held, *(each for part in inside for each in _all_in(part))]
@@ -207,11 +209,12 @@ def _copied(value: Any) -> Any:
 
 def _as_it_is(transform: Any) -> Any:
     """Return a copy, as a dataset may change the attributes before torchvision makes the image."""
-    if type(transform) not in RULES and type(transform) not in CONTAINERS:
+    holds_others = type(transform) in CONTAINERS or type(transform) in COMPOSES
+    if type(transform) not in RULES and not holds_others:
         return transform
     made = copy.copy(transform)
     vars(made).update(_copied(vars(transform)))
-    if type(transform) in CONTAINERS:
+    if holds_others:
         inside = list(map(_as_it_is, transform.transforms))
         is_module = isinstance(transform.transforms, torch.nn.ModuleList)
         made.transforms = torch.nn.ModuleList(inside) if is_module else inside

@@ -310,9 +310,17 @@ class ChangesSettings(Paths):
         self.crop.scale = (0.2 + index / 100, 0.9)
         self.flip.transforms[0].p = index / 48
         self.normalize.mean[0] = index / 10
-        image = self.augmentation(self.opened(index))
+        image = getattr(self, "transform", self.augmentation)(self.opened(index))
         self.crop.scale, self.normalize.mean[0] = (0.01, 0.02), 99.0
         return image, index
+
+
+class ChangesItsTransform(ChangesSettings):
+    """It is the ``.transform``, which is translated before the workers start."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.transform = self.augmentation
 
 
 class ChangesAndUses(ChangesSettings):
@@ -324,7 +332,7 @@ class ChangesAndUses(ChangesSettings):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset_class", [ChangesSettings, ChangesAndUses])
+@pytest.mark.parametrize("dataset_class", [ChangesSettings, ChangesItsTransform, ChangesAndUses])
 def test_settings_are_those_of_the_call(photos: Path, dataset_class: Any, workers: int, device: str) -> None:
     assert_as_torch(loader_over(dataset_class, photos, workers), device=device)
 
