@@ -43,7 +43,10 @@ class CompiledTransform(TransformStandIn):
 
     @cached_property
     def _chain(self) -> Chain:
-        return chain_of(self.plan, self.original)
+        chain = chain_of(self.plan, self.original)
+        if self.plan.rest is not None:
+            chain.transform = None  # nobody calls it in the worker, and it may hold what cannot be pickled
+        return chain
 
     def __getstate__(self) -> dict[str, Any]:
         if self.plan.rest is None:

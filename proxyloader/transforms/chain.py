@@ -177,13 +177,35 @@ class Snapshot:
     """
 
     def __init__(self, transform: Any) -> None:
-        self._attributes = [(each, _copied(vars(each))) for each in _all_in(transform)]
+        attributes = [(each, _copied(vars(each))) for each in _all_in(transform)]
+        self._plain = [pair for pair in attributes if not _has_arrays(pair[1])]
+        self._others = [pair for pair in attributes if _has_arrays(pair[1])]
 
     def is_as_it_was(self) -> bool:
-        try:
-            return all(vars(each) == before for each, before in self._attributes)
-        except (RuntimeError, ValueError):  # tensors and arrays of several numbers do not say if they are equal
-            return False
+        for each, before in self._plain:
+            if vars(each) != before:
+                return False
+        return all(_is_same(vars(each), before) for each, before in self._others)
+
+
+def _has_arrays(value: Any) -> bool:
+    """Return whether there are tensors or arrays in attributes, which do not say with ``==`` if they are equal."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, (torch.Tensor, np.ndarray)) or any(map(_has_arrays, inside))
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    if isinstance(before, (dict, list, tuple)) and not isinstance(now, (dict, list, tuple)):
+        return False
+    if isinstance(before, dict):
+        return now.keys() == before.keys() and all(_is_same(now[name], value) for name, value in before.items())
+    if isinstance(before, (list, tuple)):
+        return len(now) == len(before) and all(map(_is_same, now, before))
+    if type(now) is not type(before) and not isinstance(now, type(before)):
+        return False
+    if isinstance(before, torch.Tensor):
+        return torch.equal(now, before)
+    return np.array_equal(now, before) if isinstance(before, np.ndarray) else now is before or bool(now == before)
 
 
 def _all_in(transform: Any) -> list[Any]:
