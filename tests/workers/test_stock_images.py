@@ -57,9 +57,8 @@ def test_without_a_share_there_are_none(photos: Path) -> None:
 
 @pytest.mark.parametrize("transform", [DRAWS, DRAWS_NOTHING], ids=["random", "not random"])
 def test_a_share_is_another_one_in_each_epoch(photos: Path, transform: Any) -> None:
-    torch.manual_seed(2)
-
     def chosen_in(epoch: int, share: float) -> Any:
+        torch.manual_seed(2)
         return rows(packed(samples_of(photos, transform), share, epoch))  # new ones, as what was made is sent as it is
 
     chosen = [chosen_in(epoch, 0.25) for epoch in range(12)]
