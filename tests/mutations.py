@@ -197,6 +197,20 @@ MUTATIONS = [
         "data/test_lazy_tensor.py",
     ),
     Mutation(
+        "a translated transform that its dataset changes stays as it was",
+        "data/compiled_transform.py",
+        "not self.as_translated.is_as_it_was()",
+        "False",
+        "integration/test_called_transforms.py",
+    ),
+    Mutation(
+        "an image is made by the settings that its transform has later",
+        "transforms/chain.py",
+        "self._continued(_as_it_is(transform))",
+        "self._continued(transform)",
+        "integration/test_called_transforms.py",
+    ),
+    Mutation(
         "an operation writes over an image that something else uses, too",
         "workers/packing.py",
         "self._uses[output.output, run] == 1",

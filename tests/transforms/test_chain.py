@@ -69,6 +69,14 @@ def another_of_the_parts(parts: dict[str, Any]) -> None:
     parts["compose"].transforms[1] = v1.RandomHorizontalFlip(0.25)
 
 
+def a_tensor_in_place_of_a_list(parts: dict[str, Any]) -> None:
+    parts["normalize"].mean = torch.full((3,), 0.25)
+
+
+def an_array_in_place_of_a_tensor(parts: dict[str, Any]) -> None:
+    parts["tensor"].std = np.full(3, 0.25)
+
+
 def a_hook(parts: dict[str, Any]) -> None:
     parts["crop"].register_forward_hook(lambda module, given, made: made)
 
@@ -79,6 +87,8 @@ CHANGES = [
     another_inside,
     another_attribute,
     another_of_the_parts,
+    a_tensor_in_place_of_a_list,
+    an_array_in_place_of_a_tensor,
     a_hook,
 ]
 
