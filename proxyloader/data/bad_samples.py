@@ -71,7 +71,7 @@ def _file_of(error: BaseException) -> str:
         image = frame.f_locals.get("self")
         if isinstance(image, ImageFile.ImageFile):
             read = image.filename  # the last one: Pillow may read another image for it
-        elif frame.f_code is Image.open.__code__:  # it knows no format for the file
+        elif frame.f_code is getattr(Image.open, "__code__", None):  # it knows no format for the file
             read = frame.f_locals.get("filename", "")
     return str(getattr(error, "filename", None) or read)
 
