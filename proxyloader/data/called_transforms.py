@@ -33,7 +33,7 @@ from .lazy_image import LazyImage, is_late, transformed_in
 from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
-from .transformed import Transformed
+from .transformed import PixelUses, Transformed
 
 _is_for_gpu = False
 
@@ -135,6 +135,7 @@ def _after(transform: Any, image: Any) -> Any:
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
     if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
+        PixelUses.at = PixelUses.at or ""  # no line of the user's is the reason
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     return _made(image, transformed.then(chain))

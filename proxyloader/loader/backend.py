@@ -130,6 +130,10 @@ class ImageCounts:
         if self._in_workers:
             but = "neither RGB nor, with a GPU, grey JPEGs"
             reasons.append(f"The workers make images whose pixels are used there, and those that are {but}")
+            reasons.append(
+                "They make those of a transform that one image of a batch has alone, and without a GPU those of "
+                "transforms at which torchvision is faster"
+            )
         if self.pixels_used_at:
             reasons.append(f"Pixels are first used at {self.pixels_used_at}")
         return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
