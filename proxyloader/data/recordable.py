@@ -53,7 +53,7 @@ def on_meta(value: Any) -> Any:
 
 
 def result_like(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the result of an operation without values. torch takes 0.1 ms for it, so the last ones are kept.
+    """Return the result of an operation without values. It takes torch long, so the last ones are kept.
 
     Raises:
         Exception: the operator does not take the arguments, or is not defined without values.
