@@ -247,7 +247,7 @@ class TestTheVerdict:
                 return 64
 
             def __getitems__(self, indices: list[int]) -> list[int]:
-                time.sleep(0.01)
+                time.sleep(0.03)  # long beside what a busy machine adds
                 return indices
 
         loader = kind(Batches(), batch_size=4)
