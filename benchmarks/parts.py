@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import io
 import json
 import statistics
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import Compose, Normalize, PILToTensor, RandomResizedCrop, Resize, ToTensor
+from torchvision.transforms import Compose, Normalize, PILToTensor, RandomResizedCrop, Resize, ToTensor, v2
 from tqdm import tqdm
 
 from proxyloader import compile_transforms, wrap
@@ -43,7 +44,8 @@ from proxyloader.data.jpeg_integrity import damage_of
 from proxyloader.data.placeholders import ImageCall
 from proxyloader.data.transformed import Transformed
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.bench.config import AUGMENTATIONS, transform_with
+from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, transform_with
+from proxyloader.tools.bench.datasets import DATASETS
 from proxyloader.tools.bench.system_info import machine
 from proxyloader.tools.synthetic.dataset import FORMAT
 from proxyloader.transforms.plan import Plan
@@ -52,9 +54,9 @@ from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import IntegrityTable
-from proxyloader.workers.worker import PackedDataset, keep_freed_memory
+from proxyloader.workers.worker import PackedDataset, keep_freed_memory, set_up_worker
 
-PARTS = ("reading", "road", "crops", "progressive", "grey")
+PARTS = ("reading", "road", "datasets", "crops", "progressive", "grey")
 GPU_PARTS = ("decoders", "registered_memory")
 """Functions of this file."""
 
@@ -80,6 +82,42 @@ def reading(root: str) -> dict[str, float]:
         "open files, freed memory kept": median_ms(lambda: [EncodedImage.open(path) for path in paths]),
         "look at their scans (once, before a GPU decodes them)": median_ms(lambda: [damage_of(file) for file in files]),
     }
+
+
+def datasets(root: str) -> dict[str, float]:
+    """A worker's whole batch of datasets that open their files with Pillow, and what is done with any such image."""
+    set_up_worker(None, is_late=True, is_for_gpu=True, worker_id=0)
+    folder = ImageFolder(root)
+    paths = [path for path, _ in folder.samples]
+    arena = Arena(2, len(paths) << 20)
+    request = BatchRequest(0, 0, list(range(len(paths))), batched=True, slot=0)
+    costs = {
+        "read files, their bytes alone": median_ms(lambda: [_bytes_of(path) for path in paths]),
+        "Image.open(path).convert('RGB'), decoded late": median_ms(
+            lambda: [Image.open(path).convert("RGB") for path in paths]
+        ),
+    }
+    kinds = {"ImageFolder": ImageFolder, **DATASETS}
+    for of, transform in {"": transform_with(), ", transforms.v2": _of_v2()}.items():
+        for name, kind in kinds.items():
+            try:
+                fetcher = Fetcher(kind(root, transform), scans=IntegrityTable(len(paths)))
+            except ImportError:
+                continue  # Hugging Face's datasets are not installed
+            packed = PackedDataset(fetcher, Packer(default_collate, arena, len(paths)), arena)
+            packed.__getitems__(request)  # which looks at the scans
+            costs[f"worker: a whole batch, {name}{of}"] = median_ms(functools.partial(packed.__getitems__, request))
+    return costs
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _of_v2() -> v2.Compose:
+    random = [v2.RandomResizedCrop(CROP_PX), v2.RandomHorizontalFlip()]
+    return v2.Compose([*random, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
 
 def road(root: str) -> dict[str, float]:

@@ -37,13 +37,14 @@ class PlanServer(RunQueue):
         float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
         self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
         self._is_first = True  # no batch was submitted
-        self._plan = plan
+        steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
+        self._plan = plan_of(steps) if last else plan
+        super().__init__(build_pipeline(self._plan, self._options))
+        # After the pipeline, as where memory is short the error of that one says what to do.
         self._last_steps: FusedNormalize | None = None
         if options.device_id is not None:
-            steps, last = split(plan.steps)
-            self._plan, device = plan_of(steps), torch.device("cuda", options.device_id)
+            device = torch.device("cuda", options.device_id)
             self._last_steps = FusedNormalize(last, plan.output.channels, wanted.dtype, device)
-        super().__init__(build_pipeline(self._plan, self._options))
 
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
         with self._lock:  # only one of two threads may rebuild
