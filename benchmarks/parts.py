@@ -97,7 +97,7 @@ def datasets(root: str) -> dict[str, float]:
             lambda: [Image.open(path).convert("RGB") for path in paths]
         ),
     }
-    kinds = {"ImageFolder": ImageFolder, **DATASETS}
+    kinds = {"ImageFolder": lambda root, t: wrap(ImageFolder(root, t)), **DATASETS}
     for of, transform in {"": transform_with(), ", transforms.v2": _of_v2()}.items():
         for name, kind in kinds.items():
             try:

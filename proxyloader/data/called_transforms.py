@@ -146,10 +146,10 @@ def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any
     transformed = _transformed(image)
     if transformed is None or not _leaves_alone(compose, others):
         return None
-    chains = transformed.chain.through(compose)
-    if not chains or (chains[-1].slow_on_cpu and not _is_for_gpu):
+    chain = transformed.chain.through(compose)
+    if chain is None or (chain.slow_on_cpu and not _is_for_gpu):
         return None
-    return _made(image, transformed.then(*chains))
+    return _made(image, transformed.then(chain))
 
 
 def _made(image: Any, transformed: Transformed) -> Any:

@@ -45,7 +45,7 @@ class CompiledTransform(TransformStandIn):
     def _chain(self) -> Chain:
         chain = chain_of(self.plan, self.original)
         if self.plan.rest is not None:
-            chain.transform = None  # nobody calls it in the worker, and it may hold what cannot be pickled
+            chain.transforms = ()  # nobody calls it in the worker, and it may hold what cannot be pickled
         return chain
 
     def __getstate__(self) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class EncodedImage:
     path: str = ""
     header: JpegHeader | None = field(default=None, repr=False, compare=False)
 
+    def __init__(
+        self, data: bytes, height: int, width: int, path: str = "", header: JpegHeader | None = None
+    ) -> None:  # a frozen dataclass takes much longer for it
+        vars(self).update(data=data, height=height, width=width, path=path, header=header)
+
     @property
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels, as in a PIL image."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ _ALL_COEFFICIENTS = (1 << 64) - 1
 _SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 
 
-@dataclass(frozen=True)
-class JpegHeader:
+class JpegHeader(NamedTuple):
     """Properties of a JPEG file that its header gives before the first scan.
 
     Attributes:

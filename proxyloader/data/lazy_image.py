@@ -127,10 +127,10 @@ class LazyImage(_DecodedLate):
     """An image that is not decoded yet, as others take it for a copy of one. It has the ``info`` of ``image``."""
 
     def __init__(self, image: Image.Image | None, encoded: EncodedImage | Transformed, mode: str = "RGB") -> None:
-        vars(self).update(_ATTRIBUTES)
-        self._mode, self._size, self._encoded = mode, encoded.size, encoded
+        size = encoded.size
         if isinstance(encoded, Transformed):
-            self._mode, self._size = encoded.mode, encoded.size[::-1]
+            mode, size = encoded.mode, size[::-1]
+        vars(self).update(_ATTRIBUTES, _mode=mode, _size=size, _encoded=encoded)
         info = {} if image is None else vars(image).get("info")
         if info is None:
             assert isinstance(image, _DecodedLate)
@@ -157,8 +157,8 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
     @classmethod
     def of(cls, header: bytes, encoded: EncodedImage, mode: str, file: Any, filename: Any) -> LazyJpegFile:
         image = cls.__new__(cls)
-        vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False)
-        image._mode, image._size, image._header, image._unread = mode, encoded.size, header, encoded
+        known = {"_mode": mode, "_size": encoded.size, "_header": header, "_unread": encoded}
+        vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
         return image
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -281,13 +281,15 @@ def _opened(file: Any, filename: Any = None) -> JpegImageFile:
 
 def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
     """Return a JPEG that is decoded late; None if Pillow is to open it."""
-    size_bytes, encoded = file.seek(0, os.SEEK_END), None
+    size_bytes = file.seek(0, os.SEEK_END)
     if size_bytes > MOST_READ_BYTES:  # Pillow reads what it needs
         return None
     file.seek(0)
     data = file.read(size_bytes)
-    with contextlib.suppress(ImageError):  # it takes long to decode, which Pillow does without a word
+    try:
         encoded = EncodedImage.of_jpeg(data, filename if isinstance(filename, str) else "")
+    except ImageError:  # it takes long to decode, which Pillow does without a word
+        return None
     if encoded is None or encoded.header is None:
         return None
     at = encoded.header.first_scan + 2

@@ -48,6 +48,7 @@ UNREACHABLE = (
 )
 """The error of C++ code that reads the memory of a LazyTensor by itself, and would find none."""
 
+_CPU = torch.device("cpu")
 _Tag = torch.Tag
 
 
@@ -66,21 +67,21 @@ class LazyTensor(torch.Tensor):
     _node: Node | torch.Tensor
     """What its values will be; a tensor when they are there."""
 
-    _source: tuple[LazyTensor, Callable[[torch.Tensor], torch.Tensor]] | None
+    _source: tuple[LazyTensor, Callable[[torch.Tensor], torch.Tensor]] | None = None
     """The tensor whose memory it shares, and the function that gives its part of that; None for memory of its own."""
 
-    _sharing: list[weakref.ref[LazyTensor]]
-    """All tensors that share its memory."""
+    _sharing: list[weakref.ref[LazyTensor]] | None = None
+    """All tensors that share its memory; None if there is no other."""
 
-    _has_known_order: bool
+    _has_known_order: bool = True
     """Whether its strides are those that torchvision's tensor has, in whose order random numbers are dealt out."""
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor) -> LazyTensor:
         made: LazyTensor = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=torch.device("cpu")
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=_CPU
         )
-        made._node, made._source, made._sharing, made._has_known_order = node, None, [], True
+        made._node = node
         with torch._C.DisableTorchFunctionSubclass():
             torch._C._set_storage_data_ptr_access_error_msg(made.untyped_storage()._cdata, UNREACHABLE)
         LazyTensor.was_made = True
@@ -89,13 +90,13 @@ class LazyTensor(torch.Tensor):
     def __init__(self, like: torch.Tensor, node: Node | torch.Tensor) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
-        if name not in LazyTensor.__annotations__:
+        if name != "_node":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # A plain tensor that ``tv_tensors.wrap(tensor, like=...)`` has given this class.
         with no_dispatch():
             values = torch.Tensor.as_subclass(self, torch.Tensor)
-        self._node, self._source, self._sharing, self._has_known_order = values, None, [], True
-        return getattr(self, name)
+        self._node = values
+        return values
 
     def as_subclass(self, cls: Any) -> Any:  # torch asks neither of the functions below
         if cls is LazyImageTensor and not is_real(self):
@@ -145,8 +146,10 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
     state, size = call.plan.output, call.transformed.size
     like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
     is_pure = call.transformed.chain.state.pure
-    made = (LazyTensor if is_pure else LazyImageTensor)(like, ProxySample(call, output))
-    made._has_known_order = state.order is not None
+    kind = LazyTensor if is_pure else LazyImageTensor
+    made = kind.__new__(kind, like, ProxySample(call, output))
+    if state.order is None:
+        made._has_known_order = False
     if get_worker_info() is not None and not LazyTensor.is_packed and not is_late():
         # A stock loader's worker pickles in a thread, which must not draw beside the dataset.
         real(made)
@@ -219,7 +222,7 @@ def _own(tensor: LazyTensor) -> torch.Tensor:
 
 
 def _sharers(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    for reference in tensor._sharing:
+    for reference in tensor._sharing or ():
         other = reference()
         if other is not None:
             yield other
@@ -312,10 +315,9 @@ def _shared(made: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int |
         return result if part is None else result[part]  # type: ignore[no-any-return]
 
     made._source = args[0], again
-    if not args[0]._sharing:
-        args[0]._sharing.append(weakref.ref(args[0]))
-    args[0]._sharing.append(weakref.ref(made))
-    made._sharing = args[0]._sharing
+    sharing = args[0]._sharing or [weakref.ref(args[0])]
+    sharing.append(weakref.ref(made))
+    args[0]._sharing = made._sharing = sharing
     return made
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import InputError
-from ..transforms.plan import Plan
+from ..transforms.plan import ParamRow, Plan
 from .encoded_image import EncodedImage
 from .transformed import Transformed
 
@@ -51,22 +51,30 @@ class ProxyInputs:
 class ImageCall(ProxyInputs):
     """Inputs of a compiled transform: an image and its random parameters."""
 
-    __slots__ = ("image", "plan", "transformed")
+    __slots__ = ("image", "plan", "row", "transformed")
 
     was_made: ClassVar[bool] = False
     """Whether this process has created one, so that batches may contain some."""
 
-    def __init__(
-        self, plan: Plan, image: EncodedImage, row: NDArray[np.float32], transformed: Transformed | None = None
-    ) -> None:
-        super().__init__(plan.key, (_as_bytes(image), row) if row.size else (_as_bytes(image),), image.path)
-        self.plan, self.image, self.transformed = plan, image, transformed
+    def __init__(self, plan: Plan, image: EncodedImage, row: ParamRow, transformed: Transformed | None = None) -> None:
+        self.server, self.source, self.run = plan.key, image.path, None
+        self.plan, self.image, self.row, self.transformed = plan, image, row, transformed
         ImageCall.was_made = True
 
     @classmethod
     def of(cls, transformed: Transformed, plan: Plan) -> ImageCall:
         """Return the inputs of a plan for an image whose transforms were called."""
-        return cls(plan, transformed.image, transformed.row.packed(), transformed)
+        return cls(plan, transformed.image, transformed.row, transformed)
+
+    @property
+    def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
+        """Made when a batch is packed, as that takes less time there."""
+        data = np.frombuffer(self.image.data, np.uint8)
+        return (data, self.row.packed()) if self.row else (data,)
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("", "") if self.row else ("",)
 
     def real(self) -> Sequence[torch.Tensor]:
         """Return the output tensors as torchvision makes them. ImageError: Pillow cannot decode the image."""
@@ -75,15 +83,11 @@ class ImageCall(ProxyInputs):
         return [made] if isinstance(made, torch.Tensor) else list(made)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImageCall, (self.plan, self.image, self.inputs[1] if len(self.inputs) > 1 else np.empty(0, np.float32))
+        return ImageCall, (self.plan, self.image, self.row)
 
     def take(self, image: EncodedImage) -> None:
         """Replace the image by another one of the same size."""
-        self.image, self.inputs = image, (_as_bytes(image), *self.inputs[1:])
-
-
-def _as_bytes(image: EncodedImage) -> NDArray[np.uint8]:
-    return np.frombuffer(image.data, np.uint8)
+        self.image = image
 
 
 class ProxyInputBatch:
@@ -142,7 +146,7 @@ class TensorPlaceholder:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = _refuse
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ProxySample(TensorPlaceholder):
     """Placeholder for one output of one sample. User code may put it anywhere in the sample."""
 

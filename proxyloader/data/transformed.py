@@ -99,7 +99,8 @@ class Transformed:
         size: Size | None = None,
     ) -> None:
         self.image, self.decode, self.chain, self.calls = image, decode, chain, calls
-        self.row, self.size = row or ParamRow(), size or (image.height, image.width)
+        self.row = ParamRow() if row is None else row
+        self.size = (image.height, image.width) if size is None else size
         self._real: Any = None
 
     @classmethod
@@ -119,15 +120,13 @@ class Transformed:
         """Whether torchvision has made the image."""
         return self._real is not None
 
-    def then(self, *chains: Chain) -> Transformed:
-        """Call transforms, each of which is the last one of its chain: draw their parameters."""
-        row, size, drawing = self.row.copy(), self.size, [chain for chain in chains if chain.draws]
-        states = states_now(any(chain.draws_beside_torch for chain in drawing)) if drawing else None
-        for chain in chains:
-            for step in chain.last_steps:
-                size = step.sample_params(size, row)
-        called = tuple([chain.transform for chain in chains]), states
-        return Transformed(self.image, self.decode, chains[-1], (*self.calls, called), row, size)
+    def then(self, chain: Chain) -> Transformed:
+        """Call the last transforms of a chain: draw their parameters."""
+        row, size = self.row.copy(), self.size
+        states = states_now(chain.draws_beside_torch) if chain.draws else None
+        for step in chain.sampling_steps:
+            size = step.sample_params(size, row)
+        return Transformed(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
 
     def real(self) -> Any:
         """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.

@@ -12,7 +12,7 @@ from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomO
 
 from .._fork_safety import cached_property
 from ..errors import UnsupportedTransformError
-from .plan import Branch, ImageState, Plan, iter_steps, output_state, plan_of
+from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 
 MOST_CHAINS = 256
@@ -29,12 +29,13 @@ class Chain:
 
     Attributes:
         steps: of all transforms.
-        last_steps: of the last transform.
+        last_steps: of those that were called last, which is one transform, or all of a Compose.
         state: state of the image after them.
-        transform: the last transform as it was when it was first called with its settings; None for an image alone.
-        draws_beside_torch: whether the last transform may draw from Python's and NumPy's generators, too.
-        draws: whether the last transform draws random numbers.
-        slow_on_cpu: whether torchvision is faster at some of them on a CPU.
+        transforms: those that were called last, as they were when they were first called with their settings.
+        draws_beside_torch: whether one of these may draw from Python's and NumPy's generators, too.
+        draws: whether one of these draws random numbers.
+        sampling_steps: their steps that have parameters, or change the size of the image.
+        slow_on_cpu: whether torchvision is faster at some of all transforms on a CPU.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class Chain:
         last_steps: Branch,
         state: ImageState,
         draws_beside_torch: bool = False,
-        transform: Any = None,
+        transforms: tuple[Any, ...] = (),
     ) -> None:
         self.steps, self.last_steps, self.state = steps, last_steps, state
-        self.draws_beside_torch, self.transform = draws_beside_torch, transform
+        self.draws_beside_torch, self.transforms = draws_beside_torch, transforms
         self._next: dict[Any, Chain | None] = {}
-        self._through: dict[int, tuple[Snapshot, tuple[Chain, ...]]] = {}
+        self._through: dict[int, tuple[Snapshot, Chain]] = {}
 
     def then(self, transform: Any) -> Chain | None:
         """Return the chain that goes on with a transform as it is now; None if that is not translated."""
@@ -60,26 +61,28 @@ class Chain:
             found = self._next[key] = self._continued(_as_it_is(transform))
         return cast("Chain | None", found)
 
-    def through(self, compose: Any) -> tuple[Chain, ...]:
-        """Return a chain for each transform of a Compose as it is now, which ends with that transform.
+    def through(self, compose: Any) -> Chain | None:
+        """Return the chain that goes on with all transforms of a Compose as it is now.
 
-        () if the chain cannot go on with all of them, or an image would become several that are not tensors.
+        None if it has none, or one that is not translated, or an image would become several that are not tensors.
         """
         found = self._through.get(id(compose))
         if found is not None and found[0].is_as_it_was():
             return found[1]
-        chains, chain = [], self
+        chain, beside, transforms = self, False, ()
         for part in parts_of(compose) or ():
             after = None if is_changed(part) else chain.then(part)
             if after is None or (after.state.images > 1 and after.state.kind == "pil"):
-                return ()
-            chain = after
-            chains.append(chain)
-        if chains:
-            if len(self._through) >= MOST_CHAINS:
-                self._through.clear()
-            self._through[id(compose)] = Snapshot(compose), tuple(chains)  # it holds the compose, so the id stays its
-        return tuple(chains)
+                return None
+            chain, transforms = after, (*transforms, *after.transforms)
+            beside |= chain.draws and chain.draws_beside_torch
+        if chain is self:
+            return None
+        whole = Chain(chain.steps, chain.steps[len(self.steps) :], chain.state, beside, transforms)
+        if len(self._through) >= MOST_CHAINS:
+            self._through.clear()
+        self._through[id(compose)] = Snapshot(compose), whole  # it holds the compose, so the id stays its
+        return whole
 
     @cached_property
     def plan(self) -> Plan:
@@ -91,11 +94,15 @@ class Chain:
         return any(step.params_doc for step in iter_steps(self.last_steps))
 
     @cached_property
+    def sampling_steps(self) -> Branch:
+        return tuple(step for step in self.last_steps if type(step).sample_params is not Step.sample_params)
+
+    @cached_property
     def slow_on_cpu(self) -> bool:
         return Plan(self.steps, self.state).slow_on_cpu
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch, self.transform)
+        return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch, self.transforms)
 
     def _continued(self, transform: Any) -> Chain | None:
         part = translate(transform, state=self.state)
@@ -108,7 +115,7 @@ class Chain:
         if not all(map(keeps_class, part)):
             state = replace(state, pure=True)
         beside = any(draws_beside_torch(each.transform) for each in part)
-        return Chain(self.steps + part.steps, part.steps, state, beside, transform)
+        return Chain(self.steps + part.steps, part.steps, state, beside, (transform,))
 
 
 def chain_of(plan: Plan, transform: Any) -> Chain:
@@ -117,7 +124,7 @@ def chain_of(plan: Plan, transform: Any) -> Chain:
     beside = any(draws_beside_torch(each.transform) for each in whole)
     *_, last = whole.on_the_way()
     is_pure = output_state(last.steps, last.state).pure or not all(map(keeps_class, last))
-    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, _as_it_is(transform))
+    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, (_as_it_is(transform),))
 
 
 def draws_beside_torch(transform: Any) -> bool:
@@ -179,15 +186,22 @@ class Snapshot:
     """A transform and all inside it, with their attributes as they were. ``settings_of`` takes longer to tell."""
 
     def __init__(self, transform: Any) -> None:
-        self._attributes = []
+        self._plain: list[Any] = []
+        self._before: list[dict[str, Any]] = []  # the attributes of these
+        self._with_arrays = []
         for each in _all_in(transform):
             copied = _copied(vars(each))
-            arrays = {name: value for name, value in copied.items() if _has_arrays(value)}
-            self._attributes.append((each, copied, arrays))
+            if arrays := {name: value for name, value in copied.items() if _has_arrays(value)}:
+                self._with_arrays.append((each, copied, arrays))
+            else:
+                self._plain.append(each)
+                self._before.append(copied)
 
     def is_as_it_was(self) -> bool:
         try:
-            return all(_is_same(vars(each), *before) for each, *before in self._attributes)
+            # All at once, as this is done for each image.
+            same = [*map(vars, self._plain)] == self._before
+            return same and all(_is_same(vars(each), *before) for each, *before in self._with_arrays)
         except Exception:  # an attribute became an object that cannot be compared with the one before
             return False
 
@@ -199,8 +213,6 @@ def _has_arrays(value: Any) -> bool:
 
 
 def _is_same(now: dict[str, Any], before: dict[str, Any], arrays: dict[str, Any]) -> bool:
-    if not arrays:
-        return now == before
     if now.keys() != before.keys() or any(_value(now[name]) != _value(value) for name, value in arrays.items()):
         return False
     return all(now[name] == value for name, value in before.items() if name not in arrays)

@@ -8,7 +8,7 @@ The row and the bytes of the image are all that the DALI graph needs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, Literal, TypeVar
 
@@ -57,22 +57,22 @@ class ParamRow(list[float]):
     BLOCK: ClassVar[int] = 64
     """Alignment of arrays, in numbers. A position in these blocks is exact in float32 up to 4 GB."""
 
-    def __init__(self, numbers: Sequence[float] = ()) -> None:
-        super().__init__(numbers)
-        self._arrays: list[NDArray[np.float32]] = []
-        self._blocks = 0
+    _arrays: tuple[NDArray[np.float32], ...] = ()
+    _blocks = 0
 
     def attach(self, array: NDArray[np.float32]) -> float:
         """Attach an array after the columns. Return the number of its first block, to be stored in a column."""
         first, end = self._blocks, self._blocks + -(-array.size // self.BLOCK)
-        self._arrays += array.reshape(-1), np.zeros((end - first) * self.BLOCK - array.size, np.float32)
+        padding = np.zeros((end - first) * self.BLOCK - array.size, np.float32)
+        self._arrays = (*self._arrays, array.reshape(-1), padding)
         self._blocks = end
         return first
 
     def copy(self) -> ParamRow:
         """Return a row that starts with the same parameters."""
         row = ParamRow(self)
-        row._arrays, row._blocks = list(self._arrays), self._blocks
+        if self._blocks:
+            row._arrays, row._blocks = self._arrays, self._blocks
         return row
 
     def packed(self) -> NDArray[np.float32]:

@@ -63,7 +63,7 @@ class Target:
         return min(self.size) if self.size else self.max_size or 0
 
     def of(self, size: Size) -> Size:
-        return resized_size(size, self.size, self.max_size)
+        return self.always or resized_size(size, self.size, self.max_size)
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,8 @@ class Fetcher:
         if self._scans is None:
             leave_to_pillow(sample, ScanStatus.UNCHECKED, None)
             return
-        found = {self._scans.of(index) for index in indices}
-        known = found.pop() if len(indices) == 1 or found == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
+        found = [self._scans.of(index) for index in indices]
+        known = found[0] if len(indices) == 1 or set(found) == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
         if known is ScanStatus.SOUND and not self._scans.checker.is_strict:
             return
         is_damaged = leave_to_pillow(sample, known, self._scans.checker)

@@ -35,6 +35,9 @@ class ScanStatus(enum.IntEnum):
     UNCHECKED = 3  # not to be checked or recorded
 
 
+_STATUSES = tuple(ScanStatus)
+
+
 class IntegrityTable:
     """The ``ScanStatus`` of each sample of a dataset, in memory that workers share; see NOTE [ Damaged scans ].
 
@@ -64,7 +67,7 @@ class IntegrityTable:
 
     def of(self, index: Any) -> ScanStatus:
         try:
-            return ScanStatus(self._known[operator.index(index)])
+            return _STATUSES[int(self._known[operator.index(index)])]
         except (IndexError, TypeError):
             return ScanStatus.UNKNOWN
 
