@@ -254,6 +254,20 @@ MUTATIONS = [
         "data/test_sharded_sampler.py integration/test_sharded_loader.py",
     ),
     Mutation(
+        "a dataset that catches the errors of damaged files does not meet them",
+        "workers/asked_again.py",
+        "raise _FoundBehind(error.with_traceback(None), indices) from None",
+        "pass",
+        "integration/test_caught_errors.py",
+    ),
+    Mutation(
+        "what follows a damaged file in its batch draws other numbers",
+        "workers/asked_again.py",
+        "go_back_to(before)",
+        "pass",
+        "integration/test_caught_errors.py",
+    ),
+    Mutation(
         "where processes train together, a skipped batch is missing in one of them",
         "workers/fetch.py",
         "if self.keeps_batches and not fetched.samples and fetched.unreadable:",

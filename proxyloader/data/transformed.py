@@ -60,12 +60,13 @@ _in_thread = threading.local()
 
 
 def is_making_values() -> bool:
-    """Return whether this thread makes the values of an image, so that transforms are to do what they do without us."""
+    """Return whether this thread makes the values of images; see ``making_values``."""
     return getattr(_in_thread, "is_on", False)
 
 
 @contextlib.contextmanager
-def _making_values() -> Iterator[None]:
+def making_values() -> Iterator[None]:
+    """Let images be decoded where they are opened, and transforms do what they do without us, in this thread."""
     before, _in_thread.is_on = is_making_values(), True
     try:
         yield
@@ -138,7 +139,7 @@ class Transformed:
             PixelUses.note()
             uses, image = PixelUses.count, self.decode()
             PixelUses.count = uses  # Pillow may have counted it, too
-            with _making_values():
+            with making_values():
                 for transforms, states in self.calls:
                     with contextlib.nullcontext() if states is None else drawing_from(states):
                         for transform in transforms:

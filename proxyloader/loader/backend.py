@@ -89,8 +89,8 @@ def _names(plan: Plan) -> list[str]:
 class ImageCounts:
     """How many images of the first epoch of a loader were made by whom, for the log."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._name, self._is_of_arrays = name_of(dataset), _is_of_arrays(dataset)
+    def __init__(self, dataset: Any, on_gpu: bool) -> None:
+        self._name, self._is_of_arrays, self._on_gpu = name_of(dataset), _is_of_arrays(dataset), on_gpu
         self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_said = False
         self.pixels_used_at = ""
@@ -124,16 +124,15 @@ class ImageCounts:
         )
 
     def _reason(self) -> str:
-        reasons = ["That is slower than where DALI decodes"]
+        reasons = ["That is slower than where DALI decodes" if self._on_gpu else "That is torch's speed"]
         if self._by_pillow and not self._is_of_arrays:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
+        if self._in_workers and not self._on_gpu:
+            reasons.append("Without a GPU the workers make images of transforms at which torchvision is faster")
         if self._in_workers:
-            but = "neither RGB nor, with a GPU, grey JPEGs"
+            but = "neither RGB nor grey JPEGs" if self._on_gpu else "not RGB"
             reasons.append(f"The workers make images whose pixels are used there, and those that are {but}")
-            reasons.append(
-                "They make those of a transform that one image of a batch has alone, and without a GPU those of "
-                "transforms at which torchvision is faster"
-            )
+            reasons.append("They make those of a transform that one image of a batch has alone")
         if self.pixels_used_at:
             reasons.append(f"Pixels are first used at {self.pixels_used_at}")
         return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
@@ -180,7 +179,11 @@ class DescribedLoader(TorchDataLoader[T]):
         """Return the attributes that count what the loader gives, at zero."""
         name = name_of(self.dataset)
         recorder = StatsRecorder(name, self.num_workers)
-        return {"_counts": ImageCounts(self.dataset), "_recorder": recorder, "_auditor": Auditor(name)}
+        return {
+            "_counts": ImageCounts(self.dataset, self._options.on_gpu),
+            "_recorder": recorder,
+            "_auditor": Auditor(name),
+        }
 
     def __repr__(self) -> str:
         return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"

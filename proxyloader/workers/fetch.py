@@ -17,7 +17,9 @@ from .._random_state import preserve_rng, seed_generators
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
 from ..data.dataset import path_of
 from ..data.encoded_image import NOT_YET, EncodedImage
+from ..data.transformed import making_values
 from ..errors import ImageError, InputError, ProxyLoaderError
+from .asked_again import AskedAgain
 from .request_sampler import BatchRequest
 from .scan_checks import IntegrityTable, ScanStatus, leave_to_pillow
 
@@ -63,9 +65,13 @@ class Fetcher:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
         self._scans, self._live, self._has_workers = scans, live, has_workers
         self.keeps_batches = keeps_batches
+        self._again = AskedAgain()
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
+        return self._again.until_known(lambda: self._fetched(request))
+
+    def _fetched(self, request: BatchRequest) -> Fetched:
         indices = request.each()
         at_once = self._at_once(request)
         is_at_once = at_once is not _NOTHING
@@ -85,11 +91,11 @@ class Fetcher:
                 fetched.unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "skip":
                     continue
-                index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
+                index, sample = self._next_readable(index, request.epoch, fetched.unreadable)
             fetched.samples.append(sample)
             fetched.indices.append(index)
         if self.keeps_batches and not fetched.samples and fetched.unreadable:
-            index, sample = self.next_readable(indices[-1], request.epoch, fetched.unreadable)
+            index, sample = self._next_readable(indices[-1], request.epoch, fetched.unreadable)
             fetched.samples, fetched.indices = [sample], [index]
         if is_at_once and not fetched.unreadable:
             fetched.samples = at_once  # keep the type of the returned sequence
@@ -105,7 +111,7 @@ class Fetcher:
         fetched = Fetched()
         for sample in samples:
             try:
-                self._leave_to_pillow(sample, [None])
+                self._check_scans(sample, [None])
                 fetched.samples.append(sample)
             except ImageError as error:
                 if self._on_error == "raise":
@@ -120,6 +126,15 @@ class Fetcher:
             ImageError: none of the following samples can be read.
             ProxyLoaderError: the index is not an integer, or the dataset has no length.
         """
+        failed = len(unreadable)
+
+        def found() -> tuple[int, Any]:
+            del unreadable[failed:]
+            return self._next_readable(index, epoch, unreadable)
+
+        return self._again.until_known(found)
+
+    def _next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         try:
             first, size = operator.index(index), len(self.dataset)
         except TypeError as error:
@@ -165,14 +180,15 @@ class Fetcher:
         """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
         if not request.batched or self._seed is not None or not self._takes_lists:
             return _NOTHING
+        is_damaged = self._again.holds(request.each())
         try:
-            return self.dataset.__getitems__(request.indices)
-        except ImageError:
-            return _NOTHING  # read each sample by itself to find the unreadable one
+            with making_values() if is_damaged else contextlib.nullcontext():
+                return self.dataset.__getitems__(request.indices)
         except Exception as error:
-            if self._on_error == "raise" or not is_about_the_file(error):
+            is_named = isinstance(error, ImageError) or is_damaged or self._on_error != "raise"
+            if not is_named or not is_about_the_file(error):
                 raise
-            return _NOTHING
+            return _NOTHING  # read each sample by itself to find the unreadable one
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
         """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch at the same time."""
@@ -183,6 +199,14 @@ class Fetcher:
             dataset.fetch_ahead(indices)
 
     def _leave_to_pillow(self, sample: Any, indices: Sequence[Any]) -> None:
+        """Check scans as below. If Pillow cannot decode an image, ask the dataset again."""
+        try:
+            self._check_scans(sample, indices)
+        except ImageError as error:
+            self._again.note(error, indices)
+            raise
+
+    def _check_scans(self, sample: Any, indices: Sequence[Any]) -> None:
         """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
         if self._scans is None:
             leave_to_pillow(sample, ScanStatus.UNCHECKED, None)
@@ -202,7 +226,8 @@ class Fetcher:
             seed_generators(self._seed, epoch, _plain(index))
         try:
             if sample is _NOTHING:
-                sample = self.dataset[index]
+                known = self._again.holds([index])
+                sample = self._again.sample(self.dataset, index) if known else self.dataset[index]
             self._leave_to_pillow(sample, [index])
             return sample
         except StopIteration as error:

@@ -479,7 +479,7 @@ def test_what_the_workers_make_is_the_stock_loaders_and_the_log_says_so(
     assert_same(ours, stock)
     _, by_pillow, in_workers = images_by(caplog.text)
     assert by_pillow + in_workers > 0
-    assert ("That is slower" in caplog.text) == (name != "CIFAR")  # of an array nothing is decoded
+    assert ("That is torch's speed" in caplog.text) == (name != "CIFAR")  # of an array nothing is decoded
 
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
