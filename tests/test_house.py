@@ -303,6 +303,10 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
         pytest.param("starts.py --processes 1 2 --repeats 1", marks=pytest.mark.exhaustive),
         pytest.param("training_curves.py --images 64 --epochs 1 --runs 2", marks=pytest.mark.exhaustive),
         "transforms.py --images 4 --rounds 1 --only hue RandAugment",
+        pytest.param(
+            f"versions.py --before {ROOT} --images 16 --batch-size 4 --workers 1 --rounds 1",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=lambda arguments: arguments.split(".py")[0],
 )

@@ -261,6 +261,8 @@ def _of_module(name: str) -> Any:
         found = getattr(found, attribute)
     if isinstance(found, torchvision.models.WeightsEnum):
         return found.transforms()
+    if inspect.ismodule(found):
+        raise ValueError(f"{name} is a module; a transform in it is expected, such as {name}.transform")
     makes_one = inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial)
     return _tried(f"calling {path}()", found) if makes_one else found
 

@@ -253,7 +253,7 @@ class TestTheVerdict:
         loader = kind(Batches(), batch_size=4)
         alone = measured_alone(loader, 0.2).phase
         (trial,) = [each for each in trials(loader, torch.zeros(4), alone, 2.0) if "batch_size" in each.change]
-        assert trial.change == "batch_size=8" and 1.5 < trial.gain < 2.5
+        assert trial.change == "batch_size=8" and 1.2 < trial.gain < 3  # 2; counted in batches it would be 1
 
     def test_tries_no_batch_larger_than_the_dataset(self) -> None:
         loader = StockLoader(torch.arange(6), batch_size=4)

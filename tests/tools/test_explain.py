@@ -388,6 +388,7 @@ class TestNames:
                 "explained:guarded",
                 'It must be at module level, not below `if __name__ == "__main__":`, or a function or class there that',
             ),
+            ("os:path", "os:path is a module; a transform in it is expected, such as os:path.transform"),
             ("explained:", "'explained:': a module and an attribute of it are expected, such as"),
             (":transform", "':transform': a module and an attribute of it are expected, such as"),
             (

@@ -1,0 +1,142 @@
+"""Is this version as fast as an earlier one, and does it take as much of the cores?
+
+    git worktree add ../before COMMIT && python benchmarks/versions.py --before ../before
+    ... --device cpu --images 1024 --workers 2
+
+Whole epochs of an ImageFolder that do nothing with their batches, with persistent workers. The versions take turns, in
+a new process each. Images/s, and milliseconds of CPU time an image, of all processes: medians, and each epoch behind
+the first three, which start pipelines and look at the scans. Appends one JSON line to
+benchmarks/results/versions.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+WARM_UP, EPOCHS = 3, 9
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, metavar="DIR", help="a checkout of the earlier version")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=8192)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "versions.jsonl")
+    parser.add_argument("--root", help=argparse.SUPPRESS)  # of a process that measures
+    return parser.parse_args()
+
+
+def cpu_s() -> float:
+    """Return the CPU time of this process and its workers, which all live."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(times.user + times.system for times in (each.cpu_times() for each in processes))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the version that this process imports, for each number of workers."""
+    import proxyloader
+
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    found: dict[str, Any] = {"from": str(Path(proxyloader.__file__).parents[1])}
+    for workers in options.workers:
+        loader = proxyloader.DataLoader(
+            ImageFolder(options.root, transform),
+            options.batch_size,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=True,
+            device=options.device,
+        )
+        rates, costs = [], []
+        for epoch in range(EPOCHS):
+            start_s, start_cpu_s = time.perf_counter(), cpu_s()
+            images = sum(len(batch[0]) for batch in loader)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if epoch >= WARM_UP:
+                rates.append(round(images / (time.perf_counter() - start_s)))
+                costs.append(round(1e3 * (cpu_s() - start_cpu_s) / images, 3))
+        found[str(workers)] = {"images_per_s": rates, "cpu_ms_per_image": costs}
+        del loader
+    return found
+
+
+def in_process(checkout: Path, root: str, options: argparse.Namespace) -> dict[str, Any]:
+    settings = ["--device", options.device, "--batch-size", str(options.batch_size), "--before", str(options.before)]
+    command = [sys.executable, __file__, "--root", root, *settings, "--workers", *map(str, options.workers)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=HERE)
+    found: dict[str, Any] = json.loads(done.stdout)
+    if Path(found.pop("from")) != checkout.resolve():
+        raise RuntimeError(f"another version than that of {checkout} was imported")
+    return found
+
+
+def main() -> None:
+    options = arguments()
+    if options.root:
+        print(json.dumps(measure(options)))
+        return
+    from proxyloader.make_dataset import make_dataset
+    from proxyloader.tools.bench.system_info import machine
+
+    checkouts = {"before": options.before.resolve(), "now": HERE.parent}
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
+    with tempfile.TemporaryDirectory() as folder:
+        root = str(make_dataset(Path(folder) / "set", images=options.images))
+        for _ in tqdm(range(options.rounds), unit="round", disable=None):
+            for name, checkout in checkouts.items():
+                rounds[name].append(in_process(checkout, root, options))
+    medians = {
+        name: {
+            workers: {
+                figure: statistics.median(value for each in found for value in each[workers][figure])
+                for figure in ("images_per_s", "cpu_ms_per_image")
+            }
+            for workers in map(str, options.workers)
+        }
+        for name, found in rounds.items()
+    }
+    record = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "benchmark": "versions",
+        "machine": machine(),
+        **{name: getattr(options, name) for name in ("device", "images", "batch_size")},
+        "medians": medians,
+        "rounds": rounds,
+    }
+    print(json.dumps(medians, indent=2))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with options.out.open("a") as out:
+        out.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()
