@@ -48,7 +48,7 @@ def states_now(beside_torch: bool) -> tuple[Any, ...]:
 
     Copying the latter takes much longer.
     """
-    return _states() if beside_torch else (torch.get_rng_state(),)
+    return _states() if beside_torch else (torch.default_generator.get_state(),)
 
 
 class SeededIterator:

@@ -131,12 +131,13 @@ class LazyImage(_DecodedLate):
         if isinstance(encoded, Transformed):
             mode, size = encoded.mode, size[::-1]
         vars(self).update(_ATTRIBUTES, _mode=mode, _size=size, _encoded=encoded)
-        info = {} if image is None else vars(image).get("info")
-        if info is None:
+        if image is None:
+            self.info = {}
+        elif (info := vars(image).get("info")) is not None:
+            self.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
+        else:
             assert isinstance(image, _DecodedLate)
             self._header = image._header
-        else:
-            self.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return Image.Image, (), self._new(self.im).__getstate__()  # as the decoded image that others take it for

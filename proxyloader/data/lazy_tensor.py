@@ -150,7 +150,7 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
     made = kind.__new__(kind, like, ProxySample(call, output))
     if state.order is None:
         made._has_known_order = False
-    if get_worker_info() is not None and not LazyTensor.is_packed and not is_late():
+    if not LazyTensor.is_packed and get_worker_info() is not None and not is_late():
         # A stock loader's worker pickles in a thread, which must not draw beside the dataset.
         real(made)
     return made

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from .._random_state import go_back_to, states_now
 from ..data.bad_samples import is_about_the_file
 from ..data.lazy_image import is_late
+from ..data.placeholders import ImageCall
 from ..data.transformed import making_values
 from ..errors import ImageError
 
@@ -37,6 +38,7 @@ class AskedAgain:
 
     def __init__(self) -> None:
         self._errors: dict[Any, ImageError] = {}
+        self._has_images = True  # as far as is known; reading the generators takes longer than a batch of numbers
 
     def holds(self, indices: Sequence[Any]) -> bool:
         """Return whether one of the indices is among them."""
@@ -44,10 +46,12 @@ class AskedAgain:
 
     def until_known(self, fetch: Callable[[], T]) -> T:
         """Return what a function fetches. It is called again, with the same random numbers, after each new find."""
-        before = states_now(beside_torch=True) if is_late() else None
+        before = states_now(beside_torch=True) if self._has_images and is_late() else None
         while True:
             try:
-                return fetch()
+                fetched = fetch()
+                self._has_images = ImageCall.was_made
+                return fetched
             except _FoundBehind as found:
                 self._errors |= dict.fromkeys(found.indices, found.error)
                 if before is not None:
