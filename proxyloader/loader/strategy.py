@@ -33,7 +33,7 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     """
     if not options.translate:
         return Translated(dataset, {}, reason="translate=False")
-    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+    if not _dali_is_installed():
         missing = "NVIDIA DALI is not installed"
         warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
         return Translated(dataset, {}, reason=missing, warnings=(warning,))
@@ -68,6 +68,11 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     if options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy):
         warnings.append(NO_SERVER)
     return Translated(wrapped, plans, is_late=True, warnings=tuple(warnings), not_translated=tuple(not_translated))
+
+
+@functools.cache  # as without workers a dataset is translated again for each batch
+def _dali_is_installed() -> bool:
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
 def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
