@@ -32,14 +32,14 @@ def preserve_rng() -> Iterator[None]:
     try:
         yield
     finally:
-        go_back_to(states)
+        _set_states(states)
 
 
 @contextlib.contextmanager
 def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
     """Let the default generators draw from earlier ``states_now``, and restore them when the context ends."""
     with preserve_rng():
-        go_back_to(states)
+        _set_states(states)
         yield
 
 
@@ -65,7 +65,7 @@ class SeededIterator:
 
     def __next__(self) -> Any:
         with preserve_rng():
-            go_back_to(self._states)
+            _set_states(self._states)
             try:
                 return next(self._iterator)
             finally:
@@ -76,8 +76,7 @@ def _states() -> tuple[Any, ...]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate()
 
 
-def go_back_to(states: tuple[Any, ...]) -> None:
-    """Let the default generators draw what they drew after ``states_now``."""
+def _set_states(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1:
         np.random.set_state(states[1])

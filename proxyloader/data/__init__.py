@@ -15,6 +15,7 @@ __all__ = [
     "lazy_tensor",
     "live_dataset",
     "placeholders",
+    "read_check",
     "recorded",
     "remote_folder",
     "sharded_sampler",

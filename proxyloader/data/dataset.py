@@ -19,7 +19,7 @@ from .compiled_transform import CompiledTransform, WorkerTransform, compile_tran
 from .encoded_image import EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 from .placeholders import Proxy
-from .transformed import is_making_values
+from .read_check import is_sound
 
 D = TypeVar("D")
 
@@ -115,7 +115,7 @@ def _opened_by_pillow(path: str, max_pixels: int | None = None) -> Image.Image:
 def _opened_late(path: str, max_pixels: int | None = None) -> Image.Image | EncodedImage:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
     encoded = EncodedImage.open(path, max_pixels)
-    if is_making_values():
+    if not is_sound(encoded):
         return encoded.decoded()
     return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
 

@@ -9,7 +9,7 @@ import os
 import stat
 import struct
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from PIL import Image, UnidentifiedImageError
 
@@ -58,6 +58,9 @@ class EncodedImage:
     width: int
     path: str = ""
     header: JpegHeader | None = field(default=None, repr=False, compare=False)
+
+    checked: ClassVar[int] = 0
+    """How thorough the check was that found it to be sound; see ``read_check.py``."""
 
     def __init__(
         self, data: bytes, height: int, width: int, path: str = "", header: JpegHeader | None = None

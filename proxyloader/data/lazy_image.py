@@ -31,6 +31,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
 from .encoded_image import MOST_READ_BYTES, EncodedImage
+from .read_check import is_sound
 from .transformed import PixelUses, Transformed, is_making_values
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
@@ -171,6 +172,8 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
     def _read(self) -> None:
         encoded, self._unread = self._unread, None
         if encoded is None or self.fp is None:  # as it was closed
+            return
+        if not is_sound(encoded):  # so Pillow decodes it
             return
         self._encoded = encoded
         self.tile, self.readonly = [], 0  # as Pillow leaves a file that it has decoded

@@ -60,13 +60,12 @@ _in_thread = threading.local()
 
 
 def is_making_values() -> bool:
-    """Return whether this thread makes the values of images; see ``making_values``."""
+    """Return whether this thread makes the values of an image, so that transforms are to do what they do without us."""
     return getattr(_in_thread, "is_on", False)
 
 
 @contextlib.contextmanager
-def making_values() -> Iterator[None]:
-    """Let images be decoded where they are opened, and transforms do what they do without us, in this thread."""
+def _making_values() -> Iterator[None]:
     before, _in_thread.is_on = is_making_values(), True
     try:
         yield
@@ -139,7 +138,7 @@ class Transformed:
             PixelUses.note()
             uses, image = PixelUses.count, self.decode()
             PixelUses.count = uses  # Pillow may have counted it, too
-            with making_values():
+            with _making_values():
                 for transforms, states in self.calls:
                     with contextlib.nullcontext() if states is None else drawing_from(states):
                         for transform in transforms:

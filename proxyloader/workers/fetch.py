@@ -17,9 +17,8 @@ from .._random_state import preserve_rng, seed_generators
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
 from ..data.dataset import path_of
 from ..data.encoded_image import NOT_YET, EncodedImage
-from ..data.transformed import making_values
+from ..data.read_check import reading
 from ..errors import ImageError, InputError, ProxyLoaderError
-from .asked_again import AskedAgain
 from .request_sampler import BatchRequest
 from .scan_checks import IntegrityTable, ScanStatus, leave_to_pillow
 
@@ -65,13 +64,9 @@ class Fetcher:
         self.dataset, self._on_error, self._seed = dataset, on_error, seed
         self._scans, self._live, self._has_workers = scans, live, has_workers
         self.keeps_batches = keeps_batches
-        self._again = AskedAgain()
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
-        return self._again.until_known(lambda: self._fetched(request))
-
-    def _fetched(self, request: BatchRequest) -> Fetched:
         indices = request.each()
         at_once = self._at_once(request)
         is_at_once = at_once is not _NOTHING
@@ -91,11 +86,11 @@ class Fetcher:
                 fetched.unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "skip":
                     continue
-                index, sample = self._next_readable(index, request.epoch, fetched.unreadable)
+                index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
             fetched.samples.append(sample)
             fetched.indices.append(index)
         if self.keeps_batches and not fetched.samples and fetched.unreadable:
-            index, sample = self._next_readable(indices[-1], request.epoch, fetched.unreadable)
+            index, sample = self.next_readable(indices[-1], request.epoch, fetched.unreadable)
             fetched.samples, fetched.indices = [sample], [index]
         if is_at_once and not fetched.unreadable:
             fetched.samples = at_once  # keep the type of the returned sequence
@@ -109,9 +104,10 @@ class Fetcher:
     def of_stream(self, samples: list[Any]) -> Fetched:
         """Check samples from an IterableDataset. ImageError: an image cannot be decoded."""
         fetched = Fetched()
+        reading.begin(False, self._scans.checker if self._scans is not None else None)  # for the next batch
         for sample in samples:
             try:
-                self._check_scans(sample, [None])
+                self._leave_to_pillow(sample, [None])
                 fetched.samples.append(sample)
             except ImageError as error:
                 if self._on_error == "raise":
@@ -126,15 +122,6 @@ class Fetcher:
             ImageError: none of the following samples can be read.
             ProxyLoaderError: the index is not an integer, or the dataset has no length.
         """
-        failed = len(unreadable)
-
-        def found() -> tuple[int, Any]:
-            del unreadable[failed:]
-            return self._next_readable(index, epoch, unreadable)
-
-        return self._again.until_known(found)
-
-    def _next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         try:
             first, size = operator.index(index), len(self.dataset)
         except TypeError as error:
@@ -180,15 +167,31 @@ class Fetcher:
         """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
         if not request.batched or self._seed is not None or not self._takes_lists:
             return _NOTHING
-        is_damaged = self._again.holds(request.each())
         try:
-            with making_values() if is_damaged else contextlib.nullcontext():
-                return self.dataset.__getitems__(request.indices)
-        except Exception as error:
-            is_named = isinstance(error, ImageError) or is_damaged or self._on_error != "raise"
-            if not is_named or not is_about_the_file(error):
-                raise
+            return self._read(request.each(), lambda: self.dataset.__getitems__(request.indices))
+        except ImageError:
             return _NOTHING  # read each sample by itself to find the unreadable one
+        except Exception as error:
+            if self._on_error == "raise" or not is_about_the_file(error):
+                raise
+            return _NOTHING
+
+    def _read(self, indices: Sequence[Any], read: Callable[[], Any]) -> Any:
+        """Return what the dataset reads for indices. JPEGs are checked there: see NOTE [ Checked where it is read ]."""
+        if self._scans is None:
+            reading.begin(False, None)
+            return read()
+        reading.begin(self._known_of(indices) is ScanStatus.SOUND, self._scans.checker)
+        try:
+            return read()
+        finally:
+            reading.is_known = False  # what the collate_fn reads may be something else
+
+    def _known_of(self, indices: Sequence[Any]) -> ScanStatus:
+        """Return what is known of the images of indices together."""
+        assert self._scans is not None
+        found = [self._scans.of(index) for index in indices]
+        return found[0] if len(found) == 1 or set(found) == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
         """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch at the same time."""
@@ -199,24 +202,16 @@ class Fetcher:
             dataset.fetch_ahead(indices)
 
     def _leave_to_pillow(self, sample: Any, indices: Sequence[Any]) -> None:
-        """Check scans as below. If Pillow cannot decode an image, ask the dataset again."""
-        try:
-            self._check_scans(sample, indices)
-        except ImageError as error:
-            self._again.note(error, indices)
-            raise
-
-    def _check_scans(self, sample: Any, indices: Sequence[Any]) -> None:
         """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
         if self._scans is None:
             leave_to_pillow(sample, ScanStatus.UNCHECKED, None)
             return
-        found = [self._scans.of(index) for index in indices]
-        known = found[0] if len(indices) == 1 or set(found) == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
+        known = self._known_of(indices)
         if known is ScanStatus.SOUND and not self._scans.checker.is_strict:
             return
         is_damaged = leave_to_pillow(sample, known, self._scans.checker)
-        if is_damaged or known is ScanStatus.UNKNOWN:
+        # If the dataset has met damage, its sample holds something else, and the file is not sound.
+        if is_damaged or (known is ScanStatus.UNKNOWN and not reading.has_found_damage):
             for index in indices:
                 self._scans.note(index, is_damaged)
 
@@ -226,8 +221,7 @@ class Fetcher:
             seed_generators(self._seed, epoch, _plain(index))
         try:
             if sample is _NOTHING:
-                known = self._again.holds([index])
-                sample = self._again.sample(self.dataset, index) if known else self.dataset[index]
+                sample = self._read([index], lambda: self.dataset[index])
             self._leave_to_pillow(sample, [index])
             return sample
         except StopIteration as error:

@@ -4,8 +4,8 @@ What is found is recorded by the index of the sample, in memory that the workers
 for the same index, only the first is checked. That each one ends as a JPEG is looked at in every epoch, when it is
 opened, by ``EncodedImage.of_jpeg``.
 
-Images are checked after the dataset has returned the sample, in the thread that requested it. Therefore it does not
-matter in which threads the dataset opens them, or what other loaders of the process read meanwhile.
+Images that the dataset opens with Pillow or torchvision are checked where it reads them: see NOTE [ Checked where it is
+read ]. Others are checked after the dataset has returned the sample, in the thread that requested it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..data.encoded_image import EncodedImage
 from ..data.image_calls import image_calls_in
 from ..data.jpeg_header import JpegHeader
 from ..data.jpeg_integrity import ScanChecker, has_whole_structure
+from ..data.read_check import is_never_checked, was_checked
 from .arena import Arena
 
 
@@ -94,20 +95,17 @@ def leave_to_pillow(sample: Any, known: ScanStatus, checker: ScanChecker | None)
         if image.header is not None and _is_for_pillow(image, image.header, known, checker):
             # The limit of pixels was checked when the image was opened.
             call.take(EncodedImage.by_pillow(image.data, image.path, max_pixels=image.height * image.width))
-            found_damage |= not _is_never_checked(image.header, checker)
+            found_damage |= not is_never_checked(image.header, checker)
     return found_damage
 
 
 def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: ScanStatus, checker: ScanChecker | None) -> bool:
-    if _is_never_checked(header, checker):
+    if is_never_checked(header, checker):
         return True
+    if was_checked(image, checker):
+        return False
     if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):
         return known == ScanStatus.DAMAGED
     if checker is None:
         return not has_whole_structure(image.data, header)
     return not checker.is_sound(image.data, header)
-
-
-def _is_never_checked(header: JpegHeader, checker: ScanChecker | None) -> bool:
-    """Return whether the strict check leaves an image to Pillow, as libjpeg may miss damage in its later scans."""
-    return header.is_progressive and checker is not None and checker.is_strict

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,26 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
+from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.io import decode_image
 
 import proxyloader
-from proxyloader import ImageError
+from proxyloader.data.lazy_image import opened_late
+from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.request_sampler import BatchRequest
+from proxyloader.workers.scan_checks import IntegrityTable
 
-from .test_same_batches import TRAIN, assert_same
-
-pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
+pytestmark = [
+    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
+    pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
+]
 
 DAMAGED = (3, 8, 9)
 IMAGES = 12
+EXACT = transforms.Compose([transforms.RandomCrop(96), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
+"""Which DALI does on a CPU, too, and to the bit."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,8 @@ class Own(Dataset[Any]):
     """Gives noise for a file that it cannot read, and numbers that each generator draws behind the image."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self.paths, self.augment = paths, TRAIN
+        self.paths, self.augment = paths, EXACT
+        self.own, self.asked = np.random.default_rng(4), 0
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -55,11 +65,12 @@ class Own(Dataset[Any]):
         return self.augment(Image.open(self.paths[index]).convert("RGB"))
 
     def __getitem__(self, index: int) -> Any:
-        drawn = random.random(), np.random.rand()
+        self.asked += 1
+        drawn = random.random(), np.random.rand(), self.own.random(), self.asked
         try:
             image = self.read(index)
-        except OSError:
-            return torch.rand(3, 96, 96), torch.tensor([-1, *drawn, random.random()])
+        except (OSError, RuntimeError):  # torchvision raises the latter
+            return torch.randint(256, (3, 96, 96), dtype=torch.uint8), torch.tensor([-1, *drawn, random.random()])
         return image, torch.tensor([index, *drawn, float(torch.rand(1))])
 
 
@@ -72,16 +83,60 @@ class Looking(Own):
         return self.augment(image.convert("RGB"))
 
 
+class AsTensor(Own):
+    def read(self, index: int) -> Any:
+        return transforms.functional.vflip(decode_image(str(self.paths[index])))[:, :96, :96]
+
+
 class InLists(Own):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
+
+
+class Threads(Own):
+    """Opens the files of a batch in threads of its own."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        with ThreadPoolExecutor(2) as threads:
+            images = list(threads.map(self.opened, indices))
+        return [(self.augment(image), torch.tensor(label)) for image, label in images]
+
+    def opened(self, index: int) -> Any:
+        try:
+            return Image.open(self.paths[index]).convert("RGB"), index
+        except OSError:
+            return Image.new("RGB", (160, 120), "grey"), -1
+
+
+class Keeping(Own):
+    """Keeps what it has opened."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        super().__init__(paths)
+        self.kept: dict[int, Image.Image] = {}
+
+    def read(self, index: int) -> Any:
+        if index not in self.kept:
+            try:
+                self.kept[index] = Image.open(self.paths[index]).convert("RGB")
+            except OSError:
+                self.kept[index] = Image.new("RGB", (160, 120), "grey")
+        return self.augment(self.kept[index])
+
+
+class ByLists(Own):
+    """Its index is a list."""
+
+    def __getitem__(self, index: Any) -> Any:
+        images, labels = zip(*(super(ByLists, self).__getitem__(each) for each in index))
+        return torch.stack(images), torch.stack(labels)
 
 
 class Folder(ImageFolder):
     """Gives the next image in the place of one that it cannot read."""
 
     def __init__(self, paths: list[Path]) -> None:
-        super().__init__(str(paths[0].parent.parent), TRAIN)
+        super().__init__(str(paths[0].parent.parent), EXACT)
         self.samples = [(str(path), index) for index, path in enumerate(paths)]
 
     def __getitem__(self, index: int) -> Any:
@@ -91,22 +146,72 @@ class Folder(ImageFolder):
             return self[index + 1]
 
 
+class Unopened(Own):
+    """Leaves the transform to the collate_fn."""
+
+    def __getitem__(self, index: int) -> Any:
+        return Image.open(self.paths[index]), index
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, paths: list[Path]) -> None:
+        self.own = Own(paths)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (self.own[index] for index in range(len(self.own)))
+
+
 class Trusting(Own):
     def __getitem__(self, index: int) -> Any:
         return self.read(index), index
 
 
+class TrustingFolder(Folder):
+    def __getitem__(self, index: int) -> Any:
+        return ImageFolder.__getitem__(self, index)
+
+
+def augmented(samples: list[Any]) -> Any:
+    found = []
+    for image, label in samples:
+        try:
+            found.append((EXACT(image.convert("RGB")), label))
+        except OSError:
+            found.append((torch.zeros(3, 96, 96, dtype=torch.uint8), -1))
+    return torch.utils.data.default_collate(found)
+
+
+HOW: dict[Any, dict[str, Any]] = {
+    Own: {"batch_size": 4, "shuffle": True},
+    ByLists: {"batch_size": None, "sampler": [[0, 1, 2], [3, 4, 5], [8, 9, 1]]},
+    Unopened: {"batch_size": 4, "shuffle": True, "collate_fn": augmented},
+    Stream: {"batch_size": 4},
+}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Own, Looking, InLists, Folder])
+@pytest.mark.parametrize("kind", [Own, Looking, AsTensor, InLists, Threads, Keeping, ByLists, Folder, Unopened, Stream])
 def test_it_meets_the_error_and_draws_what_it_draws_there(
     kind: Callable[..., Any], workers: int, paths: list[Path]
 ) -> None:
     def epochs(loader: Callable[..., Any]) -> list[Any]:
         torch.manual_seed(2), random.seed(2), np.random.seed(2)
-        made = loader(kind(paths), 4, shuffle=True, num_workers=workers)
+        made = loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own]))
         return [batch for _ in range(2) for batch in made]
 
-    assert_same(epochs(proxyloader.DataLoader), epochs(StockLoader))
+    for (images, labels), (stock_images, stock_labels) in zip(
+        epochs(proxyloader.DataLoader), epochs(StockLoader), strict=True
+    ):
+        assert torch.equal(labels.cpu(), stock_labels) and torch.equal(images.cpu(), stock_images)
+
+
+@pytest.mark.parametrize("kind", [Own, InLists])
+def test_in_later_epochs_it_meets_the_error_again(kind: Callable[..., Any], paths: list[Path]) -> None:
+    dataset, table = kind(paths), IntegrityTable(IMAGES)
+    for _ in range(3):
+        with opened_late():  # each time in another worker
+            fetched = Fetcher(dataset, scans=table)(BatchRequest(0, 0, list(range(IMAGES)), batched=True, slot=None))
+        assert [int(label[0]) for _, label in fetched.samples] == [0, 1, 2, -1, 4, 5, 6, 7, -1, -1, 10, 11]
 
 
 def test_it_meets_the_error_with_a_seed_too(paths: list[Path]) -> None:
@@ -115,15 +220,21 @@ def test_it_meets_the_error_with_a_seed_too(paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_one_that_does_not_catch_it_is_told_the_file(workers: int, paths: list[Path]) -> None:
-    with pytest.raises(ImageError, match=r"dataset\[3\]: .*3.jpg: .*broken data stream"):
-        list(proxyloader.DataLoader(Trusting(paths), 4, num_workers=workers))
+@pytest.mark.parametrize("kind", [Trusting, TrustingFolder])
+def test_one_that_does_not_catch_it_raises_it(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
+    with pytest.raises(OSError, match="broken data stream"):
+        list(proxyloader.DataLoader(kind(paths), 4, num_workers=workers))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_it_does_not_catch_is_left_out_or_replaced_where_that_is_wanted(workers: int, paths: list[Path]) -> None:
-    skipping = proxyloader.DataLoader(Trusting(paths), 4, num_workers=workers, on_error="skip")
+@pytest.mark.parametrize("kind", [Trusting, TrustingFolder])
+def test_what_it_does_not_catch_is_left_out_or_replaced_where_that_is_wanted(
+    kind: Callable[..., Any], workers: int, paths: list[Path]
+) -> None:
+    skipping = proxyloader.DataLoader(kind(paths), 4, num_workers=workers, on_error="skip")
     assert [batch[1].tolist() for batch in skipping] == [[0, 1, 2], [4, 5, 6, 7], [10, 11]]
-    assert sorted(each.index for each in skipping.errors) == list(DAMAGED)
-    replacing = proxyloader.DataLoader(Trusting(paths), 4, num_workers=workers, on_error="replace")
+    assert sorted((each.index, Path(each.path).name) for each in skipping.errors) == [
+        (index, f"{index}.jpg") for index in DAMAGED
+    ]
+    replacing = proxyloader.DataLoader(kind(paths), 4, num_workers=workers, on_error="replace")
     assert [batch[1].tolist() for batch in replacing] == [[0, 1, 2, 4], [4, 5, 6, 7], [10, 10, 10, 11]]
