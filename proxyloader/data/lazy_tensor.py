@@ -118,6 +118,8 @@ class LazyTensor(torch.Tensor):
         cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if operator is torch.ops.aten.view.default:  # the strides of the values may be others than torch was told
+            operator = torch.ops.aten.reshape.default
         result = _recorded(operator, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -133,6 +135,9 @@ class LazyImageTensor(LazyTensor):
     """A LazyTensor that others take for a ``torchvision.tv_tensors.Image``."""
 
     __class__ = property(lambda self: tv_tensors.Image)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return memo.setdefault(id(self), as_image(self.detach().clone()))
 
 
 for _lazy, _other in ((LazyTensor, torch.Tensor), (LazyImageTensor, tv_tensors.Image)):
