@@ -5,7 +5,7 @@
 
 Whole epochs of an ImageFolder that do nothing with their batches, with persistent workers. The versions take turns, in
 a new process each. Images/s, and milliseconds of CPU time an image, of all processes: medians, and each epoch behind
-the first three, which start pipelines and look at the scans. Appends one JSON line to
+the first two, which start pipelines and look at the scans. Appends one JSON line to
 benchmarks/results/versions.jsonl.
 """
 
@@ -30,7 +30,7 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-WARM_UP, EPOCHS = 3, 9
+WARM_UP, EPOCHS = 2, 6
 
 
 def arguments() -> argparse.Namespace:

@@ -438,6 +438,20 @@ def test_copies_have_the_values(copies: Callable[[Any], Any]) -> None:
     assert_same([late, 1 - late], [real, 1 - real])
 
 
+def test_a_copy_of_an_image_of_torchvisions_is_one() -> None:
+    ours, theirs = both(v2.Compose([v2.CenterCrop(32), v2.ToImage()]))
+    copied = copy.deepcopy(ours[0])
+    assert isinstance(copied, tv_tensors.Image) and not is_real(copied)
+    assert_same(replayed([copied]), theirs[:1])
+
+
+def test_values_whose_strides_were_not_known_are_reshaped() -> None:
+    image = v2_functional.to_image(v1_functional.to_pil_image(torch.arange(48, dtype=torch.uint8).reshape(3, 4, 4)))
+    told = LazyTensor(torch.empty(3, 4, 4, dtype=torch.uint8, device="meta"), image.as_subclass(torch.Tensor))
+    assert not image.is_contiguous() and told.is_contiguous()
+    assert_same(told.reshape(-1) + 0, image.reshape(-1) + 0)
+
+
 def test_it_is_saved_and_loaded() -> None:
     (late, *_), (real, *_) = both()
     file = io.BytesIO()
