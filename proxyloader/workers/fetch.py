@@ -72,7 +72,7 @@ class Fetcher:
         is_at_once = at_once is not _NOTHING
         if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
             # The dataset made the batch itself, so it is not known which image belongs to which index.
-            self._leave_to_pillow(at_once, indices)
+            self._leave_to_pillow(at_once, indices, self._known_of(indices))
             return Fetched(at_once, indices)
         if not is_at_once:
             self._fetch_ahead(indices)
@@ -107,7 +107,7 @@ class Fetcher:
         reading.begin(False, self._scans.checker if self._scans is not None else None)  # for the next batch
         for sample in samples:
             try:
-                self._leave_to_pillow(sample, [None])
+                self._leave_to_pillow(sample, [None], ScanStatus.UNKNOWN)
                 fetched.samples.append(sample)
             except ImageError as error:
                 if self._on_error == "raise":
@@ -168,7 +168,7 @@ class Fetcher:
         if not request.batched or self._seed is not None or not self._takes_lists:
             return _NOTHING
         try:
-            return self._read(request.each(), lambda: self.dataset.__getitems__(request.indices))
+            return self._read(self._known_of(request.each()), lambda: self.dataset.__getitems__(request.indices))
         except ImageError:
             return _NOTHING  # read each sample by itself to find the unreadable one
         except Exception as error:
@@ -176,12 +176,9 @@ class Fetcher:
                 raise
             return _NOTHING
 
-    def _read(self, indices: Sequence[Any], read: Callable[[], Any]) -> Any:
-        """Return what the dataset reads for indices. JPEGs are checked there: see NOTE [ Checked where it is read ]."""
-        if self._scans is None:
-            reading.begin(False, None)
-            return read()
-        reading.begin(self._known_of(indices) is ScanStatus.SOUND, self._scans.checker)
+    def _read(self, known: ScanStatus, read: Callable[[], Any]) -> Any:
+        """Return what the dataset reads. JPEGs are checked there: see NOTE [ Checked where it is read ]."""
+        reading.begin(known is ScanStatus.SOUND, self._scans.checker if self._scans is not None else None)
         try:
             return read()
         finally:
@@ -189,7 +186,8 @@ class Fetcher:
 
     def _known_of(self, indices: Sequence[Any]) -> ScanStatus:
         """Return what is known of the images of indices together."""
-        assert self._scans is not None
+        if self._scans is None:
+            return ScanStatus.UNCHECKED
         found = [self._scans.of(index) for index in indices]
         return found[0] if len(found) == 1 or set(found) == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
 
@@ -201,12 +199,11 @@ class Fetcher:
         if hasattr(dataset, "fetch_ahead"):
             dataset.fetch_ahead(indices)
 
-    def _leave_to_pillow(self, sample: Any, indices: Sequence[Any]) -> None:
+    def _leave_to_pillow(self, sample: Any, indices: Sequence[Any], known: ScanStatus) -> None:
         """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
         if self._scans is None:
             leave_to_pillow(sample, ScanStatus.UNCHECKED, None)
             return
-        known = self._known_of(indices)
         if known is ScanStatus.SOUND and not self._scans.checker.is_strict:
             return
         is_damaged = leave_to_pillow(sample, known, self._scans.checker)
@@ -220,9 +217,10 @@ class Fetcher:
         if self._seed is not None:
             seed_generators(self._seed, epoch, _plain(index))
         try:
+            known = self._known_of([index])
             if sample is _NOTHING:
-                sample = self._read([index], lambda: self.dataset[index])
-            self._leave_to_pillow(sample, [index])
+                sample = self._read(known, lambda: self.dataset[index])
+            self._leave_to_pillow(sample, [index], known)
             return sample
         except StopIteration as error:
             # StopIteration would silently end the epoch.
