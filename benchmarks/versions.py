@@ -114,6 +114,7 @@ def main() -> None:
         for _ in tqdm(range(options.rounds), unit="round", disable=None):
             for name, checkout in checkouts.items():
                 rounds[name].append(in_process(checkout, root, options))
+                tqdm.write(f"{name}: {json.dumps(rounds[name][-1])}", file=sys.stderr)  # if it is stopped early
     medians = {
         name: {
             workers: {
