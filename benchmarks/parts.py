@@ -104,8 +104,9 @@ def datasets(root: str) -> dict[str, float]:
         for name, kind in kinds.items():
             try:
                 fetcher = Fetcher(kind(root, transform), scans=IntegrityTable(len(paths)))
-            except ImportError:
-                continue  # Hugging Face's datasets are not installed
+            except ImportError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr)
+                continue
             packed = PackedDataset(fetcher, Packer(default_collate, arena, len(paths)), arena)
             packed.__getitems__(request)  # which looks at the scans
             costs[f"worker: a whole batch, {name}{of}"] = median_ms(functools.partial(packed.__getitems__, request))

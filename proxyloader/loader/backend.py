@@ -124,7 +124,7 @@ class ImageCounts:
         )
 
     def _reason(self) -> str:
-        reasons = ["That is slower than where DALI decodes" if self._on_gpu else "That is torch's speed"]
+        reasons = ["That is slower than where DALI decodes" if self._on_gpu else "That is torch's speed at best"]
         if self._by_pillow and not self._is_of_arrays:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
         if self._in_workers and not self._on_gpu:
