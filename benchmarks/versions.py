@@ -4,8 +4,9 @@
     ... --device cpu --images 1024 --workers 2
 
 Whole epochs of an ImageFolder that do nothing with their batches, with persistent workers. The versions take turns, in
-a new process each. Images/s, and milliseconds of CPU time an image, of all processes: medians, and each epoch behind
-the first two, which start pipelines and look at the scans. Appends one JSON line to
+a new process each. Of each epoch: images/s, milliseconds of CPU time an image, of all processes, and the longest wait
+for a batch behind the first. Of all epochs: seconds, from the making of the loader on. The medians of the epochs leave
+out the first four, in which pipelines start, scans are looked at, and engines may be tried. Appends one JSON line to
 benchmarks/results/versions.jsonl.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -30,7 +32,8 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-WARM_UP, EPOCHS = 2, 6
+WARM_UP, EPOCHS = 4, 8
+OF_EPOCHS = ("images_per_s", "cpu_ms_per_image", "longest_wait_ms")
 
 
 def arguments() -> argparse.Namespace:
@@ -66,6 +69,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     found: dict[str, Any] = {"from": str(Path(proxyloader.__file__).parents[1])}
     for workers in options.workers:
+        made_s = time.perf_counter()
         loader = proxyloader.DataLoader(
             ImageFolder(options.root, transform),
             options.batch_size,
@@ -74,16 +78,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             persistent_workers=True,
             device=options.device,
         )
-        rates, costs = [], []
-        for epoch in range(EPOCHS):
-            start_s, start_cpu_s = time.perf_counter(), cpu_s()
-            images = sum(len(batch[0]) for batch in loader)
+        figures: dict[str, list[float]] = {name: [] for name in OF_EPOCHS}
+        for _ in range(EPOCHS):
+            start_s, start_cpu_s, images, came_s = time.perf_counter(), cpu_s(), 0, []
+            for batch in loader:
+                images += len(batch[0])
+                came_s.append(time.perf_counter())
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            if epoch >= WARM_UP:
-                rates.append(round(images / (time.perf_counter() - start_s)))
-                costs.append(round(1e3 * (cpu_s() - start_cpu_s) / images, 3))
-        found[str(workers)] = {"images_per_s": rates, "cpu_ms_per_image": costs}
+            waits_s = [after - before for before, after in itertools.pairwise(came_s)]
+            figures["images_per_s"].append(round(images / (time.perf_counter() - start_s)))
+            figures["cpu_ms_per_image"].append(round(1e3 * (cpu_s() - start_cpu_s) / images, 3))
+            figures["longest_wait_ms"].append(round(1e3 * max(waits_s, default=0.0)))
+        found[str(workers)] = {**figures, "all_s": round(time.perf_counter() - made_s, 2)}
         del loader
     return found
 
@@ -97,6 +104,13 @@ def in_process(checkout: Path, root: str, options: argparse.Namespace) -> dict[s
     if Path(found.pop("from")) != checkout.resolve():
         raise RuntimeError(f"another version than that of {checkout} was imported")
     return found
+
+
+def medians_of(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    medians = {
+        name: statistics.median(value for each in rounds for value in each[name][WARM_UP:]) for name in OF_EPOCHS
+    }
+    return {**medians, "all_s": statistics.median(each["all_s"] for each in rounds)}
 
 
 def main() -> None:
@@ -116,13 +130,7 @@ def main() -> None:
                 rounds[name].append(in_process(checkout, root, options))
                 tqdm.write(f"{name}: {json.dumps(rounds[name][-1])}", file=sys.stderr)  # if it is stopped early
     medians = {
-        name: {
-            workers: {
-                figure: statistics.median(value for each in found for value in each[workers][figure])
-                for figure in ("images_per_s", "cpu_ms_per_image")
-            }
-            for workers in map(str, options.workers)
-        }
+        name: {str(workers): medians_of([each[str(workers)] for each in found]) for workers in options.workers}
         for name, found in rounds.items()
     }
     record = {
@@ -130,6 +138,7 @@ def main() -> None:
         "benchmark": "versions",
         "machine": machine(),
         **{name: getattr(options, name) for name in ("device", "images", "batch_size")},
+        "epochs_left_out": WARM_UP,
         "medians": medians,
         "rounds": rounds,
     }

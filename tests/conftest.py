@@ -106,15 +106,11 @@ def device(request: pytest.FixtureRequest) -> str:
 def loaded_decoder(photos: Path) -> Iterator[None]:
     """DALI loads its decoders with the first pipeline that has one, which takes most of its start on a GPU, and lets
     them go with the last. So one stays, which has decoded and holds what decoders share of the JPEG engines. And a GPU
-    on which other tests run is not taken for a crowded one, on which each pipeline is tried before it is used.
-
-    The trial of the engines, which follows upon the first pipeline and takes memory, is over."""
+    on which other tests run is not taken for a crowded one, on which each pipeline is tried before it is used."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jpeg_engines, "CROWDED_BYTES", torch.cuda.mem_get_info()[1])
         server = RunQueue(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1)))
         server.collect(server.submit([[np.fromfile(next(photos.rglob("*.jpg")), np.uint8)]]))
-        if jpeg_engines._reservation is not None:
-            jpeg_engines._reservation.finish()
         yield
 
 

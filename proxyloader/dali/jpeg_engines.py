@@ -15,20 +15,18 @@ On a crowded GPU this is done after each pipeline is built, before it is used. I
 Pillow, while CUDA rounds differently. If the images are not those of the engines, the decoders of the pipeline are
 configured to not use the engines, and the pipeline is built again. So is every later pipeline of the process.
 
-On a GPU that is not crowded this is done after the first pipeline of a process, as it may need the shared room when the
-GPU has become crowded. The result is not waited for: if such a GPU does not decode with engines, it has none, and DALI
-handles that. So a thread does it, a moment after the pipeline was built. Without the delay the first batch came later
-(``first_batch_s`` in the two records of 2026-11-23 in ``bench.jsonl``). It takes a second, and a fork has to wait for
-it. So a fork begins the delay anew, and the workers of a short second epoch are not late.
+On a GPU that is not crowded this is not done, as it takes the time of some fifty batches: another decoder is built, and
+no run ends meanwhile (``longest_wait_ms`` in ``versions.jsonl``). If such a GPU does not decode with engines, it has
+none, and DALI handles that. But it may become crowded. So before a run it is checked once a second whether it has, and
+then it is done for each pipeline that has not been tried. Other processes cannot use the engines up within that second,
+as CUDA builds one decoder after the other. If nothing ran for long and no room is left, the pipeline is built again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import math
-import threading
 import time
 import weakref
 from typing import Any
@@ -38,7 +36,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from .. import _fork_safety
 from ..errors import PipelineError
 from . import executor
 from .api import Pipeline, decoder_arguments, fn, pipeline_def, types
@@ -59,23 +56,20 @@ a gigabyte, and the engines of an H200 have room for many such processes. See NO
 SHORT_BYTES = 1 << 30
 """Free memory of a GPU below which its engines may not have enough."""
 
-AFTER_FIRST_BATCH_S = 1.0
-"""Delay of the thread after the first pipeline was built, during which the first batch is decoded, in seconds."""
+LOOK_EVERY_S = 1.0
+"""Interval at which it is checked before runs whether the GPU has become crowded, in seconds."""
 
-AT_LATEST_S = 10.0
-"""Delay that forks and other pipelines may make of it, in seconds."""
-
-LOOK_S = 0.05
-"""Interval at which the thread checks meanwhile whether the process ends, in seconds."""
-
-_failing: set[int] = set()
+_failing: set[int | None] = set()
 """GPUs whose engines this process does not use."""
 
-_missing: set[int] = set()
-"""GPUs that are not crowded and whose engines do not decode, so that they have none."""
+_decoding: dict[int | None, bool] = {}
+"""Whether the engines of a GPU decode, as ``are_used`` has found."""
 
-_holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDictionary()
-"""Pipelines whose decoders hold the shared room, with their paddings."""
+_holding: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+"""Pipelines that were tried, and whose decoders hold the shared room."""
+
+_look_at_s: weakref.WeakKeyDictionary[Pipeline, float] = weakref.WeakKeyDictionary()
+"""When to check next whether the GPU of a pipeline has become crowded, by ``time.monotonic()``."""
 
 
 def are_left_alone(device_id: int | None) -> bool:
@@ -84,10 +78,12 @@ def are_left_alone(device_id: int | None) -> bool:
 
 
 def are_used(device_id: int | None) -> bool:
-    """Return whether the engines of a GPU decode for this process. This waits for the thread that tries them."""
-    if _reservation is not None:
-        _reservation.finish()
-    return device_id not in _failing | _missing
+    """Return whether the engines of a GPU decode for this process. The first time they are tried, which takes long."""
+    if device_id not in _decoding and not are_left_alone(device_id):
+        _decoding[device_id] = _decode(device_id, {()})
+        if not _decoding[device_id] and _is_crowded(device_id):
+            _leave_alone(device_id)
+    return not are_left_alone(device_id) and _decoding[device_id]
 
 
 def build(pipeline: Pipeline) -> None:
@@ -100,10 +96,8 @@ def build(pipeline: Pipeline) -> None:
         PipelineError: the engines fail to decode, and the decoders cannot be changed, for example as the pipeline has
             run.
     """
-    if pipeline in _holding and executor.is_built(pipeline):
-        return
-    _holding.pop(pipeline, None)
-    with _reservation or contextlib.nullcontext():  # at the same time both would be slower
+    if not executor.is_built(pipeline):
+        _holding.discard(pipeline)
         if are_left_alone(pipeline.device_id):
             _avoid(pipeline)
         executor.build(pipeline)
@@ -112,125 +106,60 @@ def build(pipeline: Pipeline) -> None:
         executor.build(pipeline)
 
 
+def have_failed(pipeline: Pipeline) -> bool:
+    """Return whether a built pipeline must be built again, without engines, before it runs.
+
+    This is for each run, and checks the GPU once a second. It takes longer when the GPU has become crowded.
+    """
+    now_s = time.monotonic()
+    if pipeline.device_id is None or now_s < _look_at_s.get(pipeline, now_s):
+        return False
+    failed = _fail_for(pipeline)
+    _look_at_s[pipeline] = time.monotonic() + LOOK_EVERY_S
+    return failed
+
+
 def _avoid(pipeline: Pipeline) -> None:
     if not executor.leave_engines_alone(pipeline):
-        raise PipelineError(
-            f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
-            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows "
-            "what decodes",
-            code="no-engines",
-        )
+        raise error_of(pipeline)
+
+
+def error_of(pipeline: Pipeline) -> PipelineError:
+    """Return the error of a pipeline that would need engines that fail to decode."""
+    return PipelineError(
+        f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes use "
+        "them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows what "
+        "decodes",
+        code="no-engines",
+    )
 
 
 def _fail_for(pipeline: Pipeline) -> bool:
     """Return whether a built pipeline uses engines that fail to decode."""
     device_id = pipeline.device_id
-    if device_id is None or not (paddings := executor.paddings_on_engines(pipeline)):
+    if device_id is None or pipeline in _holding or not (paddings := executor.paddings_on_engines(pipeline)):
         return False
-    if are_left_alone(device_id):
-        return True
-    if not _is_crowded(device_id):
-        held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
-        if missing := paddings.difference(*held):
-            if _reservation is not None:
-                _reservation.finish()
-            _Reservation(device_id, missing).begin()
-    else:
-        with _reservation or contextlib.nullcontext():
-            has_room = _decode(device_id, paddings)
-        if not has_room:
-            _leave_alone(device_id)
-            return True
-    _holding[pipeline] = paddings
-    return False
+    if not are_left_alone(device_id):
+        if not _is_crowded(device_id):
+            return False
+        if _decode(device_id, paddings):
+            _holding.add(pipeline)
+            return False
+        _leave_alone(device_id)
+    return True
 
 
-def _leave_alone(device_id: int) -> None:
+def _leave_alone(device_id: int | None) -> None:
     _failing.add(device_id)
     log.warning(
-        "CUDA decodes, which is slower: GPU %d has no JPEG engines, or other processes use them up. If it has some, "
+        "CUDA decodes, which is slower: GPU %s has no JPEG engines, or other processes use them up. If it has some, "
         "end what is not needed, or give each process CUDA_DEVICE_MAX_CONNECTIONS=8 in its environment, and start this "
         "one again. `proxyloader doctor` shows what decodes",
         device_id,
     )
 
 
-class _Reservation(threading.Thread):
-    """A thread that tries the engines after a delay, and so takes the shared room of decoders with these paddings.
-
-    A fork, or a block ``with`` it, begins the delay anew. If the thread is trying them already, they wait for its end.
-    No lock is held meanwhile, as a pipeline that is built may fork processes of its own.
-    """
-
-    def __init__(self, device_id: int, paddings: set[Padding]) -> None:
-        super().__init__(name="proxyloader-engines")
-        self._device_id, self._paddings = device_id, paddings
-        self._at_once = threading.Event()
-        self._trial, self._put_off_by = threading.Lock(), 0
-        self._latest_s = time.monotonic() + AT_LATEST_S
-        self._begin_delay()
-
-    def _begin_delay(self) -> None:
-        self._due_s = min(time.monotonic() + AFTER_FIRST_BATCH_S, self._latest_s)
-
-    def begin(self) -> None:
-        global _reservation
-        self.start()  # first, as others join it, and only a started thread can be joined
-        _fork_safety.watch(self)
-        _reservation = self
-
-    def run(self) -> None:
-        while True:
-            is_asked_for = self._at_once.wait(LOOK_S)
-            if not threading.main_thread().is_alive():
-                return  # the process is ending, and waits for its threads
-            with self._trial:
-                if not self._put_off_by and (is_asked_for or time.monotonic() >= self._due_s):
-                    self._try()
-                    return
-
-    def _try(self) -> None:
-        if _decode(self._device_id, self._paddings):
-            return
-        if _is_crowded(self._device_id):
-            _leave_alone(self._device_id)  # the GPU has become crowded; later pipelines do not use the engines
-        else:
-            _missing.add(self._device_id)
-
-    def finish(self) -> None:
-        """End the delay, and wait for the thread."""
-        self._at_once.set()
-        self.join()
-
-    def __enter__(self) -> None:
-        with self._trial:
-            self._put_off_by += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._begin_delay()
-        with self._trial:
-            self._put_off_by -= 1
-
-    def pause(self) -> bool:
-        was_under_way = self._trial.locked()
-        self.__enter__()
-        return was_under_way
-
-    def resume(self) -> None:
-        self.__exit__()
-
-    def forget_in_child(self) -> None:
-        global _reservation
-        _reservation = None
-
-    def end(self) -> None: ...
-
-
-_reservation: _Reservation | None = None
-"""The thread that was started last."""
-
-
-def _is_crowded(device_id: int) -> bool:
+def _is_crowded(device_id: int | None) -> bool:
     try:
         free_bytes, total_bytes = torch.cuda.mem_get_info(device_id)
     except (RuntimeError, AssertionError):  # CUDA itself has failed, or torch was built without it
@@ -238,7 +167,7 @@ def _is_crowded(device_id: int) -> bool:
     return free_bytes < SHORT_BYTES or total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
 
 
-def _decode(device_id: int, paddings: set[Padding]) -> bool:
+def _decode(device_id: int | None, paddings: set[Padding]) -> bool:
     """Return whether the engines decode. This takes the shared room of these paddings, if the GPU has any left."""
     return max([_levels_off(device_id, padding) for padding in paddings]) < MOST_LEVELS
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,8 +18,6 @@ from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.transforms.registry import plan_for
 
-from .. import scripts
-from ..limits import LONG_S, WAIT_S
 from ..outcomes import raises
 
 DECODED = plan_for(PILToTensor())
@@ -165,8 +160,11 @@ class Gpu:
         self.is_crowded, self.has_engines = False, True
         self.tried: list[Any] = []
         self.built: list[bool] = []  # whether on engines
-        self.is_trying, self.goes_on = threading.Event(), threading.Event()
-        self.goes_on.set()
+        self.looks = 0
+
+    def look(self, device_id: int) -> bool:
+        self.looks += 1
+        return self.is_crowded
 
     def build(self, pipeline: Pipeline) -> None:
         if pipeline._built:
@@ -177,40 +175,71 @@ class Gpu:
         self.built.append(bool(_executor.paddings_on_engines(pipeline)))
 
     def levels_off(self, device_id: int, padding: Any) -> float:
-        self.is_trying.set()
-        self.goes_on.wait(WAIT_S)
         self.tried.append(padding)
         return 0 if self.has_engines else 1
-
-    def tried_in_all(self) -> list[Any]:
-        """When nobody tries any more."""
-        if jpeg_engines._reservation is not None:
-            jpeg_engines._reservation.finish()
-        return self.tried
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    monkeypatch.setattr(jpeg_engines, "_reservation", None)
     monkeypatch.setattr(jpeg_engines, "_failing", set())
-    monkeypatch.setattr(jpeg_engines, "_missing", set())
-    monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(jpeg_engines, "_is_crowded", lambda device_id: gpu.is_crowded)
+    monkeypatch.setattr(jpeg_engines, "_decoding", {})
+    monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakSet())
+    monkeypatch.setattr(jpeg_engines, "_look_at_s", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(jpeg_engines, "_is_crowded", gpu.look)
     monkeypatch.setattr(jpeg_engines, "_levels_off", gpu.levels_off)
     monkeypatch.setattr(_executor, "build", gpu.build)
     return gpu
 
 
-def test_they_are_tried_behind_the_first_pipeline_and_again_when_none_is_left(gpu: Gpu) -> None:
+def test_on_a_gpu_that_is_not_crowded_nobody_tries_them(gpu: Gpu) -> None:
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+    assert not jpeg_engines.have_failed(pipeline)
+    assert gpu.tried == [] and gpu.built == [True]
+
+
+def test_when_it_has_become_crowded_each_pipeline_is_tried_once_before_its_next_run(gpu: Gpu) -> None:
+    first, second = decoder_of({}), decoder_of({"device_memory_padding": 1 << 20})
+    jpeg_engines.build(first)
+    jpeg_engines.build(second)
+    gpu.is_crowded = True
     for _ in range(2):
-        first, second = decoder_of({}), decoder_of({"hw_decoder_load": 0.5})
-        jpeg_engines.build(first)
-        jpeg_engines.build(second)
-        del first
-        jpeg_engines.build(decoder_of({}))
-        del second
-    assert gpu.tried_in_all() == [(), ()] and gpu.built == [True] * 6
+        assert not jpeg_engines.have_failed(first) and not jpeg_engines.have_failed(second)
+    assert gpu.tried == [(), (("device_memory_padding", 1 << 20),)]
+    gpu.has_engines = False  # others may use up what is left
+    assert not jpeg_engines.have_failed(first)
+
+
+def test_what_was_not_tried_before_others_used_them_up_is_built_again(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried, other = decoder_of({}), decoder_of({})
+    for pipeline in (tried, other):
+        jpeg_engines.build(pipeline)
+    gpu.is_crowded, gpu.has_engines = True, False
+    for pipeline in (tried, other):
+        assert jpeg_engines.have_failed(pipeline)
+        _executor.take_apart(pipeline)
+        jpeg_engines.build(pipeline)
+        assert not jpeg_engines.have_failed(pipeline)
+    assert gpu.built == [True, True, False, False] and gpu.tried == [()]
+    assert caplog.text.count("CUDA decodes, which is slower") == 1
+
+
+def test_the_gpu_is_looked_at_once_a_second(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, other, clock = decoder_of({}), decoder_of({}), [7.0]
+    monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    for each in (pipeline, other):
+        jpeg_engines.build(each)
+    gpu.looks = 0
+    for clock[0], looks in ((7.0, 1), (7.5, 1), (7.9, 1), (8.0, 2), (9.1, 3)):
+        assert not jpeg_engines.have_failed(pipeline)
+        assert gpu.looks == looks
+    assert not jpeg_engines.have_failed(other)
+    assert gpu.looks == 4
 
 
 def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
@@ -225,17 +254,19 @@ def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
 
 
 def test_they_are_tried_as_a_pipelines_decoders_would_use_them(gpu: Gpu) -> None:
+    gpu.is_crowded = True
     jpeg_engines.build(decoder_of({"device_memory_padding": 1 << 20, "host_memory_padding": 0}))
-    assert gpu.tried_in_all() == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
+    assert gpu.tried == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
 
 
 def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
     gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = decoder_of({})
+    gpu.is_crowded = True
     jpeg_engines.build(before)
-    assert gpu.tried_in_all() == [()]
-    gpu.is_crowded, gpu.has_engines = True, False
+    assert gpu.tried == [()]
+    gpu.has_engines = False
     built_by_its_user = decoder_of({})
     gpu.build(built_by_its_user)
     executor = built_by_its_user._pipe
@@ -265,146 +296,23 @@ def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gp
     gpu.has_engines = False
     pipeline = decoder_of({})
     jpeg_engines.build(pipeline)
-    assert gpu.tried_in_all() == [()] and gpu.built == [True]
+    assert not jpeg_engines.are_used(0) and not jpeg_engines.are_used(0)
+    assert gpu.tried == [()] and gpu.built == [True]
     assert _executor.paddings_on_engines(pipeline) and not jpeg_engines.are_left_alone(0)
-    assert not jpeg_engines.are_used(0)
 
 
-def test_whether_they_decode_is_known_when_the_trial_has_ended(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
-    pipeline = decoder_of({})
-    jpeg_engines.build(pipeline)
-    assert gpu.tried == [] and jpeg_engines.are_used(0) and gpu.tried == [()]
+def test_who_asks_whether_they_decode_tries_them_once(gpu: Gpu) -> None:
+    jpeg_engines.build(decoder_of({}))
+    assert jpeg_engines.are_used(0) and jpeg_engines.are_used(0)
+    assert gpu.tried == [()]
 
 
-def test_where_others_come_before_the_trial_what_is_built_from_then_on_does_without_engines(
+def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_then_on_does_without(
     gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = decoder_of({})
-    jpeg_engines.build(before)
+    jpeg_engines.build(decoder_of({}))
     gpu.is_crowded, gpu.has_engines = True, False
-    assert gpu.tried_in_all() == [()] and jpeg_engines.are_left_alone(0) and not jpeg_engines.are_used(0)
+    assert not jpeg_engines.are_used(0) and jpeg_engines.are_left_alone(0) and gpu.tried == [()]
     assert caplog.text.count("CUDA decodes, which is slower") == 1
     jpeg_engines.build(decoder_of({}))
-    assert gpu.built == [True, False]
-
-
-def test_neither_the_first_pipeline_nor_the_next_one_waits_for_the_trial(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
-    first, second = decoder_of({}), decoder_of({})
-    began_s = time.monotonic()
-    jpeg_engines.build(first)
-    jpeg_engines.build(second)
-    assert gpu.built == [True, True] and gpu.tried == []
-    assert time.monotonic() - began_s < WAIT_S
-    assert gpu.tried_in_all() == [()]
-
-
-def test_the_next_pipeline_waits_for_a_trial_that_has_begun(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.0)
-    gpu.goes_on.clear()
-    first, second = decoder_of({}), decoder_of({})
-    jpeg_engines.build(first)
-    assert gpu.is_trying.wait(WAIT_S)
-    threading.Timer(0.2, gpu.goes_on.set).start()
-    jpeg_engines.build(second)
-    assert gpu.tried == [()] and gpu.built == [True, True]
-
-
-def test_a_pipeline_of_other_decoders_has_a_trial_of_its_own(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
-    first, second = decoder_of({}), decoder_of({"device_memory_padding": 1 << 20})
-    jpeg_engines.build(first)
-    jpeg_engines.build(second)
-    assert gpu.tried_in_all() == [(), (("device_memory_padding", 1 << 20),)]
-
-
-ENDS = """
-from proxyloader.dali import jpeg_engines
-jpeg_engines.AFTER_FIRST_BATCH_S = 60.0
-jpeg_engines._levels_off = lambda *_: print("tried")
-jpeg_engines._Reservation(0, {()}).begin()
-print("ends")
-"""
-
-
-def test_a_process_that_ends_neither_waits_for_the_trial_nor_tries() -> None:
-    done = scripts.run(ENDS, timeout_s=WAIT_S)
-    assert (done.stdout, done.returncode) == ("ends\n", 0), done.stderr
-
-
-def test_the_trial_is_not_in_the_way_of_the_first_batch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.2)
-    pipeline = decoder_of({})
-    began_s = time.monotonic()
-    jpeg_engines.build(pipeline)
-    assert gpu.tried == [] and jpeg_engines._reservation is not None
-    jpeg_engines._reservation.join(WAIT_S)
-    assert gpu.tried == [()] and time.monotonic() - began_s >= 0.2
-
-
-def exit_status_of_fork(of: Callable[[], bool]) -> int:
-    child = os.fork()
-    if not child:
-        os._exit(0 if of() else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_a_fork_waits_for_a_trial_that_has_begun(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.0)
-    gpu.goes_on.clear()
-    pipeline = decoder_of({})
-    jpeg_engines.build(pipeline)
-    assert gpu.is_trying.wait(WAIT_S)
-    threading.Timer(0.2, gpu.goes_on.set).start()
-    assert exit_status_of_fork(lambda: gpu.tried == [()]) == 0
-
-
-def test_forks_put_the_trial_off_but_not_for_ever(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", 0.5)
-    monkeypatch.setattr(jpeg_engines, "AT_LATEST_S", 1.5)
-    pipeline = decoder_of({})
-    began_s = time.monotonic()
-    jpeg_engines.build(pipeline)
-    while not gpu.tried and time.monotonic() - began_s < WAIT_S:
-        assert exit_status_of_fork(lambda: True) == 0
-        time.sleep(0.1)
-    assert gpu.tried == [()] and time.monotonic() - began_s >= 1.5
-
-
-@pytest.mark.parametrize("forks_in", ["the same thread", "another thread"])
-def test_a_pipeline_may_fork_while_it_is_built(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, forks_in: str) -> None:
-    """DALI forks the processes of an external source with ``parallel=True``."""
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
-    first, second, statuses = decoder_of({}), decoder_of({}), []
-    jpeg_engines.build(first)
-
-    def forks() -> None:
-        statuses.append(exit_status_of_fork(lambda: True))
-
-    def build(pipeline: Pipeline) -> None:
-        other = threading.Thread(target=forks if forks_in == "another thread" else lambda: None)
-        other.start()
-        other.join(WAIT_S)
-        forks()
-        gpu.build(pipeline)
-
-    monkeypatch.setattr(_executor, "build", build)
-    jpeg_engines.build(second)
-    assert set(statuses) == {0} and gpu.built == [True, True] and gpu.tried_in_all() == [()]
-
-
-def test_a_forked_child_may_build_pipelines_of_its_own(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "AFTER_FIRST_BATCH_S", LONG_S)  # which nobody waits for
-    pipeline = decoder_of({})
-    jpeg_engines.build(pipeline)
-
-    def builds() -> bool:
-        mine = decoder_of({})
-        jpeg_engines.build(mine)
-        return gpu.built == [True, True]
-
-    assert exit_status_of_fork(builds) == 0
-    assert gpu.tried_in_all() == [()]
+    assert gpu.built == [True, False] and gpu.tried == [()]

@@ -69,27 +69,27 @@ def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, fl
     assert asked == [(files[0].nbytes, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("sets", ["_failing", "_missing"])
+@pytest.mark.parametrize(("found", "as_"), [("_failing", {None}), ("_decoding", {None: False})])
 def test_progressive_images_get_more_threads_whoever_decodes(
-    sets: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    found: str, as_: object, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = io.BytesIO()
     Image.open(io.BytesIO(files[0].tobytes())).save(buffer, "JPEG", progressive=True)
     other = np.frombuffer(buffer.getvalue(), np.uint8)
-    monkeypatch.setattr(jpeg_engines, sets, {None})
+    monkeypatch.setattr(jpeg_engines, found, as_)
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     collected(server, [*files[1:4], other])
     assert asked == [(np.mean([file.nbytes for file in [*files[1:4], other]]), 0.25)]
     assert server.pipeline.num_threads == 2
 
 
-@pytest.mark.parametrize("sets", ["_failing", "_missing"])
+@pytest.mark.parametrize(("found", "as_"), [("_failing", {None}), ("_decoding", {None: False})])
 def test_where_no_engines_decode_the_pipeline_stays(
-    sets: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    found: str, as_: object, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     before = server.pipeline
-    monkeypatch.setattr(jpeg_engines, sets, {None})
+    monkeypatch.setattr(jpeg_engines, found, as_)
     collected(server, files)
     assert server.pipeline is before and asked[1:] == [(0, 0)]
 
