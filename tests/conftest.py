@@ -32,7 +32,7 @@ from proxyloader.transforms.resize import Resize
 
 from . import forks, scripts, tiers
 from .integration.roads import warm_forkserver as warm_forkserver
-from .limits import STOP_S, WAIT_S
+from .limits import STOP_S
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("nightly", print_blob=True, deadline=None)
@@ -156,8 +156,7 @@ def nothing_survives() -> object:
     assert not multiprocessing.active_children(), "child processes outlived the test"
     new = {thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("QueueFeeder")}
     for thread in new:
-        # Told to end; but for the one that tries the engines, which builds decoders, on a GPU that others use, too.
-        thread.join(WAIT_S if thread.name == "proxyloader-engines" else STOP_S)
+        thread.join(STOP_S)
     left = {thread for thread in new if thread.is_alive()}
     assert not left, f"threads outlived the test: {left}"
     assert _arenas() <= arenas, "an arena outlived the test"

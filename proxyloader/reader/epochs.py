@@ -23,7 +23,7 @@ import torch
 
 from .. import _fork_safety
 from .._exit_safety import before_exit
-from ..dali import api, executor, jpeg_engines
+from ..dali import api, executor
 from ..data.sharded_sampler import LastBatchPolicy
 from ..errors import PipelineError
 from .arguments import check_state, names_of, what_failed
@@ -249,8 +249,6 @@ class ReaderEpochs:
     def next_batch(self, loop: ReaderLoop) -> dict[str, torch.Tensor]:
         """Return the outputs of the next batch by their names, or end the loop and the epoch."""
         self.progress, length = Progress.UNDER_WAY, self._batches_of(self._epoch)
-        if jpeg_engines.have_failed(self.pipeline):
-            raise jpeg_engines.error_of(self.pipeline)
         try:
             while True:
                 with before_exit():

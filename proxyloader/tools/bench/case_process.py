@@ -181,8 +181,11 @@ class _Measured:
             **shares,
         )
 
-    def attempt(self, setting: BenchConfig, at_most_s: float) -> Trial:
-        """Run two loops with a tuning, and measure the second one."""
+    def attempt(self, setting: BenchConfig, at_least_s: float, at_most_s: float) -> Trial:
+        """Run loops with a tuning, and measure those behind the first, which take ``at_least_s`` or are one.
+
+        A first loop that has not ended after ``at_most_s`` is measured instead.
+        """
         self._prepared(setting)
         before = self._loops
         first = self._begun(setting)
@@ -198,7 +201,7 @@ class _Measured:
                 _wait_for_gpu()
                 wall, cpu = time.perf_counter() - begin, cpu_s() - cpu
                 return Trial(images / wall, 1e3 * cpu / images, was_cut=True)
-        found = self.measure(0.0)
+        found = self.measure(at_least_s)
         return Trial(found.images_per_s, found.cpu_ms_per_image)
 
     def first_epochs(self, setting: BenchConfig, epochs: int, cache: str) -> list[Epoch]:

@@ -1,4 +1,4 @@
-"""Search for the fastest tuning of each case. Each tuning is measured in two short loops.
+"""Search for the fastest tuning of each case. Each tuning is measured in short loops, behind a first one.
 
 First all combinations of the number of DALI's threads and the share of the engines are tried, with the middle number of
 workers. Then the other numbers of workers are tried, with the best combination.
@@ -16,6 +16,9 @@ from .cases import Ranges, case_of
 from .config import BenchConfig, Tuning
 from .process import CaseProcess, processes_of
 from .runner import Tell
+
+AT_LEAST_S = 1.5
+"""Time that the loops with a tuning take at least, in seconds. Of one short loop chance decides."""
 
 AT_MOST_S = 5.0
 """Time limit of the first loop with a tuning, in seconds. A slower loop is judged by its speed until then."""
@@ -87,7 +90,7 @@ def _sweep_one(
         yield from second_tunings(values, found.best)
 
     for tuning in tunings():
-        answer = processes[name].ask("attempt", replace(setting, tuning=tuning), AT_MOST_S)
+        answer = processes[name].ask("attempt", replace(setting, tuning=tuning), AT_LEAST_S, AT_MOST_S)
         found.note(tuning, answer)
         if isinstance(answer, Trial):
             tell(f"trial of {name} ({tuning.in_words()}): {answer.images_per_s:,.0f} images/s")
