@@ -9,9 +9,10 @@ use the engines.
 A decoder takes room in two steps. The room for batches of images of one kind is taken when the decoder is built. The
 room for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same padding,
 and taken by the first one that needs it. A pipeline may need it late, when the GPU has become crowded. So it is taken
-before the first batch: the pipeline of a plan decodes the first image alone (``run DALI's decoder`` in
-``benchmarks/results/starts.jsonl`` is the time that this takes). Another pipeline cannot be given images of ours. After it a decoder with the same padding is built, unless the process has the shared room, and
-decodes one image and then two. This takes both kinds of room, and the pipeline keeps the shared one.
+before the first batch: the pipeline of a plan decodes the first image alone (``run DALI's decoder`` in ``starts.jsonl``
+is the time of it). Another pipeline cannot be given images of ours. After it a decoder with the same padding is built,
+unless the process has the shared room, and decodes one image and then two. This takes both kinds of room, and the
+pipeline keeps the shared one.
 
 On a crowded GPU such a decoder follows each pipeline. Images from the engines equal those of Pillow, while CUDA rounds
 differently. If the images are not those of the engines, the decoders of the pipeline are configured to not use the
