@@ -332,6 +332,27 @@ MUTATIONS = [
     ),
     # --- the way of a batch ---
     Mutation(
+        "what a dataset keeps of a batch stays in the memory of the next one",
+        "data/batch_memory.py",
+        "            if references > _IN_A_LIST:",
+        "            if references > 99:",
+        "workers/test_batch_memory.py integration/test_kept_images.py",
+    ),
+    Mutation(
+        "files of one size are taken to follow each other where they were read",
+        "workers/packing.py",
+        "        if one_shape:  # they follow each other",
+        "        if one_shape and arrays[0].ndim > 1:",
+        "workers/test_batch_memory.py",
+    ),
+    Mutation(
+        "a loader in a dataset takes files of the outer one's batch for its own",
+        "workers/packing.py",
+        "batch_memory.offset_of(array) if self._in_slot else None",
+        "batch_memory.offset_of(array)",
+        "integration/test_kept_images.py",
+    ),
+    Mutation(
         "the images of a batch are turned round, and its labels are not",
         "workers/packing.py",
         "self.runs.append(list(calls))",

@@ -2,6 +2,7 @@
 
 __all__ = [
     "bad_samples",
+    "batch_memory",
     "called_transforms",
     "compiled_transform",
     "dataset",

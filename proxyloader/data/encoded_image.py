@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import ImageError, InputError
 from .bad_samples import MACHINE_ERRNOS
+from .batch_memory import batch_memory
 from .jpeg_header import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
 
 SMALLEST_SIDE_PX = 8
@@ -62,10 +63,30 @@ class EncodedImage:
     checked: ClassVar[int] = 0
     """How thorough the check was that found it to be sound; see ``read_check.py``."""
 
+    _view: ClassVar[memoryview | None] = None
+    """The file in the memory that its batch is sent in: see NOTE [ Read where it is sent ]."""
+
     def __init__(
-        self, data: bytes, height: int, width: int, path: str = "", header: JpegHeader | None = None
+        self, data: bytes | memoryview, height: int, width: int, path: str = "", header: JpegHeader | None = None
     ) -> None:  # a frozen dataclass takes much longer for it
-        vars(self).update(data=data, height=height, width=width, path=path, header=header)
+        if isinstance(data, memoryview):
+            vars(self).update(_view=data, height=height, width=width, path=path, header=header)
+            batch_memory.holds(self)
+        else:
+            vars(self).update(data=data, height=height, width=width, path=path, header=header)
+
+    @property
+    def buffer(self) -> bytes | memoryview:
+        """The bytes of ``data``, without a copy. Nothing may refer to them when the batch was packed."""
+        return self.data if self._view is None else self._view
+
+    def leave_memory(self) -> None:
+        """Refer to bytes of its own."""
+        vars(self).setdefault("data", b"" if self._view is None else bytes(self._view))
+        vars(self).pop("_view", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"data": self.data, **{name: value for name, value in vars(self).items() if name != "_view"}}
 
     @property
     def size(self) -> tuple[int, int]:
@@ -99,6 +120,8 @@ class EncodedImage:
         return _decoded(self.data, self.path, self.height * self.width)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "data" and self._view is not None:
+            return vars(self).setdefault("data", bytes(self._view))
         raise AttributeError(f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. {NOT_YET}")
 
     def __array__(self, *_: Any, **__: Any) -> Any:
@@ -139,10 +162,10 @@ class EncodedImage:
         Raises:
             ImageError: Pillow cannot decode it either, or it is too large.
         """
-        return cls._taken(data, path, max_pixels, is_whole=True)
+        return cls._taken(bytes(data), path, max_pixels, is_whole=True)
 
     @classmethod
-    def _taken(cls, data: bytes, path: str, max_pixels: int | None, is_whole: bool) -> EncodedImage:
+    def _taken(cls, data: bytes | memoryview, path: str, max_pixels: int | None, is_whole: bool) -> EncodedImage:
         if not data:
             raise _bad(path, "the file is empty (0 bytes)")
         jpeg = cls.of_jpeg(data, path, max_pixels)
@@ -151,29 +174,30 @@ class EncodedImage:
         return cls.by_pillow(data if is_whole else None, path, max_pixels)
 
     @classmethod
-    def of_jpeg(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage | None:
+    def of_jpeg(cls, data: bytes | memoryview, path: str = "", max_pixels: int | None = None) -> EncodedImage | None:
         """Create an image from the content of a JPEG file; None if DALI might decode it in another way than Pillow.
 
-        The scans of most JPEGs are not looked at here, but before a GPU decodes them for the first time.
+        A memoryview is of a place in the memory of its batch. The scans of most JPEGs are not looked at here, but
+        before a GPU decodes them for the first time.
 
         Raises:
             ImageError: it is too large.
         """
-        if not data.startswith(JPEG_START):
+        if data[: len(JPEG_START)] != JPEG_START:
             return None
         header = read_jpeg_header(data)
         if header is None or not header.as_pillow or min(header.height, header.width) < SMALLEST_SIDE_PX:
             return None
         refuse_too_large(header.height, header.width, path, max_pixels)
         jpeg = data
-        if header.is_progressive or not data.endswith(JPEG_END) or len(data) > MOST_READ_BYTES:
+        if header.is_progressive or data[-len(JPEG_END) :] != JPEG_END or len(data) > MOST_READ_BYTES:
             scans, end = count_scans(memoryview(data)[:MOST_READ_BYTES], header)
             refuse_too_large(header.height, header.width, path, max_pixels, scans)
             jpeg = data[:end]
         return cls(jpeg, header.height, header.width, path, header) if jpeg else None
 
     @classmethod
-    def by_pillow(cls, data: bytes | None, path: str = "", max_pixels: int | None = None) -> EncodedImage:
+    def by_pillow(cls, data: bytes | memoryview | None, path: str = "", max_pixels: int | None = None) -> EncodedImage:
         """Decode with Pillow, whatever the format. The pixels are passed on uncompressed.
 
         Args:
@@ -224,10 +248,11 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
         raise _bad(path, reason, "too-large", f"{raised} if it is meant")
 
 
-def _content(path: str) -> bytes:
+def _content(path: str) -> bytes | memoryview:
     """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more.
 
-    This takes four system calls; Python's ``open`` and ``read`` take three more. OSError: the file cannot be read, or
+    It is in the memory of the batch, if that has a place. This takes four system calls; Python's ``open`` and ``read``
+    take three more. OSError: the file cannot be read, or
     it is a directory, or a device, which might be endless.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -238,7 +263,11 @@ def _content(path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
             raise OSError(errno.EINVAL, "it is no file, but a device")
         wanted = min(status.st_size, MOST_READ_BYTES) + 1  # one byte more, so that a short read means end of file
-        data = os.read(descriptor, wanted)
+        data: bytes | memoryview
+        if (place := batch_memory.place(wanted)) is None:
+            data = os.read(descriptor, wanted)
+        else:
+            data = place[: os.readv(descriptor, [place])]
         if len(data) == wanted - 1:
             return data
         parts = [data]  # the file has grown, or reports no size, as in /proc
@@ -251,7 +280,7 @@ def _content(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _decoded(data: bytes | None, path: str, max_pixels: int | None) -> Image.Image:
+def _decoded(data: bytes | memoryview | None, path: str, max_pixels: int | None) -> Image.Image:
     """Return the image in mode RGB; see ``EncodedImage.by_pillow``."""
     try:
         file: IO[bytes]

@@ -30,6 +30,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
+from .batch_memory import batch_memory
 from .encoded_image import MOST_READ_BYTES, EncodedImage
 from .read_check import is_sound
 from .transformed import PixelUses, Transformed, is_making_values
@@ -289,7 +290,8 @@ def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
     if size_bytes > MOST_READ_BYTES:  # Pillow reads what it needs
         return None
     file.seek(0)
-    data = file.read(size_bytes)
+    place = batch_memory.place(size_bytes) if type(file) in (io.BufferedReader, io.BytesIO) else None
+    data: bytes | memoryview = file.read(size_bytes) if place is None else place[: file.readinto(place)]
     try:
         encoded = EncodedImage.of_jpeg(data, filename if isinstance(filename, str) else "")
     except ImageError:  # it takes long to decode, which Pillow does without a word
@@ -297,7 +299,7 @@ def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
     if encoded is None or encoded.header is None:
         return None
     at = encoded.header.first_scan + 2
-    header = data[: at + int.from_bytes(data[at : at + 2], "big")]
+    header = bytes(data[: at + int.from_bytes(data[at : at + 2], "big")])
     if b"MPF\0" in header:  # several pictures, which have a class of their own
         return None
     return LazyJpegFile.of(header, encoded, _mode_of(encoded), file, filename)

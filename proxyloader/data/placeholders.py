@@ -69,7 +69,7 @@ class ImageCall(ProxyInputs):
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
         """Made when a batch is packed, as that takes less time there."""
-        data = np.frombuffer(self.image.data, np.uint8)
+        data = np.frombuffer(self.image.buffer, np.uint8)
         return (data, self.row.packed()) if self.row else (data,)
 
     @property

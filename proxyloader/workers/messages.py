@@ -18,13 +18,12 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ..data.bad_samples import UnreadableSample
+from ..data.batch_memory import aligned
 from ..errors import ProxyLoaderError
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .request_sampler import BatchRequest
 from .stock_images import StockImage
-
-ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -260,8 +259,3 @@ class BatchMessage:
 
 def _arrived(number: int | None, data: bytes | None, start: int, end: int) -> BatchMessage:
     return BatchMessage(number, None, start, end, None if data is None else pickle.loads(data))
-
-
-def aligned(size_bytes: int) -> int:
-    """Return the size rounded up to the next aligned offset in the memory of a batch."""
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -22,6 +22,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
+from ..data.batch_memory import aligned, batch_memory
 from ..data.image_calls import holds
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, to_pure_tensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
@@ -29,7 +30,7 @@ from ..data.recorded import Operation, value_of
 from ..data.transformed import PixelUses
 from ..transforms.chain import MOST_CHAINS
 from .arena import Arena, Memory
-from .messages import PackedBatch, PackedInput, PackedRun, aligned
+from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
 from .stock_images import stock_images
 
@@ -94,7 +95,8 @@ class Packer:
             content = content if collates else self._collate_fn(content)
             return PackedBatch(request, content=content, **made_by)
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
-        layout, blob = _Layout(), None
+        in_slot = self._arena is not None and request is not None and request.slot is not None
+        layout, blob = _Layout(in_slot), None
         runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
         if self._arena is not None and request is not None and request.slot is not None:
             layout.write(self._arena.memory_to_write(request.slot, layout.size_bytes))
@@ -124,7 +126,7 @@ class Packer:
         """Return what the PackedBatch says of who made how many images, and begin to count for the next one."""
         calls = [call for run in pickler.runs for call in run]
         images = [call.image for call in calls if isinstance(call, ImageCall)]
-        jpegs_bytes = [len(image.data) for image in images if image.header is not None]
+        jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
         by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
         encoded = len(jpegs_bytes)
         used, self._pixel_uses = PixelUses.count - self._pixel_uses, PixelUses.count
@@ -301,11 +303,14 @@ def restore_tensor(
 
 
 class _Layout:
-    """Places for arrays, one after the other, in a slot or in separate memory."""
+    """Places for arrays, one after the other, in a slot or in separate memory. In a slot files may lie already."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_slot: bool) -> None:
         self._arrays: list[tuple[int, NDArray[Any]]] = []
-        self.size_bytes = 0
+        self._in_slot, self.size_bytes = in_slot, 0
+        if in_slot:
+            batch_memory.stop()
+            self.size_bytes = batch_memory.used_bytes
 
     def add(self, array: NDArray[Any], align: bool = True) -> int:
         """Add an array. Return its offset in bytes."""
@@ -313,6 +318,11 @@ class _Layout:
         self._arrays.append((start, array))
         self.size_bytes = start + array.nbytes
         return start
+
+    def add_file(self, array: NDArray[Any]) -> int:
+        """Add an array, unless it was read into the slot. Return its offset in bytes."""
+        offset = batch_memory.offset_of(array) if self._in_slot else None
+        return self.add(array) if offset is None else offset
 
     def write(self, memory: Memory) -> None:
         for start, array in self._arrays:
@@ -324,7 +334,10 @@ def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
         one_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
-        offsets = [layout.add(array, align=not one_shape or k == 0) for k, array in enumerate(arrays)]
+        if one_shape:  # they follow each other
+            offsets = [layout.add(array, align=k == 0) for k, array in enumerate(arrays)]
+        else:
+            offsets = [layout.add_file(array) for array in arrays]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
         inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
     return PackedRun(calls[0].server, tuple(inputs), "\n".join(call.source for call in calls))

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from ..data.bad_samples import UnreadableSample
+from ..data.batch_memory import batch_memory
 from ..data.called_transforms import meet_transforms
 from ..data.lazy_image import open_late
 from ..data.lazy_tensor import LazyTensor
@@ -43,6 +44,7 @@ class PackedDataset(Dataset[Any]):
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
+        self._size_bytes = 0  # of the last batch
 
     def begin(self, worker_id: int) -> None:
         """Restore the state of the dataset in this worker before the first batch."""
@@ -55,14 +57,19 @@ class PackedDataset(Dataset[Any]):
 
     def __getitems__(self, request: BatchRequest) -> BatchMessage:
         info = self.fetcher.worker_info()
+        if self._arena is not None and request.slot is not None:
+            batch_memory.begin(self._arena.memory_to_write(request.slot, self._size_bytes))
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
+            self._size_bytes = packed.size_bytes
         except Exception as error:
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
             where = f"in DataLoader worker process {info.id}" if info is not None else None
             # Returned as a value, so that the slot is returned with it.
             packed = PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
+        if self._arena is not None and request.slot is not None:
+            batch_memory.end()  # the message may be written over files that are not sent
         try:
             return BatchMessage.of(packed, info, self.state, self._arena)
         finally:

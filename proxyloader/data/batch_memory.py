@@ -1,0 +1,88 @@
+"""The memory that a batch is sent in, into which files are read at once. Worker.
+
+NOTE [ Read where it is sent ]
+A worker sends the files of a batch in a slot of shared memory. A file that the dataset opens in the thread that fetches
+the batch is read into the slot, which saves a copy. The slot is written again for a later batch, so what still refers
+to an image when its batch is sent, such as a cache of the dataset's, must not refer to the slot. ``end`` gives each
+image that is referred to bytes of its own. An ``EncodedImage`` alone refers to the slot, and ``data`` is a copy.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # it reads files into the memory
+    from .encoded_image import EncodedImage
+
+ALIGNMENT_BYTES = 64
+
+
+def aligned(offset_bytes: int) -> int:
+    """Return the next offset where an array may begin."""
+    return -(-offset_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class BatchMemory(threading.local):
+    """The memory of the batch that this thread fetches, if it has one.
+
+    Attributes:
+        used_bytes: how much of it files take.
+    """
+
+    def __init__(self) -> None:
+        self.used_bytes, self._address = 0, 0
+        self._free: memoryview | None = None  # None: files are read elsewhere
+        self._images: list[EncodedImage] = []
+
+    def begin(self, memory: NDArray[np.uint8]) -> None:
+        """Read files into ``memory``, (bytes,) uint8, from now on."""
+        self.used_bytes, self._address, self._free = 0, address_of(memory), memory.data
+
+    def place(self, size_bytes: int) -> memoryview | None:
+        """Return a place for a file, or None if there is none."""
+        start = aligned(self.used_bytes)
+        if self._free is None or start + size_bytes > len(self._free):
+            return None
+        self.used_bytes = start + size_bytes
+        return self._free[start : self.used_bytes]
+
+    def holds(self, image: EncodedImage) -> None:
+        """Note that an image refers to the memory."""
+        self._images.append(image)
+
+    def stop(self) -> None:
+        """Read files elsewhere from now on, as the rest of the batch is written behind them."""
+        self._free = None
+
+    def offset_of(self, array: NDArray[Any]) -> int | None:
+        """Return where a file lies in the memory, in bytes; None for another array."""
+        offset = address_of(array) - self._address if self.used_bytes else -1
+        return offset if 0 <= offset < self.used_bytes else None
+
+    def end(self) -> None:
+        """Give each image that is still referred to bytes of its own, as the memory is about to be sent."""
+        self.stop()
+        for image, references in zip(self._images, _references(self._images)):
+            if references > _IN_A_LIST:
+                image.leave_memory()
+        self._images, self.used_bytes = [], 0
+
+
+def address_of(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _references(objects: list[Any]) -> list[int]:
+    return [sys.getrefcount(each) for each in objects]
+
+
+_IN_A_LIST = _references([object()])[0]
+"""What ``_references`` counts for an object that nothing else refers to."""
+
+batch_memory = BatchMemory()

@@ -1,0 +1,123 @@
+"""Files that are read into the slot of their batch: what refers to them later has bytes of its own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from proxyloader.data.batch_memory import ALIGNMENT_BYTES, BatchMemory, batch_memory
+from proxyloader.data.compiled_transform import compile_transforms
+from proxyloader.data.dataset import wrap
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.workers.arena import Arena
+from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.packing import Packer
+from proxyloader.workers.request_sampler import BatchRequest
+from proxyloader.workers.worker import PackedDataset
+
+SLOT_BYTES = 1 << 20
+
+
+@pytest.fixture
+def memory() -> Iterator[np.ndarray]:
+    memory = np.zeros(SLOT_BYTES, np.uint8)
+    batch_memory.begin(memory)
+    yield memory
+    batch_memory.end()
+
+
+@pytest.fixture
+def path(photos: Path) -> Path:
+    return min(photos.rglob("*.jpg"))
+
+
+def test_a_file_is_read_into_it(memory: np.ndarray, path: Path) -> None:
+    image = EncodedImage.open(str(path))
+    assert not isinstance(image.buffer, bytes) and image.buffer == path.read_bytes()
+    array = np.frombuffer(image.buffer, np.uint8)
+    assert batch_memory.offset_of(array) == 0 and np.shares_memory(array, memory)
+    other = np.frombuffer(EncodedImage.open(str(path)).buffer, np.uint8)
+    offset = batch_memory.offset_of(other)
+    assert offset is not None and offset > path.stat().st_size and offset % ALIGNMENT_BYTES == 0
+    assert batch_memory.offset_of(np.zeros(8, np.uint8)) is None
+
+
+def test_what_is_kept_has_bytes_of_its_own_when_the_batch_is_sent(memory: np.ndarray, path: Path) -> None:
+    kept, of_pillow = EncodedImage.open(str(path)), Image.open(path)
+    EncodedImage.open(str(path))
+    batch_memory.end()
+    memory[:] = 0
+    assert kept.buffer == kept.data == path.read_bytes()
+    assert np.array_equal(np.asarray(kept.decoded()), np.asarray(of_pillow.convert("RGB")))
+
+
+def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> None:
+    image, same = EncodedImage.open(str(path)), EncodedImage.from_bytes(path.read_bytes(), str(path))
+    for other in (copy.copy(image), copy.deepcopy(image), pickle.loads(pickle.dumps(image)), image):
+        assert other == same and hash(other) == hash(same) and repr(other) == repr(same)
+        assert isinstance(other.data, bytes)
+    with pytest.raises(AttributeError, match="not decoded yet"):
+        image.pixels  # noqa: B018
+
+
+def test_where_it_is_full_files_are_read_elsewhere(path: Path) -> None:
+    size = path.stat().st_size
+    batch_memory.begin(np.zeros(2 * size, np.uint8))
+    images = [EncodedImage.open(str(path)) for _ in range(3)]
+    assert [isinstance(image.buffer, bytes) for image in images] == [False, True, True]
+    batch_memory.end()
+    assert all(image.data == path.read_bytes() for image in images)
+
+
+def test_another_thread_has_none_and_nor_has_one_between_batches(path: Path) -> None:
+    assert BatchMemory().place(8) is None
+    assert isinstance(EncodedImage.open(str(path)).buffer, bytes)
+
+
+def test_a_file_that_grows_while_it_is_read_is_whole(
+    memory: np.ndarray, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "grows.jpg"
+    file.write_bytes(path.read_bytes()[:100])
+    status = file.stat()
+    file.write_bytes(path.read_bytes())
+    monkeypatch.setattr("os.fstat", lambda descriptor: status)
+    assert EncodedImage.open(str(file)).data == path.read_bytes()
+
+
+def folder_of(root: Path, files: list[bytes]) -> ImageFolder:
+    (root / "0").mkdir(parents=True)
+    for number, data in enumerate(files):
+        (root / "0" / f"{number:03d}.jpg").write_bytes(data)
+    return ImageFolder(root, compile_transforms(transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])))
+
+
+def with_comment(data: bytes, size: int) -> bytes:
+    """A JPEG with a comment that makes it longer by ``size`` bytes."""
+    return data[:2] + b"\xff\xfe" + (size - 2).to_bytes(2, "big") + bytes(size - 4) + data[2:]
+
+
+@pytest.mark.parametrize("one_size", [True, False])
+@pytest.mark.parametrize("slot_bytes", [4096, SLOT_BYTES])
+def test_a_batch_arrives_as_it_was_read(photos: Path, tmp_path: Path, one_size: bool, slot_bytes: int) -> None:
+    files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
+    if one_size:
+        files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
+    arena = Arena(2, slot_bytes)
+    dataset: Any = wrap(folder_of(tmp_path, files))
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
+    for slot in (0, 1, 0, 1):
+        batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).opened
+        assert batch is not None and batch.failure is None
+        (run,) = batch.runs
+        assert [part.tobytes() for part in batch.inputs(run, arena)[0]] == files
