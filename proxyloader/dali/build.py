@@ -40,7 +40,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         return tuple(Graph(options, images, draws, plan.num_params).outputs_of(plan.steps))
 
     pipeline = proxyloader_plan()
-    jpeg_engines.build(pipeline, takes_room=True)
+    jpeg_engines.build(pipeline)
     return pipeline
 
 

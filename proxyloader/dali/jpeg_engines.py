@@ -8,16 +8,22 @@ use the engines.
 
 A decoder takes room in two steps. The room for batches of images of one kind is taken when the decoder is built. The
 room for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same padding,
-and taken by the first one that needs it. A pipeline may need it late, when the GPU has become crowded. So it is taken
-before the first batch: the pipeline of a plan decodes the first image alone (``run DALI's decoder`` in ``starts.jsonl``
-is the time of it). Another pipeline cannot be given images of ours. After it a decoder with the same padding is built,
-unless the process has the shared room, and decodes one image and then two. This takes both kinds of room, and the
-pipeline keeps the shared one.
+and taken by the first one that needs it. So after a pipeline a decoder with the same padding is built, and decodes one
+image and then two. This takes both kinds of room, and the pipeline keeps the shared one.
 
-On a crowded GPU such a decoder follows each pipeline. Images from the engines equal those of Pillow, while CUDA rounds
-differently. If the images are not those of the engines, the decoders of the pipeline are configured to not use the
-engines, and the pipeline is built again. So is every later pipeline of the process. If a GPU that is not crowded does
-not decode with engines, it has none, and DALI handles that.
+On a crowded GPU this is done after each pipeline is built, before it is used. Images from the engines equal those of
+Pillow, while CUDA rounds differently. If the images are not those of the engines, the decoders of the pipeline are
+configured to not use the engines, and the pipeline is built again. So is every later pipeline of the process.
+
+On a GPU that is not crowded this is not done, as it takes the time of some fifty batches: another decoder is built, and
+no run ends meanwhile (``longest_wait_ms`` in ``versions.jsonl``). If such a GPU does not decode with engines, it has
+none, and DALI handles that. But others may come. So before a run it is checked once a second whether others use the
+GPU, and then it is done for each pipeline that has not been tried. They cannot use the engines up within that second,
+as CUDA builds one decoder after the other. If nothing ran for long and no room is left, the pipeline is built again. A
+model of this process that fills the memory is no reason to try the engines: the trial would fail for lack of memory.
+
+The pipeline cannot take the shared room itself, by decoding one image before its first batch. Its engines then decoded
+none of the later batches (nvImageCodec 0.9).
 """
 
 from __future__ import annotations
@@ -25,7 +31,9 @@ from __future__ import annotations
 import io
 import logging
 import math
+import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,20 +56,27 @@ MOST_LEVELS = 0.005
 """Bound of the mean difference between an image from the engines and Pillow's. For CUDA it is some hundredths."""
 
 CROWDED_BYTES = 4 << 30
-"""Used memory of a crowded GPU, without that of torch in this process. Each process with a decoder uses a good part of
-a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ Queues ] in ``dali/device.py``."""
+"""What others use of a crowded GPU: its used memory, without that of torch in this process. Each process with a decoder
+uses a good part of a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ Queues ] in
+``dali/device.py``."""
 
 SHORT_BYTES = 1 << 30
 """Free memory of a GPU below which its engines may not have enough."""
+
+LOOK_EVERY_S = 1.0
+"""Interval at which it is checked before runs whether the GPU has become crowded, in seconds."""
 
 _failing: set[int | None] = set()
 """GPUs whose engines this process does not use."""
 
 _decoding: dict[int | None, bool] = {}
-"""Whether the engines of a GPU decode, as was found when they were tried last."""
+"""Whether the engines of a GPU decode, as ``are_used`` has found."""
 
-_holding: weakref.WeakKeyDictionary[Pipeline, set[Padding]] = weakref.WeakKeyDictionary()
-"""Pipelines whose decoders hold the shared room, or take it before their first batch, with their paddings."""
+_holding: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+"""Pipelines that were tried, and whose decoders hold the shared room."""
+
+_look_at_s: weakref.WeakKeyDictionary[Pipeline, float] = weakref.WeakKeyDictionary()
+"""When to check next whether the GPU of a pipeline has become crowded, by ``time.monotonic()``."""
 
 
 def are_left_alone(device_id: int | None) -> bool:
@@ -72,65 +87,74 @@ def are_left_alone(device_id: int | None) -> bool:
 def are_used(device_id: int | None) -> bool:
     """Return whether the engines of a GPU decode for this process. The first time they are tried, which takes long."""
     if device_id not in _decoding and not are_left_alone(device_id):
-        _try(device_id, {()})
+        _decoding[device_id] = _decode(device_id, {()})
+        if not _decoding[device_id] and _is_crowded(device_id):
+            _leave_alone(device_id)
     return not are_left_alone(device_id) and _decoding[device_id]
 
 
-def build(pipeline: Pipeline, takes_room: bool = False) -> None:
+def build(pipeline: Pipeline) -> None:
     """Build a pipeline, if it is not built yet, so that it does not use engines that fail to decode.
 
-    This takes longer on a crowded GPU, and for the first pipeline that does not take the shared room itself.
-
-    Args:
-        takes_room: whether the caller has the pipeline decode a single image before its first batch.
+    This takes longer on a crowded GPU.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
         PipelineError: the engines fail to decode, and the decoders cannot be changed, for example as the pipeline has
             run.
     """
-    if pipeline in _holding and executor.is_built(pipeline):
-        return
-    _holding.pop(pipeline, None)
-    if are_left_alone(pipeline.device_id):
-        _avoid(pipeline)
-    executor.build(pipeline)
-    if _fail_for(pipeline, takes_room):
+    if not executor.is_built(pipeline):
+        _holding.discard(pipeline)
+        if are_left_alone(pipeline.device_id):
+            _avoid(pipeline)
+        executor.build(pipeline)
+    if _fail_for(pipeline, _is_crowded):
         _avoid(pipeline)
         executor.build(pipeline)
 
 
-def _avoid(pipeline: Pipeline) -> None:
-    if not executor.leave_engines_alone(pipeline):
-        raise PipelineError(
-            f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
-            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows "
-            "what decodes",
-            code="no-engines",
-        )
+def have_failed(pipeline: Pipeline) -> bool:
+    """Return whether a built pipeline must be built again, without engines, before it runs.
 
-
-def _fail_for(pipeline: Pipeline, takes_room: bool = False) -> bool:
-    """Return whether a built pipeline uses engines that fail to decode."""
-    device_id = pipeline.device_id
-    if device_id is None or not (paddings := executor.paddings_on_engines(pipeline)):
+    This is for each run, and checks the GPU once a second. It takes longer when others have come to use it.
+    """
+    now_s = time.monotonic()
+    if pipeline.device_id is None or now_s < _look_at_s.get(pipeline, now_s):
         return False
-    if not are_left_alone(device_id):
-        held = [others for other, others in list(_holding.items()) if other.device_id == device_id]
-        is_crowded, missing = _is_crowded(device_id), paddings.difference(*held)
-        if is_crowded or (missing and not takes_room):
-            _try(device_id, paddings if is_crowded else missing)
-    if are_left_alone(device_id):
+    if _fail_for(pipeline, _others_use):
         return True
-    _holding[pipeline] = paddings
+    _look_at_s[pipeline] = time.monotonic() + LOOK_EVERY_S
     return False
 
 
-def _try(device_id: int | None, paddings: set[Padding]) -> None:
-    """Try the engines. On a crowded GPU they are left alone from now on if they fail."""
-    _decoding[device_id] = _decode(device_id, paddings)
-    if not _decoding[device_id] and _is_crowded(device_id):
+def _avoid(pipeline: Pipeline) -> None:
+    if not executor.leave_engines_alone(pipeline):
+        raise error_of(pipeline)
+
+
+def error_of(pipeline: Pipeline) -> PipelineError:
+    """Return the error of a pipeline that would need engines that fail to decode."""
+    return PipelineError(
+        f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes use "
+        "them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows what "
+        "decodes",
+        code="no-engines",
+    )
+
+
+def _fail_for(pipeline: Pipeline, is_to_be_tried: Callable[[int], bool]) -> bool:
+    """Return whether a built pipeline uses engines that fail to decode, or may fail."""
+    device_id = pipeline.device_id
+    if device_id is None or pipeline in _holding or not (paddings := executor.paddings_on_engines(pipeline)):
+        return False
+    if not are_left_alone(device_id):
+        if not is_to_be_tried(device_id):
+            return False
+        if _decode(device_id, paddings):
+            _holding.add(pipeline)
+            return False
         _leave_alone(device_id)
+    return True
 
 
 def _leave_alone(device_id: int | None) -> None:
@@ -144,11 +168,21 @@ def _leave_alone(device_id: int | None) -> None:
 
 
 def _is_crowded(device_id: int | None) -> bool:
+    """Return whether the engines may find no room, or no memory."""
+    return _others_use(device_id) or _memory_of(device_id)[0] < SHORT_BYTES
+
+
+def _others_use(device_id: int | None) -> bool:
+    free_bytes, total_bytes = _memory_of(device_id)
+    return total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
+
+
+def _memory_of(device_id: int | None) -> tuple[float, float]:
+    """Return the free and the total memory of a GPU, in bytes."""
     try:
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device_id)
+        return torch.cuda.mem_get_info(device_id)
     except (RuntimeError, AssertionError):  # CUDA itself has failed, or torch was built without it
-        return False
-    return free_bytes < SHORT_BYTES or total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
+        return math.inf, math.inf
 
 
 def _decode(device_id: int | None, paddings: set[Padding]) -> bool:

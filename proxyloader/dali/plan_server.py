@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 
 from ..data.jpeg_header import read_jpeg_header
-from ..errors import PipelineError
 from ..transforms.plan import Plan, plan_of
 from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline
@@ -55,8 +52,6 @@ class PlanServer(RunQueue):
             if self._is_first:
                 self._is_first = False
                 self._rebuild_for(inputs[0])
-                if self._options.device_id is not None and self._options.engine_share:
-                    self._take_room(inputs)
             return super().submit(inputs)
 
     def _rebuild_for(self, files: Sequence[Any]) -> None:
@@ -76,12 +71,6 @@ class PlanServer(RunQueue):
             log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
         else:
             self._options = options
-
-    def _take_room(self, inputs: Sequence[Any]) -> None:
-        """Have the engines decode one image alone: see NOTE [ Engines that fail ] in ``dali/jpeg_engines.py``."""
-        images = math.ceil(1 / self._options.engine_share)
-        with contextlib.suppress(PipelineError, torch.OutOfMemoryError, MemoryError):  # the batch will raise it
-            super().collect(super().submit([each[:images] for each in inputs]))
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:

@@ -108,6 +108,9 @@ class RunQueue:
         with self._lock:
             self._check_owned()
             self._get_in_step()
+            if jpeg_engines.have_failed(self.pipeline):
+                self.settle()
+                self._rebuild()
             if not self.pipeline.exec_async:
                 self.settle()  # if DALI's queue of outputs is full, the run would block this thread forever
             if self._inputs.failed is not None and not self.pipeline.exec_dynamic:
@@ -151,7 +154,8 @@ class RunQueue:
         """
         with self._lock:
             self._check_owned()
-            self._get_in_step()
+            if not pipeline_run.ended:
+                self._get_in_step()
             while not pipeline_run.ended:
                 if pipeline_run not in self._runs:
                     raise PipelineError(

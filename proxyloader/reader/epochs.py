@@ -23,7 +23,7 @@ import torch
 
 from .. import _fork_safety
 from .._exit_safety import before_exit
-from ..dali import api, executor
+from ..dali import api, executor, jpeg_engines
 from ..data.sharded_sampler import LastBatchPolicy
 from ..errors import PipelineError
 from .arguments import check_state, names_of, what_failed
@@ -219,14 +219,15 @@ class ReaderEpochs:
                 self.open(self._epoch)  # the last attempt failed, for example as the folder was missing
             if self.progress is not Progress.READY:
                 self._leave()
+            elif not self._handed_out and jpeg_engines.have_failed(self.pipeline):
+                self.open(self._epoch)
             loop = ReaderLoop(self)
             self.loop = weakref.ref(loop)
             return loop
 
     def _leave(self) -> None:
         """Go from the middle of an epoch to the start of the next one. See NOTE [ Epochs of a reader ]."""
-        why_not = self.factory.why_not_anew(self._meta)
-        if not why_not:
+        if not (why_not := self.factory.why_not_anew(self._meta)):
             self.open(self._epoch + 1)
         elif self.progress is Progress.BROKEN:
             raise RuntimeError(
@@ -249,6 +250,8 @@ class ReaderEpochs:
     def next_batch(self, loop: ReaderLoop) -> dict[str, torch.Tensor]:
         """Return the outputs of the next batch by their names, or end the loop and the epoch."""
         self.progress, length = Progress.UNDER_WAY, self._batches_of(self._epoch)
+        if self._handed_out < length and jpeg_engines.have_failed(self.pipeline):
+            raise jpeg_engines.error_of(self.pipeline)
         try:
             while True:
                 with before_exit():

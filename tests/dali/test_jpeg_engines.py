@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any
 
@@ -29,7 +30,7 @@ def test_the_picture_is_told_from_what_another_decoder_makes_of_it() -> None:
 
 
 def test_a_pipeline_on_a_cpu_has_none() -> None:
-    assert not jpeg_engines._fail_for(build_pipeline(DECODED, PipelineOptions(1)))
+    assert not jpeg_engines.have_failed(build_pipeline(DECODED, PipelineOptions(1)))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,22 @@ def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
     monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
     assert jpeg_engines._is_crowded(0) == crowded
+
+
+@pytest.mark.parametrize(("free", "own", "tried"), [(0, 138, False), (130, 0, True), (0, 100, True)])
+def test_a_model_that_fills_the_memory_in_a_loop_is_no_reason_to_try_them(
+    free: int, own: int, tried: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+    monkeypatch.undo()
+    tries: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
+    monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)
+    monkeypatch.setattr(jpeg_engines, "_levels_off", lambda device_id, padding: tries.append(padding) or 0.0)
+    assert not jpeg_engines.have_failed(pipeline)
+    assert bool(tries) == tried
 
 
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError])
@@ -159,6 +176,11 @@ class Gpu:
         self.is_crowded, self.has_engines = False, True
         self.tried: list[Any] = []
         self.built: list[bool] = []  # whether on engines
+        self.looks = 0
+
+    def look(self, device_id: int) -> bool:
+        self.looks += 1
+        return self.is_crowded
 
     def build(self, pipeline: Pipeline) -> None:
         if pipeline._built:
@@ -178,37 +200,70 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
     monkeypatch.setattr(jpeg_engines, "_failing", set())
     monkeypatch.setattr(jpeg_engines, "_decoding", {})
-    monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(jpeg_engines, "_is_crowded", lambda device_id: gpu.is_crowded)
+    monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakSet())
+    monkeypatch.setattr(jpeg_engines, "_look_at_s", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(jpeg_engines, "_is_crowded", gpu.look)
+    monkeypatch.setattr(jpeg_engines, "_others_use", gpu.look)
     monkeypatch.setattr(jpeg_engines, "_levels_off", gpu.levels_off)
     monkeypatch.setattr(_executor, "build", gpu.build)
     return gpu
 
 
-def test_they_are_tried_behind_the_first_pipeline_and_again_when_none_is_left(gpu: Gpu) -> None:
+def test_on_a_gpu_that_is_not_crowded_nobody_tries_them(gpu: Gpu) -> None:
+    pipeline = decoder_of({})
+    jpeg_engines.build(pipeline)
+    assert not jpeg_engines.have_failed(pipeline)
+    assert gpu.tried == [] and gpu.built == [True]
+
+
+def test_when_it_has_become_crowded_each_pipeline_is_tried_once_before_its_next_run(gpu: Gpu) -> None:
+    first, second = decoder_of({}), decoder_of({"device_memory_padding": 1 << 20})
+    jpeg_engines.build(first)
+    jpeg_engines.build(second)
+    gpu.is_crowded = True
     for _ in range(2):
-        first, second = decoder_of({}), decoder_of({"hw_decoder_load": 0.5})
-        jpeg_engines.build(first)
-        jpeg_engines.build(second)
-        del first
-        jpeg_engines.build(decoder_of({}))
-        del second
-    assert gpu.tried == [(), ()] and gpu.built == [True] * 6
+        assert not jpeg_engines.have_failed(first) and not jpeg_engines.have_failed(second)
+    assert gpu.tried == [(), (("device_memory_padding", 1 << 20),)]
+    gpu.has_engines = False  # others may use up what is left
+    assert not jpeg_engines.have_failed(first)
 
 
-def test_a_pipeline_that_takes_the_room_itself_is_not_tried_nor_is_the_next(gpu: Gpu) -> None:
-    own, other = decoder_of({}), decoder_of({})
-    jpeg_engines.build(own, takes_room=True)
-    jpeg_engines.build(own)  # as the queue of its runs does
-    jpeg_engines.build(other)
-    assert gpu.tried == [] and gpu.built == [True, True]
+def test_what_was_not_tried_before_others_used_them_up_is_built_again(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried, other = decoder_of({}), decoder_of({})
+    for pipeline in (tried, other):
+        jpeg_engines.build(pipeline)
+    gpu.is_crowded, gpu.has_engines = True, False
+    for pipeline in (tried, other):
+        assert all(jpeg_engines.have_failed(pipeline) for _ in range(2))
+        _executor.take_apart(pipeline)
+        jpeg_engines.build(pipeline)
+        assert not jpeg_engines.have_failed(pipeline)
+    assert gpu.built == [True, True, False, False] and gpu.tried == [()]
+    assert caplog.text.count("CUDA decodes, which is slower") == 1
+
+
+def test_the_gpu_is_looked_at_once_a_second(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, other, clock = decoder_of({}), decoder_of({}), [7.0]
+    monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    for each in (pipeline, other):
+        jpeg_engines.build(each)
+    gpu.looks = 0
+    for clock[0], looks in ((7.0, 1), (7.5, 1), (7.9, 1), (8.0, 2), (9.1, 3)):
+        assert not jpeg_engines.have_failed(pipeline)
+        assert gpu.looks == looks
+    assert not jpeg_engines.have_failed(other)
+    assert gpu.looks == 4
 
 
 def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
     gpu.is_crowded = True
     pipelines = [decoder_of({}) for _ in range(3)]
     for pipeline in pipelines * 2:
-        jpeg_engines.build(pipeline, takes_room=pipeline is pipelines[1])
+        jpeg_engines.build(pipeline)
     assert gpu.tried == [()] * 3
     _executor.take_apart(pipelines[0])
     jpeg_engines.build(pipelines[0])
@@ -216,6 +271,7 @@ def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
 
 
 def test_they_are_tried_as_a_pipelines_decoders_would_use_them(gpu: Gpu) -> None:
+    gpu.is_crowded = True
     jpeg_engines.build(decoder_of({"device_memory_padding": 1 << 20, "host_memory_padding": 0}))
     assert gpu.tried == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
 
@@ -224,9 +280,10 @@ def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
     gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = decoder_of({})
+    gpu.is_crowded = True
     jpeg_engines.build(before)
     assert gpu.tried == [()]
-    gpu.is_crowded, gpu.has_engines = True, False
+    gpu.has_engines = False
     built_by_its_user = decoder_of({})
     gpu.build(built_by_its_user)
     executor = built_by_its_user._pipe
@@ -256,14 +313,13 @@ def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gp
     gpu.has_engines = False
     pipeline = decoder_of({})
     jpeg_engines.build(pipeline)
+    assert not jpeg_engines.are_used(0) and not jpeg_engines.are_used(0)
     assert gpu.tried == [()] and gpu.built == [True]
     assert _executor.paddings_on_engines(pipeline) and not jpeg_engines.are_left_alone(0)
-    assert not jpeg_engines.are_used(0)
 
 
 def test_who_asks_whether_they_decode_tries_them_once(gpu: Gpu) -> None:
-    jpeg_engines.build(decoder_of({}), takes_room=True)
-    assert gpu.tried == []
+    jpeg_engines.build(decoder_of({}))
     assert jpeg_engines.are_used(0) and jpeg_engines.are_used(0)
     assert gpu.tried == [()]
 
@@ -271,16 +327,9 @@ def test_who_asks_whether_they_decode_tries_them_once(gpu: Gpu) -> None:
 def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_then_on_does_without(
     gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jpeg_engines.build(decoder_of({}), takes_room=True)
+    jpeg_engines.build(decoder_of({}))
     gpu.is_crowded, gpu.has_engines = True, False
     assert not jpeg_engines.are_used(0) and jpeg_engines.are_left_alone(0) and gpu.tried == [()]
     assert caplog.text.count("CUDA decodes, which is slower") == 1
     jpeg_engines.build(decoder_of({}))
     assert gpu.built == [True, False] and gpu.tried == [()]
-
-
-def test_a_pipeline_of_other_decoders_has_a_trial_of_its_own(gpu: Gpu) -> None:
-    first, second = decoder_of({}), decoder_of({"device_memory_padding": 1 << 20})
-    jpeg_engines.build(first)
-    jpeg_engines.build(second)
-    assert gpu.tried == [(), (("device_memory_padding", 1 << 20),)]

@@ -30,10 +30,10 @@ import numpy as np
 from PIL import Image
 from nvidia.dali import fn, pipeline_def, types
 from torchvision import transforms
-from proxyloader import DataLoader, ProxyServer
+from proxyloader import DataLoader, FileReaderLoader, PipelineError, ProxyServer, pipelines
 from proxyloader.dali import executor, jpeg_engines
 from tests.faults import Spelled
-from tests.gpu.test_engines_gpu import by_hand, is_right
+from tests.gpu.test_engines_gpu import READY, by_hand, is_right
 from tests.numbered import read_numbers
 
 def decoder(number):
@@ -85,7 +85,9 @@ pipe = subprocess.PIPE
 late = subprocess.Popen([sys.executable, "-c", *sys.argv[2:]], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 assert late.stdout.readline() == "ready\\n", late.communicate()
 loader = DataLoader(dataset, 8, device="cuda", collate_fn=list)
+bound, jpeg_engines.CROWDED_BYTES = jpeg_engines.CROWDED_BYTES, 0  # as when others come
 next(iter(loader))
+jpeg_engines.CROWDED_BYTES = bound
 others = exhaust()
 for batch in loader:
     for image, index in batch:
@@ -98,6 +100,24 @@ print("right")
 output, errors = late.communicate("go", timeout=120)
 assert late.returncode == 0 and "CUDA decodes" in errors, errors
 print(output)
+"""
+
+PAUSED = """
+reader = FileReaderLoader(sys.argv[1], pipelines.validation, 8, **READY)
+batches, read = iter(DataLoader(dataset, 8, device="cuda")), iter(reader)
+seen = [next(batches)]
+next(read)
+others = exhaust()
+jpeg_engines.CROWDED_BYTES = 0
+for images, indices in [*seen, *batches]:
+    assert read_numbers(images, white=255) == indices.tolist()
+assert jpeg_engines.are_left_alone(0)
+try:
+    next(read)
+except PipelineError as error:
+    print(error.code)
+assert [number for images, _ in reader for number in read_numbers(images.movedim(-1, 1), white=255)] == list(range(64))
+print("right")
 """
 
 
@@ -193,3 +213,13 @@ def test_who_was_there_before_others_use_them_up_keeps_them_and_who_comes_later_
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[1:] == ["right", "right"]
     assert "CUDA decodes" not in done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_who_pauses_while_others_use_them_up_goes_on_without(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXHAUST + PAUSED, str(spell_dataset(tmp_path / "numbers", 64))]
+    environment = WITH_THE_PROJECT | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[1:] == ["no-engines", "right"]
+    assert done.stderr.count("CUDA decodes") == 1

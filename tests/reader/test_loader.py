@@ -41,10 +41,12 @@ from proxyloader import (
     compile_transforms,
     pipelines,
 )
+from proxyloader.dali import jpeg_engines
 from proxyloader.reader.sources import Reader
 
 from ..faults import run_alone
 from ..limits import WAIT_S
+from ..outcomes import raises
 from ..record_writers import write_caffe2, write_tar, write_tfrecord
 
 SMALL = dict(resize=40, size=32, num_threads=2)
@@ -943,6 +945,26 @@ def test_a_loop_that_failed_hands_out_nothing_more_and_the_next_is_whole(numbere
         Failing.now = False
         for _ in range(2):
             assert [int(k) for content, _ in loader for k in content.flatten()] == list(range(23))
+
+
+def test_where_others_use_up_the_engines_the_loop_is_an_error_and_the_next_is_whole(
+    numbered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is found on a GPU: see ``tests/gpu/test_engines_gpu.py``."""
+    loader = numbers_in(numbered)
+    failing = [loader._epochs.pipeline]
+    monkeypatch.setattr(jpeg_engines, "have_failed", lambda pipeline: pipeline in failing)
+    assert flat(loader) == list(range(23)) and loader._epochs.pipeline not in failing  # it was built again
+    batches = iter(loader)
+    next(batches)
+    failing.append(loader._epochs.pipeline)
+    with raises(PipelineError, code="no-engines"):
+        next(batches)
+    assert flat(loader) == list(range(23)) and loader._epochs.pipeline not in failing
+    batches = iter(loader)
+    assert len([next(batches) for _ in range(6)]) == len(loader)
+    failing.append(loader._epochs.pipeline)
+    assert next(batches, None) is None  # it needs no more of its pipeline
 
 
 def test_what_is_no_class_number_is_handed_out_as_it_is(numbered: Path) -> None:
