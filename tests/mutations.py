@@ -334,8 +334,8 @@ MUTATIONS = [
     Mutation(
         "what a dataset keeps of a batch stays in the memory of the next one",
         "data/batch_memory.py",
-        "            if references > _IN_A_LIST:",
-        "            if references > 99:",
+        "            if count > of_none:",
+        "            if count > 99:",
         "workers/test_batch_memory.py integration/test_kept_images.py",
     ),
     Mutation(

@@ -37,7 +37,7 @@ class BatchMemory(threading.local):
     def __init__(self) -> None:
         self.used_bytes, self._address = 0, 0
         self._free: memoryview | None = None  # None: files are read elsewhere
-        self._images: list[EncodedImage] = []
+        self._images: list[Any] = []
 
     def begin(self, memory: NDArray[np.uint8]) -> None:
         """Read files into ``memory``, (bytes,) uint8, from now on."""
@@ -67,8 +67,10 @@ class BatchMemory(threading.local):
     def end(self) -> None:
         """Give each image that is still referred to bytes of its own, as the memory is about to be sent."""
         self.stop()
-        for image, references in zip(self._images, _references(self._images)):
-            if references > _IN_A_LIST:
+        self._images.append(object())  # to which nothing else refers
+        *references, of_none = [sys.getrefcount(each) for each in self._images]
+        for image, count in zip(self._images, references):
+            if count > of_none:
                 image.leave_memory()
         self._images, self.used_bytes = [], 0
 
@@ -77,12 +79,5 @@ def address_of(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
 
-
-def _references(objects: list[Any]) -> list[int]:
-    return [sys.getrefcount(each) for each in objects]
-
-
-_IN_A_LIST = _references([object()])[0]
-"""What ``_references`` counts for an object that nothing else refers to."""
 
 batch_memory = BatchMemory()

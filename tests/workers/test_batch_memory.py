@@ -121,3 +121,17 @@ def test_a_batch_arrives_as_it_was_read(photos: Path, tmp_path: Path, one_size: 
         assert batch is not None and batch.failure is None
         (run,) = batch.runs
         assert [part.tobytes() for part in batch.inputs(run, arena)[0]] == files
+
+
+def test_files_that_are_not_sent_take_little_of_a_slot(photos: Path, tmp_path: Path) -> None:
+    files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
+    arena, folder = Arena(1, SLOT_BYTES), folder_of(tmp_path, files)
+    dataset: Any = wrap(folder)
+    reads = dataset.loader
+    dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
+    for number in range(4):
+        batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).opened
+        assert batch is not None and batch.failure is None
+        assert batch.size_bytes < 2.5 * sum(map(len, files))
+        assert [part.tobytes() for part in batch.inputs(batch.runs[0], arena)[0]] == files
