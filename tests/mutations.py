@@ -177,8 +177,8 @@ MUTATIONS = [
     Mutation(
         "an image that was changed is handed on as its file",
         "data/lazy_image.py",
-        "    def im(self, pixels: Any) -> None:\n        self._encoded = None\n",
-        "    def im(self, pixels: Any) -> None:\n",
+        "        self._encoded = None  # last, as another thread may ask for pixels\n",
+        "",
         "data/test_lazy_image.py",
     ),
     # --- tensors and transforms that are met late ---
@@ -337,6 +337,13 @@ MUTATIONS = [
         "            if count > of_none:",
         "            if count > 99:",
         "workers/test_batch_memory.py integration/test_kept_images.py",
+    ),
+    Mutation(
+        "a child that a dataset forks reads files into the batch of its parent",
+        "data/batch_memory.py",
+        "after_in_child=batch_memory.stop)",
+        "after_in_child=int)",
+        "integration/test_kept_images.py",
     ),
     Mutation(
         "files of one size are taken to follow each other where they were read",

@@ -5,10 +5,14 @@ A worker sends the files of a batch in a slot of shared memory. A file that the 
 the batch is read into the slot, which saves a copy. The slot is written again for a later batch, so what still refers
 to an image when its batch is sent, such as a cache of the dataset's, must not refer to the slot. ``end`` gives each
 image that is referred to bytes of its own. An ``EncodedImage`` alone refers to the slot, and ``data`` is a copy.
+
+A process that is forked meanwhile shares the slot. So before a fork all images get bytes of their own, and the child
+reads files elsewhere.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,10 @@ def aligned(offset_bytes: int) -> int:
     return -(-offset_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+_images: list[Any] = []
+"""The images of this process that refer to the memory of a batch."""
+
+
 class BatchMemory(threading.local):
     """The memory of the batch that this thread fetches, if it has one.
 
@@ -37,7 +45,6 @@ class BatchMemory(threading.local):
     def __init__(self) -> None:
         self.used_bytes, self._address = 0, 0
         self._free: memoryview | None = None  # None: files are read elsewhere
-        self._images: list[Any] = []
 
     def begin(self, memory: NDArray[np.uint8]) -> None:
         """Read files into ``memory``, (bytes,) uint8, from now on."""
@@ -53,7 +60,7 @@ class BatchMemory(threading.local):
 
     def holds(self, image: EncodedImage) -> None:
         """Note that an image refers to the memory."""
-        self._images.append(image)
+        _images.append(image)
 
     def stop(self) -> None:
         """Read files elsewhere from now on, as the rest of the batch is written behind them."""
@@ -67,12 +74,13 @@ class BatchMemory(threading.local):
     def end(self) -> None:
         """Give each image that is still referred to bytes of its own, as the memory is about to be sent."""
         self.stop()
-        self._images.append(object())  # to which nothing else refers
-        *references, of_none = [sys.getrefcount(each) for each in self._images]
-        for image, count in zip(self._images, references):
+        _images.append(object())  # to which nothing else refers
+        *references, of_none = [sys.getrefcount(each) for each in _images]
+        for image, count in zip(_images, references):
             if count > of_none:
                 image.leave_memory()
-        self._images, self.used_bytes = [], 0
+        _images.clear()
+        self.used_bytes = 0
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -81,3 +89,11 @@ def address_of(array: NDArray[Any]) -> int:
 
 
 batch_memory = BatchMemory()
+
+
+def _before_fork() -> None:
+    while _images:
+        _images.pop().leave_memory()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=batch_memory.stop)

@@ -86,7 +86,7 @@ class EncodedImage:
         vars(self).pop("_view", None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"data": self.data, **{name: value for name, value in vars(self).items() if name != "_view"}}
+        return {"data": self.data, **{name: value for name, value in dict(vars(self)).items() if name != "_view"}}
 
     @property
     def size(self) -> tuple[int, int]:
@@ -120,8 +120,10 @@ class EncodedImage:
         return _decoded(self.data, self.path, self.height * self.width)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "data" and self._view is not None:
-            return vars(self).setdefault("data", bytes(self._view))
+        if name == "data" and (view := self._view) is not None:
+            return vars(self).setdefault("data", bytes(view))
+        if name in vars(self):  # another thread has given it bytes of its own
+            return vars(self)[name]
         raise AttributeError(f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. {NOT_YET}")
 
     def __array__(self, *_: Any, **__: Any) -> Any:

@@ -92,8 +92,8 @@ class _DecodedLate(Image.Image):
 
     @im.setter
     def im(self, pixels: Any) -> None:
-        self._encoded = None
         Image.Image.im.fset(self, pixels)  # type: ignore[attr-defined]
+        self._encoded = None  # last, as another thread may ask for pixels
 
     def _read(self) -> None:
         """Read the file, if that was not done."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -102,7 +104,38 @@ class ReadsAhead(Pictures):
         return self.loader(path)
 
 
-KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, KeepsTheLast, ReadsAhead]
+class Forks(Pictures):
+    """A child that was forked in the middle of a batch opens pictures while it goes on."""
+
+    asked = 0
+    pipes: tuple[int, int] | None = None
+
+    def transformed(self, path: str) -> Any:
+        assert self.transform is not None
+        image, self.asked = self.loader(path), self.asked + 1
+        if self.pipes is None and self.asked > BATCH + 1:  # as the files of a first batch are read elsewhere
+            self.pipes = self._forked()
+        if self.pipes is not None:
+            os.write(self.pipes[1], b"?")
+            os.read(self.pipes[0], 1)
+        return self.transform(image)
+
+    def _forked(self) -> tuple[int, int]:
+        (answers, answer), (question, questions) = os.pipe(), os.pipe()
+        if os.fork():
+            return answers, questions
+        os.close(questions)
+        opened = []
+        for number in itertools.count():
+            if not os.read(question, 1):
+                break
+            if number >= 2:  # later than its parent
+                opened.append(self.loader(self.samples[number % PICTURES][0]))
+            os.write(answer, b"!")
+        os._exit(0)
+
+
+KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, KeepsTheLast, ReadsAhead, Forks]
 
 
 @pytest.mark.parametrize("kind", KINDS)

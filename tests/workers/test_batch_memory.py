@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,16 @@ def test_what_is_kept_has_bytes_of_its_own_when_the_batch_is_sent(memory: np.nda
     memory[:] = 0
     assert kept.buffer == kept.data == path.read_bytes()
     assert np.array_equal(np.asarray(kept.decoded()), np.asarray(of_pillow.convert("RGB")))
+
+
+def test_a_fork_gives_all_images_bytes_of_their_own(memory: np.ndarray, path: Path) -> None:
+    image = EncodedImage.open(str(path))
+    child = os.fork()
+    if not child:
+        memory[:] = 0
+        os._exit(0 if image.data == path.read_bytes() and isinstance(EncodedImage.open(str(path)).buffer, bytes) else 1)
+    memory[:] = 0
+    assert image.data == path.read_bytes() and os.waitpid(child, 0)[1] == 0
 
 
 def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> None:
