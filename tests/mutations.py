@@ -334,7 +334,7 @@ MUTATIONS = [
     Mutation(
         "what a dataset keeps of a batch stays in the memory of the next one",
         "data/batch_memory.py",
-        "            if count > of_none:",
+        "            if count > of_none + 2:",
         "            if count > 99:",
         "workers/test_batch_memory.py integration/test_kept_images.py",
     ),

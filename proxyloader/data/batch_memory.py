@@ -74,10 +74,10 @@ class BatchMemory(threading.local):
     def end(self) -> None:
         """Give each image that is still referred to bytes of its own, as the memory is about to be sent."""
         self.stop()
-        _images.append(object())  # to which nothing else refers
-        *references, of_none = [sys.getrefcount(each) for each in _images]
-        for image, count in zip(_images, references):
-            if count > of_none:
+        images = [*_images]
+        *references, of_none = [sys.getrefcount(each) for each in [*images, object()]]
+        for image, count in zip(images, references):
+            if count > of_none + 2:  # two lists refer to it, too
                 image.leave_memory()
         _images.clear()
         self.used_bytes = 0

@@ -62,6 +62,16 @@ def test_what_is_kept_has_bytes_of_its_own_when_the_batch_is_sent(memory: np.nda
     assert np.array_equal(np.asarray(kept.decoded()), np.asarray(of_pillow.convert("RGB")))
 
 
+def test_what_nobody_keeps_is_not_copied(memory: np.ndarray, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr(EncodedImage, "leave_memory", lambda image: copied.append(image.path))
+    kept = EncodedImage.open(str(path))
+    for _ in range(3):
+        EncodedImage.open(str(path))
+    batch_memory.end()
+    assert copied == [kept.path]
+
+
 def test_a_fork_gives_all_images_bytes_of_their_own(memory: np.ndarray, path: Path) -> None:
     image = EncodedImage.open(str(path))
     child = os.fork()
