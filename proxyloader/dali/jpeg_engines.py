@@ -215,6 +215,8 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
             on_cpu = decoded if device_id is None else decoded.as_cpu()
             off += [float(np.abs(np.asarray(found).astype(int) - wanted).mean()) for found in on_cpu]
     except (RuntimeError, MemoryError) as error:
+        if "DataLoader worker" in str(error):  # torch's signal handler, as a worker has ended
+            raise
         log.info("a picture could not be decoded on GPU %s: %s", device_id, str(error))
         return math.inf
     return max(off)

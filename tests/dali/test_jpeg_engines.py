@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 import weakref
 from typing import Any
@@ -27,6 +29,16 @@ def test_the_picture_is_told_from_what_another_decoder_makes_of_it() -> None:
     assert jpeg_engines._levels_off(None) == 0
     _, wanted = jpeg_engines.known_picture(quality=90)
     assert np.abs(np.roll(wanted, 1, axis=0) - wanted).mean() > 10  # another picture would be seen
+
+
+@pytest.mark.parametrize("is_torchs", [True, False])
+def test_a_worker_that_ends_during_the_trial_is_torchs_error(is_torchs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(pipeline: Pipeline) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed." if is_torchs else "no room")
+
+    monkeypatch.setattr(_executor, "run", run)
+    with pytest.raises(RuntimeError, match="pid 7") if is_torchs else contextlib.nullcontext():
+        assert jpeg_engines._levels_off(None) == math.inf
 
 
 def test_a_pipeline_on_a_cpu_has_none() -> None:
