@@ -95,11 +95,11 @@ class Packer:
             content = content if collates else self._collate_fn(content)
             return PackedBatch(request, content=content, **made_by)
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
-        in_slot = self._arena is not None and request is not None and request.slot is not None
-        layout, blob = _Layout(in_slot), None
+        slot = request.slot if request is not None and self._arena is not None else None
+        layout, blob = _Layout(in_slot=slot is not None), None
         runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
-        if self._arena is not None and request is not None and request.slot is not None:
-            layout.write(self._arena.memory_to_write(request.slot, layout.size_bytes))
+        if self._arena is not None and slot is not None:
+            layout.write(self._arena.memory_to_write(slot, layout.size_bytes))
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
