@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,11 @@ from proxyloader.workers.scan_checks import IntegrityTable
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory, set_up_worker
 
 PARTS = ("reading", "road", "datasets", "crops", "progressive", "grey")
-GPU_PARTS = ("decoders", "registered_memory")
+GPU_PARTS = ("decoders", "registered_memory", "engine_shares")
 """Functions of this file."""
+
+SIZES = ((96, 96), (192, 192), (500, 375), (1000, 750), (1500, 1000))
+"""Sizes of images, in pixels, of which a GPU's engines decode all or a share."""
 
 
 def median_ms(run: Callable[[], Any], times: int = 9) -> float:
@@ -330,6 +333,52 @@ def registered_memory(root: str, device_id: int | None = 0, batches: int = 96) -
     for name, (cpu_ms, wall_ms) in spent.items():
         costs[f"GPU: whole images, from {name}"] = round(statistics.median(wall_ms[1:]), 2)
         costs[f"GPU: whole images, from {name}, CPU time"] = round(statistics.median(cpu_ms[1:]), 2)
+    return costs
+
+
+def engine_shares(
+    root: str,
+    device_id: int | None = 0,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    threads_and_shares: Sequence[tuple[int, float]] = ((4, 1.0), (4, 0.65), (16, 0.65)),
+    batches: int = 16,
+    rounds: int = 5,
+) -> dict[str, float]:
+    """A run with images of several sizes: all on a GPU's JPEG engines, and 0.65 of them there, the rest by CUDA."""
+    images = len(ImageFolder(root))
+    costs = {}
+    for size in sizes:
+        folder = Path(f"{root}-{size[0]}x{size[1]}")
+        dataset = wrap(ImageFolder(make_dataset(folder, images=images, size=size), transform_with()))
+        torch.manual_seed(0)
+        calls = image_calls_in([dataset[index] for index in range(images)])
+        inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
+        kind = f"GPU: {size[0]}x{size[1]}, {np.mean([file.nbytes for file in inputs[0]]):,.0f} bytes"
+        servers = {
+            f"{kind}, {share} on the engines, {threads} threads": RunQueue(
+                build_pipeline(
+                    dataset.transform.plan, PipelineOptions(images, device_id, threads, hw_decoder_load=share)
+                )
+            )
+            for threads, share in threads_and_shares
+        }
+        spent: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in servers}
+        for name, server in list(servers.items()) * (rounds + 1):  # in turn; the first round warms up
+            cpu_s, wall_s = time.process_time(), time.perf_counter()
+            submitted = []
+            for _ in range(batches):
+                submitted.append(server.submit(inputs))
+                if len(submitted) > 2:
+                    server.collect(submitted.pop(0))
+            for each in submitted:
+                server.collect(each)
+            if device_id is not None:
+                torch.cuda.synchronize()
+            spent[name][0].append(1e3 * (time.process_time() - cpu_s) / batches)
+            spent[name][1].append(1e3 * (time.perf_counter() - wall_s) / batches)
+        for name, (cpu_ms, wall_ms) in spent.items():
+            costs[name] = round(statistics.median(wall_ms[1:]), 2)
+            costs[f"{name}, CPU time"] = round(statistics.median(cpu_ms[1:]), 2)
     return costs
 
 

@@ -56,11 +56,11 @@ class PlanServer(RunQueue):
 
     def _rebuild_for(self, files: Sequence[Any]) -> None:
         """Build the pipeline again if other options are faster for the JPEGs of the first batch."""
-        headers = [(read_jpeg_header(memoryview(each)), each.nbytes) for each in files]
-        jpegs = [(header, size) for header, size in headers if header is not None]
-        mean_bytes = sum(size for _, size in jpegs) / max(1, len(jpegs))
-        progressive = sum(header.is_progressive for header, _ in jpegs) / max(1, len(jpegs))
-        options = self._options.for_files_of(mean_bytes, progressive)
+        headers = [read_jpeg_header(memoryview(each)) for each in files]
+        jpegs = [header for header in headers if header is not None]
+        mean_pixels = sum(header.height * header.width for header in jpegs) / max(1, len(jpegs))
+        progressive = sum(header.is_progressive for header in jpegs) / max(1, len(jpegs))
+        options = self._options.for_files_of(mean_pixels, progressive)
         if options.engine_share != self._options.engine_share and not jpeg_engines.are_used(options.device_id):
             options = self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
         if (options.threads, options.engine_share) == (self._options.threads, self._options.engine_share):

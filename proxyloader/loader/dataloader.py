@@ -108,9 +108,9 @@ class DataLoader(CheckpointedLoader[T]):
         num_threads: number of DALI's CPU threads, at most 1024. "auto": on the CPU, the number of cores of this process
             plus one; on a GPU, at most 4.
         hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any. "auto": all
-            of them. If this and ``num_threads`` are "auto" and the JPEGs of the first batch have 400,000 bytes or more
-            on average, the share is 0.65, and there are up to 16 threads. There are as many threads if one in 50 is
-            progressive, as CUDA decodes these.
+            of them. If this and ``num_threads`` are "auto", there are 12 cores or more for this process, and the JPEGs
+            of the first batch have 1.2 million pixels or more on average, the share is 0.65, and there are up to 16
+            threads. There are as many threads if one in 50 is progressive, as CUDA decodes these.
         audit: share of the JPEGs that DALI decodes, 0 to 1, that the workers also make as the stock loader makes them,
             to be compared with DALI's. Beyond the bound of its transforms, an image is saved, and a warning names it.
             ``Audit`` says what else can be done then. Batches are the same with and without an audit.

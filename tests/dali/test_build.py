@@ -290,7 +290,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         ("cores", "ranks", "threads"),
-        [(16, None, 16), (64, None, 16), (2, None, 2), (16, "4", 4), (2, "8", 1), (8, "", 8), (8, "0", 8)],
+        [(16, None, 16), (12, None, 12), (64, None, 16), (64, "4", 16), (48, "4", 12), (13, "", 13), (13, "0", 13)],
     )
     def test_large_photographs_are_decoded_by_engines_and_cuda_with_more_threads(
         self, cores: int, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -301,11 +301,23 @@ class TestOptions:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         options = PipelineOptions(64, device_id=0, prefetch_queue_depth=3)
         wanted = PipelineOptions(64, 0, threads, prefetch_queue_depth=3, hw_decoder_load=0.65)
-        assert options.for_files_of(400_000, 0.0) == options.for_files_of(740_000, 0.2) == wanted
-        assert options.for_files_of(399_999, 0.0) == options.for_files_of(105_000, 0.01) == options
+        assert options.for_files_of(1_200_000, 0.0) == options.for_files_of(6_000_000, 0.2) == wanted
+        assert options.for_files_of(1_199_999, 0.0) == options.for_files_of(187_500, 0.01) == options
         # Of progressive ones the engines decode none.
-        assert options.for_files_of(105_000, 0.02) == replace(wanted, hw_decoder_load=None)
+        assert options.for_files_of(187_500, 0.02) == replace(wanted, hw_decoder_load=None)
         assert options.engine_share == 1.0
+
+    @pytest.mark.parametrize(("cores", "ranks", "threads"), [(11, None, 11), (16, "2", 8), (2, None, 2), (2, "8", 1)])
+    def test_with_few_cores_engines_decode_large_photographs_alone(
+        self, cores: int, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if ranks is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        options = PipelineOptions(64, device_id=0)
+        assert options.for_files_of(6_000_000, 0.01) == options
+        assert options.for_files_of(6_000_000, 0.02) == replace(options, num_threads=threads)
 
     @pytest.mark.parametrize(
         "options",

@@ -32,17 +32,22 @@ def files(photos: Path) -> list[np.ndarray]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     """As on a GPU where all files need two threads, and files that are not progressive a part of them CUDA.
 
-    What was asked about: mean size, and share of progressive ones.
+    What was asked about: mean number of pixels, and share of progressive ones.
     """
     about: list[tuple[float, float]] = []
 
-    def for_files_of(options: PipelineOptions, mean_bytes: float, progressive: float) -> PipelineOptions:
-        about.append((mean_bytes, progressive))
-        threads = 2 if mean_bytes or progressive else options.num_threads
-        return replace(options, num_threads=threads, hw_decoder_load=0.65 if mean_bytes and not progressive else None)
+    def for_files_of(options: PipelineOptions, mean_pixels: float, progressive: float) -> PipelineOptions:
+        about.append((mean_pixels, progressive))
+        threads = 2 if mean_pixels or progressive else options.num_threads
+        return replace(options, num_threads=threads, hw_decoder_load=0.65 if mean_pixels and not progressive else None)
 
     monkeypatch.setattr(PipelineOptions, "for_files_of", for_files_of)
     return about
+
+
+def mean_pixels_of(files: list[np.ndarray]) -> float:
+    sizes = [Image.open(io.BytesIO(file.tobytes())).size for file in files]
+    return sum(width * height for width, height in sizes) / len(sizes)
 
 
 def collected(server: PlanServer, files: list[np.ndarray]) -> Any:
@@ -55,7 +60,7 @@ def test_the_first_batch_decides_and_the_batches_are_the_same(
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     before = server.pipeline
     first = collected(server, files)
-    assert asked == [(np.mean([file.nbytes for file in files]), 0)]
+    assert asked == [(mean_pixels_of(files), 0)]
     rebuilt = server.pipeline
     assert rebuilt is not before and (before.num_threads, rebuilt.num_threads) == (1, 2)
     assert all(map(torch.equal, collected(server, files), first))
@@ -66,7 +71,7 @@ def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, fl
     ppm = np.frombuffer(EncodedImage.by_pillow(files[0].tobytes()).data, np.uint8)
     collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [files[0], ppm])
     collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [ppm, ppm])
-    assert asked == [(files[0].nbytes, 0), (0, 0)]
+    assert asked == [(mean_pixels_of(files[:1]), 0), (0, 0)]
 
 
 @pytest.mark.parametrize(("found", "as_"), [("_failing", {None}), ("_decoding", {None: False})])
@@ -79,7 +84,7 @@ def test_progressive_images_get_more_threads_whoever_decodes(
     monkeypatch.setattr(jpeg_engines, found, as_)
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     collected(server, [*files[1:4], other])
-    assert asked == [(np.mean([file.nbytes for file in [*files[1:4], other]]), 0.25)]
+    assert asked == [(mean_pixels_of([*files[1:4], other]), 0.25)]
     assert server.pipeline.num_threads == 2
 
 

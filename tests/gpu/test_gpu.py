@@ -13,7 +13,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 from proxyloader.dali.device import cuda_ordinal
-from proxyloader.dali.operators.graph import LARGE_BYTES, PipelineOptions
+from proxyloader.dali.operators.graph import LARGE_PIXELS, PipelineOptions
 from proxyloader.make_dataset import make_dataset
 
 from ..compare import engines_decode
@@ -59,13 +59,13 @@ def test_the_jpeg_engine_is_within_one_level_of_pillow_and_cuda_within_three(lar
 
 def test_large_photographs_are_decoded_right_by_engines_and_cuda(tmp_path: Path) -> None:
     root = make_dataset(tmp_path / "set", images=24, size=(1500, 1000), progress=False)
-    assert sum(path.stat().st_size for path in root.rglob("*.jpg")) / 24 >= LARGE_BYTES
     dataset = ImageFolder(str(root), DECODE)
+    assert sum(image.width * image.height for image, _ in ImageFolder(str(root))) / 24 >= LARGE_PIXELS
     loader = DataLoader(dataset, 8, num_workers=2)
     for (theirs, _), (ours, _) in zip(StockLoader(dataset, 8, num_workers=2), loader, strict=True):
         assert (ours.cpu().int() - theirs.int()).abs().max() <= 3
     (server,) = loader._servers.kept.values()
-    wanted = PipelineOptions(8, 0).for_files_of(LARGE_BYTES, 0.0) if engines_decode() else PipelineOptions(8, 0)
+    wanted = PipelineOptions(8, 0).for_files_of(LARGE_PIXELS, 0.0) if engines_decode() else PipelineOptions(8, 0)
     assert server.pipeline.num_threads == wanted.threads
     decoders = [each for each in server.pipeline._ops if "hw_decoder_load" in each._op._init_args]
     assert [each._op._init_args["hw_decoder_load"] for each in decoders] == [wanted.engine_share]

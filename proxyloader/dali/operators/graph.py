@@ -15,8 +15,13 @@ from ..api import decoder_arguments, fn, split, types
 
 S = TypeVar("S", bound=Step)
 
-LARGE_BYTES = 400_000
-"""Mean size, in bytes, from which the JPEGs of a batch are large photographs."""
+LARGE_PIXELS = 1_200_000
+"""Mean number of pixels from which the JPEGs of a batch are large photographs. For JPEGs of up to a million pixels,
+DALI's ``hybrid_huffman_threshold``, all of CUDA's decoder that reads scans is on the CPU, and the engines alone are
+faster. See ``benchmarks/parts.py``."""
+
+MANY_CORES = 12
+"""Number of cores from which CUDA brings more for large photographs than it takes of the cores."""
 
 MANY_PROGRESSIVE = 0.02
 """Share of the JPEGs of a batch from which progressive ones need more of DALI's threads, which read their scans."""
@@ -61,18 +66,20 @@ class PipelineOptions:
         cores = usable_cores()
         return cores + 1 if self.device_id is None else min(4, cores)
 
-    def for_files_of(self, mean_bytes: float, progressive: float) -> PipelineOptions:
-        """Return the options for JPEGs of a mean size, of which a share is progressive.
+    def for_files_of(self, mean_pixels: float, progressive: float) -> PipelineOptions:
+        """Return the options for JPEGs of a mean number of pixels, of which a share is progressive.
 
-        The JPEG engines and CUDA together decode large ones faster. CUDA decodes progressive ones, and DALI's threads
-        do most of that. Nothing changes on the CPU, or if ``num_threads`` or ``hw_decoder_load`` is set.
+        The JPEG engines and CUDA together decode large ones faster, if there are many cores. CUDA decodes progressive
+        ones, and DALI's threads do most of that. Nothing changes on the CPU, or if ``num_threads`` or
+        ``hw_decoder_load`` is set.
         """
         is_set = self.num_threads is not None or self.hw_decoder_load is not None
-        is_large = mean_bytes >= LARGE_BYTES
+        cores = cores_of_process()
+        is_large = mean_pixels >= LARGE_PIXELS and cores >= MANY_CORES
         if self.device_id is None or is_set or not (is_large or progressive >= MANY_PROGRESSIVE):
             return self
         share = 0.65 if is_large else None  # 0.65 is DALI's default
-        return replace(self, hw_decoder_load=share, num_threads=min(16, cores_of_process()))
+        return replace(self, hw_decoder_load=share, num_threads=min(16, cores))
 
 
 @dataclass(eq=False, repr=False)
