@@ -3,13 +3,16 @@
     ProxyLoaderError
     ├── UnsupportedTransformError (ValueError)   a transform has no equal in DALI, and unsupported="raise"
     ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
+    │   ├── MissingImageError (FileNotFoundError)
+    │   ├── UnidentifiedError (PIL.UnidentifiedImageError)
+    │   └── LargeImageError (PIL.Image.DecompressionBombError)
     ├── InputError (ValueError)                  the proxy was called with something DALI cannot take
     ├── PipelineError (RuntimeError)             DALI failed on a batch whose images are all sound
     ├── AuditError (RuntimeError)                DALI made another picture than the stock loader, and audit is to raise
     └── MissingDaliError (ImportError)           DALI is needed and not installed
 
-There is one class for each decision that a caller can take. The builtin exception beside each is the one that
-torchvision, torch or DALI raise in the same place, so ``except OSError`` around a training loop still works.
+There is one class for each decision that a caller can take. The exception beside each is the one that torchvision,
+Pillow, torch or DALI raise in the same place, so an ``except`` around a training loop or in a dataset still works.
 
 Messages may change from one version to the next. Codes and fields do not. Both are preserved when an exception is
 passed from a worker process to the main process.
@@ -20,6 +23,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
+
+from PIL import Image, UnidentifiedImageError
 
 E = TypeVar("E", bound="ProxyLoaderError")
 
@@ -112,6 +117,18 @@ class ImageError(ProxyLoaderError, OSError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args, {**vars(self), "errno": self.errno}  # OSError does not keep errno in its __dict__
+
+
+class MissingImageError(ImageError, FileNotFoundError):
+    """There is no file of this path."""
+
+
+class UnidentifiedError(ImageError, UnidentifiedImageError):
+    """A file that is empty, or in no format that Pillow knows."""
+
+
+class LargeImageError(ImageError, Image.DecompressionBombError):
+    """An image that has too many pixels."""
 
 
 class InputError(ProxyLoaderError, ValueError):

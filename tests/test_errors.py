@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import pickle
-from errno import EMFILE
+from errno import EMFILE, ENOENT
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from proxyloader import (
     UnsupportedTransformError,
     compile_transforms,
 )
+from proxyloader.errors import LargeImageError, MissingImageError, UnidentifiedError
 
 from .imports import PACKAGE
 from .outcomes import outcomes, raises
@@ -34,6 +35,9 @@ CLASSES = {
         ProxyLoaderError,
         UnsupportedTransformError,
         ImageError,
+        MissingImageError,
+        UnidentifiedError,
+        LargeImageError,
         InputError,
         PipelineError,
         MissingDaliError,
@@ -46,6 +50,9 @@ ERRORS: dict[str, ProxyLoaderError] = {
         "transform: Pad", position="transform", transform="Pad"
     ),
     "image": ImageError("why", code="machine", index=3, path="a.jpg", reason="r", errno=EMFILE),
+    "missing image": MissingImageError("why", code="unreadable", index=3, path="a.jpg", reason="r", errno=ENOENT),
+    "unidentified": UnidentifiedError("why", index=4, path="b.jpg"),
+    "large": LargeImageError("why", code="too-large", index=(1, 2), path="c.jpg"),
     "input": InputError("why", code="wrong-mode", index=5),
     "pipeline": PipelineError("why", code="taken", indices=[4, 5]),
     "missing DALI": MissingDaliError("why"),

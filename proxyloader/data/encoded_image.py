@@ -13,7 +13,7 @@ from typing import IO, Any, ClassVar
 
 from PIL import Image, UnidentifiedImageError
 
-from ..errors import ImageError, InputError
+from ..errors import ImageError, InputError, LargeImageError, MissingImageError, UnidentifiedError
 from .bad_samples import MACHINE_ERRNOS
 from .batch_memory import batch_memory
 from .jpeg_header import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
@@ -147,7 +147,8 @@ class EncodedImage:
             reason, number = f"cannot be read: {error.strerror or error}", error.errno
             if number in MACHINE_ERRNOS:
                 raise _bad(path, reason, "machine", MACHINE, number) from error
-            raise _bad(path, reason, "unreadable", errno=number) from error
+            kind = MissingImageError if isinstance(error, FileNotFoundError) else ImageError
+            raise _bad(path, reason, "unreadable", errno=number, kind=kind) from error
         return cls._taken(data, path, max_pixels, is_whole=len(data) <= MOST_READ_BYTES)
 
     @classmethod
@@ -169,7 +170,7 @@ class EncodedImage:
     @classmethod
     def _taken(cls, data: bytes | memoryview, path: str, max_pixels: int | None, is_whole: bool) -> EncodedImage:
         if not data:
-            raise _bad(path, "the file is empty (0 bytes)")
+            raise _bad(path, "the file is empty (0 bytes)", kind=UnidentifiedError)
         jpeg = cls.of_jpeg(data, path, max_pixels)
         if jpeg is not None:
             return jpeg
@@ -229,7 +230,8 @@ class EncodedImage:
         size_bytes = 3 * image.height * image.width
         if size_bytes > MOST_PIXEL_BYTES:
             taken = f"DALI takes {MOST_PIXEL_BYTES} of an image that is no JPEG"
-            raise _bad(path, f"{image.width} x {image.height} pixels are {size_bytes} bytes, and {taken}", "too-large")
+            reason = f"{image.width} x {image.height} pixels are {size_bytes} bytes, and {taken}"
+            raise _bad(path, reason, "too-large", kind=LargeImageError)
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
 
@@ -247,7 +249,7 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
     if height * width > limit or height * width * scans > MOST_PASSES * max(limit, PILLOWS_LIMIT_PIXELS):
         scanned = f" in {scans} scans, a pass over the picture each" if height * width <= limit else ""
         reason = f"{width} x {height} pixels{scanned}, and the limit is {limit} (it could be a decompression bomb)"
-        raise _bad(path, reason, "too-large", f"{raised} if it is meant")
+        raise _bad(path, reason, "too-large", f"{raised} if it is meant", kind=LargeImageError)
 
 
 def _content(path: str) -> bytes | memoryview:
@@ -299,10 +301,12 @@ def _decoded(data: bytes | memoryview | None, path: str, max_pixels: int | None)
         raise
     except Image.DecompressionBombError as error:
         reason = f"it could be a decompression bomb: {str(error).rstrip('.')}"
-        raise _bad(path, reason, "too-large", "Give the loader max_pixels if it is meant") from error
+        raise _bad(
+            path, reason, "too-large", "Give the loader max_pixels if it is meant", kind=LargeImageError
+        ) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
-        raise _bad(path, f"{size} bytes, in no image format that Pillow knows") from error
+        raise _bad(path, f"{size} bytes, in no image format that Pillow knows", kind=UnidentifiedError) from error
     except Exception as error:  # each format raises its own exceptions; AVIF raises RuntimeError
         raise _bad(path, f"Pillow cannot decode it: {error}") from error
 
@@ -324,7 +328,12 @@ def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
 
 
 def _bad(
-    path: str, reason: str, code: str = "undecodable", advice: str = REPLACE, errno: int | None = None
+    path: str,
+    reason: str,
+    code: str = "undecodable",
+    advice: str = REPLACE,
+    errno: int | None = None,
+    kind: type[ImageError] = ImageError,
 ) -> ImageError:
     message = f"{path or 'an image'}: {reason}. {advice}"
-    return ImageError(message, code=code, path=path, reason=reason, errno=errno)
+    return kind(message, code=code, path=path, reason=reason, errno=errno)

@@ -23,7 +23,7 @@ import io
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from PIL import Image, JpegImagePlugin
 from PIL.JpegImagePlugin import JpegImageFile
@@ -58,6 +58,15 @@ class _DecodedLate(Image.Image):
 
     _header = b""
     """The header of the file that the image comes from, to its first scan; empty once Pillow has read it."""
+
+    _taken_for: ClassVar[type[Image.Image]]
+    """The class of Pillow's that others take it for."""
+
+    if not TYPE_CHECKING:  # to mypy no image would be of a class of this module
+
+        @property
+        def __class__(self) -> type[Image.Image]:  # images of two classes are never equal
+            return self._taken_for
 
     def __getattr__(self, name: str) -> Any:
         if not self._header or name.startswith("__"):
@@ -162,6 +171,7 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
         image = cls.__new__(cls)
         known = {"_mode": mode, "_size": encoded.size, "_header": header, "_unread": encoded}
         vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
+        image.readonly = 1  # as Pillow has it until the file is decoded
         return image
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -194,6 +204,7 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
 
 
 for _lazy, _other in ((LazyImage, Image.Image), (LazyJpegFile, JpegImageFile)):
+    _lazy._taken_for = _other
     # So that repr(image), and errors that name its type, say what others take it for.
     _lazy.__module__, _lazy.__qualname__, _lazy.__name__ = _other.__module__, _other.__qualname__, _other.__name__
 

@@ -14,7 +14,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.datasets.vision import VisionDataset
 
 from .._validation import check_int
-from ..errors import ImageError
+from ..errors import ImageError, MissingImageError
 from .encoded_image import MACHINE, REPLACE, EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 from .read_check import is_sound
@@ -217,7 +217,8 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
 def _opened(data: bytes | Exception, url: str) -> Image.Image:
     if isinstance(data, NOT_TRIED_AGAIN):
         reason = f"cannot be read: {data}"
-        raise ImageError(f"{url}: {reason}. {REPLACE}", code="unreadable", path=url, reason=reason) from data
+        kind = MissingImageError if isinstance(data, FileNotFoundError) else ImageError
+        raise kind(f"{url}: {reason}. {REPLACE}", code="unreadable", path=url, reason=reason) from data
     if isinstance(data, Exception):
         reason, number = f"cannot be fetched: {data or type(data).__name__}", errno.ETIMEDOUT
         raise ImageError(f"{url}: {reason}. {MACHINE}", code="machine", path=url, reason=reason, errno=number) from data

@@ -71,6 +71,11 @@ def by_pixel_access(image: Image.Image) -> Any:
     return image
 
 
+PILLOWS = [
+    image for mode in ("RGB", "L") for file in [Image.open(io.BytesIO(jpeg(mode)))] for image in (file, file.copy())
+]
+"""Images that are not decoded late."""
+
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda image: image,
     "load": lambda image: (image.load(), image)[1],
@@ -105,6 +110,9 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "chops": lambda image: ImageChops.invert(image),
     "stat": lambda image: ImageStat.Stat(image).mean,
     "equal": lambda image: (image == image.copy(), image == 3),
+    "equal to Pillow's": lambda image: [(image == each, each == image, image != each) for each in PILLOWS],
+    "readonly": lambda image: (image.readonly, image.convert("RGB").readonly, image.readonly),
+    "class": lambda image: (image.__class__, image.copy().__class__),
     "attributes": lambda image: (image.size, image.width, image.height, image.mode, image.getbands(), image.getbbox()),
     "torchvision": transforms.Compose([transforms.Resize(32), transforms.CenterCrop(30)]),
     "pil_to_tensor": lambda image: F.pil_to_tensor(image).tolist(),

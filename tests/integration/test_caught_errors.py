@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset, IterableDataset
 from torchvision import transforms
@@ -238,3 +239,43 @@ def test_what_it_does_not_catch_is_left_out_or_replaced_where_that_is_wanted(
     ]
     replacing = proxyloader.DataLoader(kind(paths), 4, num_workers=workers, on_error="replace")
     assert [batch[1].tolist() for batch in replacing] == [[0, 1, 2, 4], [4, 5, 6, 7], [10, 10, 10, 11]]
+
+
+class Exact(ImageFolder):
+    """Catches what torchvision's loader raises for each kind of bad file, by its class."""
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return super().__getitem__(index)[0], 0
+        except FileNotFoundError:
+            reason = 1
+        except UnidentifiedImageError:
+            reason = 2
+        except Image.DecompressionBombError:
+            reason = 3
+        except OSError:
+            reason = 4
+        return torch.full((3, 96, 96), reason, dtype=torch.uint8), reason
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_class_of_errors_that_torchvisions_loader_raises_is_caught_by_its_name(
+    workers: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))[:6]):
+        shutil.copy(path, tmp_path / "a" / f"{number}.jpg")
+    dataset = Exact(str(tmp_path), EXACT)
+    missing, text, empty, large, cut = (Path(dataset.samples[index][0]) for index in range(5))
+    missing.unlink()
+    text.write_text("<html>404</html>")
+    empty.write_bytes(b"")
+    Image.new("RGB", (2000, 500)).save(large)
+    cut.write_bytes(cut.read_bytes()[:3000])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 499_999)
+    stock = [(images, reasons.tolist()) for images, reasons in StockLoader(dataset, 3, num_workers=workers)]
+    assert [reasons for _, reasons in stock] == [[1, 2, 2], [3, 4, 0]]
+    ours = proxyloader.DataLoader(dataset, 3, num_workers=workers)
+    for (images, reasons), (stock_images, stock_reasons) in zip(ours, stock, strict=True):
+        assert reasons.tolist() == stock_reasons
+        assert torch.equal(images[reasons > 0].cpu(), stock_images[reasons > 0])
