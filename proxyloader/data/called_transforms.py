@@ -26,6 +26,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from ..transforms.chain import classes_with_rules
+from ..transforms.plan import FASTER_ON_CPU
 from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
@@ -135,7 +136,8 @@ def _after(transform: Any, image: Any) -> Any:
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
     if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
-        PixelUses.at = PixelUses.at or ""  # no line of the user's is the reason
+        if PixelUses.why is None:
+            PixelUses.why = f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments"
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     return _made(image, transformed.then(chain))

@@ -24,15 +24,15 @@ LIBRARIES = frozenset({"proxyloader", "torch", "torchvision", "PIL", "numpy"}) |
 
 
 class PixelUses:
-    """How often this process has decoded an image that was to be decoded late, as its pixels were used, and where.
+    """How often this process has decoded an image that was to be decoded late, and why.
 
     Attributes:
-        at: "file:line" of the code outside of ``LIBRARIES`` that used pixels first in this batch; "" if none did, None
-            if no pixels were used yet.
+        why: why the first image of this batch was decoded, with "file:line" of the code outside of ``LIBRARIES`` that
+            used its pixels; "" if that is not known, None if no image was decoded yet.
     """
 
     count: ClassVar[int] = 0
-    at: ClassVar[str | None] = None
+    why: ClassVar[str | None] = None
 
     @classmethod
     def note(cls) -> None:
@@ -41,8 +41,9 @@ class PixelUses:
 
     @classmethod
     def note_line(cls) -> None:
-        if cls.at is None:  # once for a batch, as to look takes longer than to count
-            cls.at = _line_of_the_user()
+        if cls.why is None:  # once for a batch, as to look takes longer than to count
+            line = _line_of_the_user()
+            cls.why = f"pixels are used at {line}" if line else ""
 
 
 def _line_of_the_user() -> str:

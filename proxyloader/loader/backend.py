@@ -42,24 +42,24 @@ MANY = 0.05
 
 
 def described(
-    found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, pixels_used_at: str = ""
+    found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, decoded_why: str = ""
 ) -> str:
     """Return what loads the images of a loader, and with which transforms, or why torch does.
 
     ``plans`` are those of all transforms that are known by now, and ``has_begun`` says whether a batch was loaded.
-    ``pixels_used_at`` is "file:line" of the user's code that used pixels; "" if none is known.
+    ``decoded_why`` says why workers decode images; "" if none do, or it is not known.
     """
-    used = f"; the workers decode images whose pixels are used at {pixels_used_at}" if pixels_used_at else ""
+    but = f"; the workers decode images: {decoded_why}" if decoded_why else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(_names(plan)) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
     if parts:
-        return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded{used}"
+        return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded{but}"
     if found.reason:
         return f"torch: {found.reason}"
     if has_begun:
-        return f"torch: the workers have made all that was loaded so far{used}"
+        return f"torch: the workers have made all that was loaded so far{but}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
@@ -93,8 +93,8 @@ class ImageCounts:
         self._name, self._is_of_arrays, self._on_gpu = name_of(dataset), _is_of_arrays(dataset), on_gpu
         self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_said = False
-        self.pixels_used_at = ""
-        """"file:line" of the user's code that first used pixels; "" if none is known."""
+        self.decoded_why = ""
+        """Why the workers decoded the first image that was to be decoded late; "" if that is not known."""
         self.not_translated: tuple[str, ...] = ()
         """The transforms that are not translated, and why."""
 
@@ -103,7 +103,7 @@ class ImageCounts:
         self._by_dali += by_dali
         self._by_pillow += by_pillow
         self._in_workers += in_workers
-        self.pixels_used_at = self.pixels_used_at or batch.pixels_used_at
+        self.decoded_why = self.decoded_why or batch.decoded_why
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
@@ -127,14 +127,12 @@ class ImageCounts:
         reasons = ["That is slower than where DALI decodes" if self._on_gpu else "That is torch's speed at best"]
         if self._by_pillow and not self._is_of_arrays:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
-        if self._in_workers and not self._on_gpu:
-            reasons.append("Without a GPU the workers make images of transforms at which torchvision is faster")
-        if self._in_workers:
+        if self.decoded_why:
+            reasons.append(f"The first image that the workers decoded: {self.decoded_why}")
+        elif self._in_workers:
             but = "neither RGB nor grey JPEGs" if self._on_gpu else "not RGB"
             reasons.append(f"The workers make images whose pixels are used there, and those that are {but}")
             reasons.append("They make those of a transform that one image of a batch has alone")
-        if self.pixels_used_at:
-            reasons.append(f"Pixels are first used at {self.pixels_used_at}")
         return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
 
 
@@ -164,7 +162,7 @@ class DescribedLoader(TorchDataLoader[T]):
         """
         found = self._translate()
         plans = (found.plans | self._servers.found).values()
-        return described(found, plans, self._options, self._loader_state is not None, self._counts.pixels_used_at)
+        return described(found, plans, self._options, self._loader_state is not None, self._counts.decoded_why)
 
     def stats(self) -> LoaderStats:
         """Return what this loader has given since it was made, and the times of its last 1,000 batches.

@@ -13,6 +13,7 @@ from ..data.compiled_transform import compile_for_loader, left_to_torchvision
 from ..data.dataset import Translated, plans_in, sources_of, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
+from ..transforms.plan import FASTER_ON_CPU
 from .options import LoaderOptions
 
 NO_SERVER = (
@@ -59,9 +60,11 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
         warnings.append(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
     if not options.on_gpu:
-        left = _left_to_torchvision(dataset, options, "on a CPU torchvision is faster at some of its transforms")
-        if any(plan.slow_on_cpu for key, plan in plans.items() if key not in left.plans):
-            return left
+        compiled = plans_in(dataset)
+        slow = [name for key, plan in plans.items() if key not in compiled for name in plan.slow_on_cpu]
+        if slow:
+            names = ", ".join(dict.fromkeys(slow))
+            return _left_to_torchvision(dataset, options, f"{FASTER_ON_CPU} {names} with these arguments")
     if _is_in_memory(dataset):
         return Translated(wrapped, plans, reason="" if plans else "its samples are in memory, with nothing to decode")
     source, *others = sources_of(dataset)

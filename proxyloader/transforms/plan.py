@@ -246,6 +246,10 @@ def iter_steps(steps: Branch) -> Iterator[Step]:
             yield from iter_steps(step.operations)
 
 
+FASTER_ON_CPU = "on a CPU torchvision is faster at"
+"""How messages begin that say why DALI does not do a transform. Its name follows."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A translated transform for any backend: steps in order, and the state of the output images.
@@ -267,9 +271,10 @@ class Plan:
         object.__setattr__(self, "key", f"plan-{digest[:16]}{f'-{self.rest.key}' if self.rest else ''}")
 
     @property
-    def slow_on_cpu(self) -> bool:
-        """Whether torchvision is faster than DALI on a CPU."""
-        return any(step.slow_on_cpu for step in iter_steps(self.steps))
+    def slow_on_cpu(self) -> tuple[str, ...]:
+        """The names of the steps at which torchvision is faster than DALI on a CPU."""
+        slow = [step for step in self.steps if any(each.slow_on_cpu for each in iter_steps((step,)))]
+        return tuple(dict.fromkeys(type(step).__name__ for step in slow))
 
     @property
     def num_params(self) -> int:

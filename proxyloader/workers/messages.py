@@ -134,8 +134,8 @@ class PackedBatch:
             has made, of which some may be among the former.
         bytes_read: number of bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines.
         num_samples: number of samples, without those that could not be read.
-        pixels_used_at: "file:line" of the user's code that used pixels of an image that was to be decoded late, or
-            "".
+        decoded_why: why the worker has decoded the first image that was to be decoded late; "" if it has decoded none,
+            or that is not known.
         is_computed: whether the content has tensors that are computed from outputs of the runs.
         batched: whether the batch was made from a list of samples, not from one sample.
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
@@ -157,7 +157,7 @@ class PackedBatch:
     images_by: tuple[int, int, int] = (0, 0, 0)
     bytes_read: int = 0
     num_samples: int = 0
-    pixels_used_at: str = ""
+    decoded_why: str = ""
     is_computed: bool = False
     batched: bool = True
     samples: tuple[bytes, ...] = ()

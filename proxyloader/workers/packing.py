@@ -74,7 +74,7 @@ class Packer:
         self._has_images, self._plans, self._audit_share = has_images, plans, audit_share
         self._new_plans: set[str] = set()
         self._alone: set[str] = set()  # plans of one image so far
-        self._pixel_uses, PixelUses.at = PixelUses.count, None
+        self._pixel_uses, PixelUses.why = PixelUses.count, None
 
     def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
@@ -131,11 +131,11 @@ class Packer:
         encoded = len(jpegs_bytes)
         used, self._pixel_uses = PixelUses.count - self._pixel_uses, PixelUses.count
         others = samples - len(images) if pickler.is_computed else 0
-        used_at, PixelUses.at = PixelUses.at, None
+        why, PixelUses.why = PixelUses.why, None
         return {
             "images_by": (encoded, len(images) - encoded, max(used, others)),
             "bytes_read": sum(jpegs_bytes) + sum(by_hand_bytes),
-            "pixels_used_at": used_at or "",
+            "decoded_why": why or "",
         }
 
     def _refused(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:

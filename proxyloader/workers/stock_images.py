@@ -82,8 +82,8 @@ def _is_chosen(call: ImageCall, share: float, epoch: int) -> bool:
 
 @contextlib.contextmanager
 def _uncounted() -> Iterator[None]:
-    count, at = PixelUses.count, PixelUses.at
+    count, why = PixelUses.count, PixelUses.why
     try:
         yield
     finally:
-        PixelUses.count, PixelUses.at = count, at
+        PixelUses.count, PixelUses.why = count, why

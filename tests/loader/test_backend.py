@@ -89,8 +89,8 @@ def test_the_line_that_used_pixels_is_named(
     loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
     list(loader)
     line = line_of(*LINES[look])
-    assert f"Pixels are first used at {line}" in caplog.text
-    assert loader.backend.endswith(f"; the workers decode images whose pixels are used at {line}")
+    assert f"The first image that the workers decoded: pixels are used at {line}" in caplog.text
+    assert loader.backend.endswith(f"; the workers decode images: pixels are used at {line}")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -102,8 +102,27 @@ def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
         caplog.clear()
         loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
         list(loader)
-    assert "first epoch" in caplog.text and "Pixels are first used" not in caplog.text
+    assert "first epoch" in caplog.text and "pixels are used at" not in caplog.text
     assert loader.backend.endswith("JPEGs travel encoded")
+
+
+def jittered(image: Any) -> Any:
+    return transforms.Compose([transforms.ColorJitter(0.3), TRAIN])(image)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_transform_that_torchvision_does_without_a_gpu_is_named(
+    num_workers: int, photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    loader = proxyloader.DataLoader(Files(photos, jittered), 12, num_workers=num_workers, device="cpu")
+    list(loader)
+    why = "on a CPU torchvision is faster at ColorJitter with these arguments"
+    assert (
+        loader.backend == f"torch: the workers have made all that was loaded so far; the workers decode images: {why}"
+    )
+    assert f"The first image that the workers decoded: {why}" in caplog.text
+    assert "whose pixels are used there" not in caplog.text
 
 
 def with_means(samples: Any) -> Any:
@@ -191,5 +210,5 @@ def test_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(photos: Path) 
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)
     small, large = done.stdout.splitlines()
-    assert small.startswith("torch") and "on a CPU torchvision is faster" in small
+    assert small == "torch: on a CPU torchvision is faster at Resize with these arguments"
     assert large.startswith("DALI on cpu")

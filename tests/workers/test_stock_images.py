@@ -74,7 +74,7 @@ def test_generators_and_counts_of_used_pixels_stay(photos: Path) -> None:
     batch = packed(samples)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[2], random.getstate(), PixelUses.count) == before[1:]
-    assert (batch.images_by, batch.pixels_used_at) == ((16, 0, 0), "")
+    assert (batch.images_by, batch.decoded_why) == ((16, 0, 0), "")
 
 
 def test_images_that_dali_does_not_decode_are_left_out(photos: Path) -> None:
