@@ -166,6 +166,8 @@ def _made(image: Any, transformed: Transformed) -> Any:
 
 
 def _transformed(image: Any) -> Transformed | None:
+    if torch.get_default_dtype() is not torch.float32:  # which it may become after a transform was called for DALI
+        return None
     if isinstance(image, EncodedImage):
         return Transformed.of(image)
     if not isinstance(image, LazyTensor):

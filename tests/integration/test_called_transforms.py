@@ -344,6 +344,18 @@ class UsesAllValues(OneByOne):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_the_default_dtype_is_that_of_the_call(photos: Path, workers: int) -> None:
+    dataset = UnderAnyName(str(photos))
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            for loader in (StockLoader(dataset, 8, num_workers=workers), DataLoader(dataset, 8, num_workers=workers)):
+                assert {images.dtype for images, _ in loader} == {dtype}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_whose_values_were_used_is_made_once(photos: Path, workers: int, device: str) -> None:
     """So the values that the dataset has seen are those of the batch, to the bit."""
     build = loader_over(UsesAllValues, photos, workers)
