@@ -57,6 +57,15 @@ def test_the_jpeg_engine_is_within_one_level_of_pillow_and_cuda_within_three(lar
         assert (ours.cpu().int() - theirs.int()).abs().max() <= (1 if engines_decode() else 3)
 
 
+def test_the_engines_decode_batches_of_all_sizes_whichever_comes_first(large_photos: Path) -> None:
+    dataset = ImageFolder(str(large_photos), DECODE)
+    whole = torch.cat([images for images, _ in DataLoader(dataset, 128, num_workers=4)])
+    for sizes in ([1, 2, 128, 1, 128, 3, 249], [3, 128, 64, 128, 128, 61]):
+        batches = [each.tolist() for each in torch.arange(512).split(sizes)]
+        parts = torch.cat([images for images, _ in DataLoader(dataset, batch_sampler=batches, num_workers=4)])
+        assert torch.equal(parts, whole)  # CUDA's pixels are others
+
+
 def test_large_photographs_are_decoded_right_by_engines_and_cuda(tmp_path: Path) -> None:
     root = make_dataset(tmp_path / "set", images=24, size=(1500, 1000), progress=False)
     dataset = ImageFolder(str(root), DECODE)
