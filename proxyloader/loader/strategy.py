@@ -61,7 +61,7 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         warnings.append(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
     if not options.on_gpu:
         compiled = plans_in(dataset)
-        slow = [name for key, plan in plans.items() if key not in compiled for name in plan.slow_on_cpu]
+        slow = [name for key, plan in plans.items() if key not in compiled for name in plan.slow_steps]
         if slow:
             names = ", ".join(dict.fromkeys(slow))
             return _left_to_torchvision(dataset, options, f"{FASTER_ON_CPU} {names} with these arguments")

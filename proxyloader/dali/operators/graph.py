@@ -16,9 +16,9 @@ from ..api import decoder_arguments, fn, split, types
 S = TypeVar("S", bound=Step)
 
 LARGE_PIXELS = 1_200_000
-"""Mean number of pixels from which the JPEGs of a batch are large photographs. For JPEGs of up to a million pixels,
-DALI's ``hybrid_huffman_threshold``, all of CUDA's decoder that reads scans is on the CPU, and the engines alone are
-faster. See ``benchmarks/parts.py``."""
+"""Mean number of pixels from which the JPEGs of a batch are large photographs. The scans of smaller ones, up to DALI's
+``hybrid_huffman_threshold`` of a million pixels, are read by CPU threads where CUDA decodes. The engines alone are
+faster there. ``benchmarks/parts.py`` measures that."""
 
 MANY_CORES = 12
 """Number of cores from which CUDA brings more for large photographs than it takes of the cores."""
