@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import pipelines as pipelines
     from .dali.server import ProxyServer as ProxyServer
+    from .data.bad_samples import ForeignImageError as ForeignImageError
+    from .data.bad_samples import LargeImageError as LargeImageError
+    from .data.bad_samples import MissingImageError as MissingImageError
     from .data.compiled_transform import compile_transforms as compile_transforms
     from .data.dataset import wrap as wrap
     from .data.distributed import World as World
@@ -47,11 +50,14 @@ _HOMES = {
     "DataLoader": "loader.dataloader",
     "EncodedImage": "data.encoded_image",
     "FileReaderLoader": "reader.loader",
+    "ForeignImageError": "data.bad_samples",
     "ImageError": "errors",
     "InputError": "errors",
+    "LargeImageError": "data.bad_samples",
     "LastBatchPolicy": "data.sharded_sampler",
     "LoaderStats": "loader.stats",
     "MissingDaliError": "errors",
+    "MissingImageError": "data.bad_samples",
     "PipelineError": "errors",
     "ProxyLoaderError": "errors",
     "ProxyServer": "dali.server",

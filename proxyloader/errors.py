@@ -4,7 +4,7 @@
     ├── UnsupportedTransformError (ValueError)   a transform has no equal in DALI, and unsupported="raise"
     ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
     │   ├── MissingImageError (FileNotFoundError)
-    │   ├── UnidentifiedError (PIL.UnidentifiedImageError)
+    │   ├── ForeignImageError (PIL.UnidentifiedImageError)
     │   └── LargeImageError (PIL.Image.DecompressionBombError)
     ├── InputError (ValueError)                  the proxy was called with something DALI cannot take
     ├── PipelineError (RuntimeError)             DALI failed on a batch whose images are all sound
@@ -14,6 +14,8 @@
 There is one class for each decision that a caller can take. The exception beside each is the one that torchvision,
 Pillow, torch or DALI raise in the same place, so an ``except`` around a training loop or in a dataset still works.
 
+The classes under ImageError are in ``data/bad_samples.py``, as Pillow may not be installed where this is imported.
+
 Messages may change from one version to the next. Codes and fields do not. Both are preserved when an exception is
 passed from a worker process to the main process.
 """
@@ -21,10 +23,9 @@ passed from a worker process to the main process.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
-
-from PIL import Image, UnidentifiedImageError
 
 E = TypeVar("E", bound="ProxyLoaderError")
 
@@ -115,20 +116,18 @@ class ImageError(ProxyLoaderError, OSError):
         super().__init__(message, code=code)
         self.index, self.path, self.reason, self.errno = index, path, reason or message, errno
 
+    @property
+    def filename(self) -> str | None:
+        """The path, as of any OSError; None if there is none."""
+        return self.path or None
+
+    @property
+    def strerror(self) -> str | None:  # type: ignore[override]
+        """What the system says of ``errno``; None if that is None."""
+        return None if self.errno is None else os.strerror(self.errno)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args, {**vars(self), "errno": self.errno}  # OSError does not keep errno in its __dict__
-
-
-class MissingImageError(ImageError, FileNotFoundError):
-    """There is no file of this path."""
-
-
-class UnidentifiedError(ImageError, UnidentifiedImageError):
-    """A file that is empty, or in no format that Pillow knows."""
-
-
-class LargeImageError(ImageError, Image.DecompressionBombError):
-    """An image that has too many pixels."""
 
 
 class InputError(ProxyLoaderError, ValueError):

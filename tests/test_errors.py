@@ -16,15 +16,17 @@ from torchvision import transforms
 from proxyloader import (
     DataLoader,
     EncodedImage,
+    ForeignImageError,
     ImageError,
     InputError,
+    LargeImageError,
     MissingDaliError,
+    MissingImageError,
     PipelineError,
     ProxyLoaderError,
     UnsupportedTransformError,
     compile_transforms,
 )
-from proxyloader.errors import LargeImageError, MissingImageError, UnidentifiedError
 
 from .imports import PACKAGE
 from .outcomes import outcomes, raises
@@ -36,7 +38,7 @@ CLASSES = {
         UnsupportedTransformError,
         ImageError,
         MissingImageError,
-        UnidentifiedError,
+        ForeignImageError,
         LargeImageError,
         InputError,
         PipelineError,
@@ -51,7 +53,7 @@ ERRORS: dict[str, ProxyLoaderError] = {
     ),
     "image": ImageError("why", code="machine", index=3, path="a.jpg", reason="r", errno=EMFILE),
     "missing image": MissingImageError("why", code="unreadable", index=3, path="a.jpg", reason="r", errno=ENOENT),
-    "unidentified": UnidentifiedError("why", index=4, path="b.jpg"),
+    "unidentified": ForeignImageError("why", index=4, path="b.jpg"),
     "large": LargeImageError("why", code="too-large", index=(1, 2), path="c.jpg"),
     "input": InputError("why", code="wrong-mode", index=5),
     "pipeline": PipelineError("why", code="taken", indices=[4, 5]),

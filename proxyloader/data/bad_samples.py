@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from ..errors import ImageError
 
@@ -43,6 +43,18 @@ MACHINE_ERRNOS = frozenset(
 """Error numbers of failures of the machine or of the network. Samples are not left out because of them."""
 
 MOST_LOG_LINES = 20
+
+
+class MissingImageError(ImageError, FileNotFoundError):
+    """There is no file of this path."""
+
+
+class ForeignImageError(ImageError, UnidentifiedImageError):
+    """A file that is empty, or in no format that Pillow knows."""
+
+
+class LargeImageError(ImageError, Image.DecompressionBombError):
+    """An image that has too many pixels."""
 
 
 def is_about_the_file(error: BaseException) -> bool:

@@ -13,8 +13,8 @@ from typing import IO, Any, ClassVar
 
 from PIL import Image, UnidentifiedImageError
 
-from ..errors import ImageError, InputError, LargeImageError, MissingImageError, UnidentifiedError
-from .bad_samples import MACHINE_ERRNOS
+from ..errors import ImageError, InputError
+from .bad_samples import MACHINE_ERRNOS, ForeignImageError, LargeImageError, MissingImageError
 from .batch_memory import batch_memory
 from .jpeg_header import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
 
@@ -170,7 +170,7 @@ class EncodedImage:
     @classmethod
     def _taken(cls, data: bytes | memoryview, path: str, max_pixels: int | None, is_whole: bool) -> EncodedImage:
         if not data:
-            raise _bad(path, "the file is empty (0 bytes)", kind=UnidentifiedError)
+            raise _bad(path, "the file is empty (0 bytes)", kind=ForeignImageError)
         jpeg = cls.of_jpeg(data, path, max_pixels)
         if jpeg is not None:
             return jpeg
@@ -306,7 +306,7 @@ def _decoded(data: bytes | memoryview | None, path: str, max_pixels: int | None)
         ) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
-        raise _bad(path, f"{size} bytes, in no image format that Pillow knows", kind=UnidentifiedError) from error
+        raise _bad(path, f"{size} bytes, in no image format that Pillow knows", kind=ForeignImageError) from error
     except Exception as error:  # each format raises its own exceptions; AVIF raises RuntimeError
         raise _bad(path, f"Pillow cannot decode it: {error}") from error
 

@@ -14,7 +14,8 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.datasets.vision import VisionDataset
 
 from .._validation import check_int
-from ..errors import ImageError, MissingImageError
+from ..errors import ImageError
+from .bad_samples import MissingImageError
 from .encoded_image import MACHINE, REPLACE, EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 from .read_check import is_sound
@@ -216,9 +217,9 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
 
 def _opened(data: bytes | Exception, url: str) -> Image.Image:
     if isinstance(data, NOT_TRIED_AGAIN):
-        reason = f"cannot be read: {data}"
-        kind = MissingImageError if isinstance(data, FileNotFoundError) else ImageError
-        raise kind(f"{url}: {reason}. {REPLACE}", code="unreadable", path=url, reason=reason) from data
+        is_missing, reason = isinstance(data, FileNotFoundError), f"cannot be read: {data}"
+        kind, number = (MissingImageError, errno.ENOENT) if is_missing else (ImageError, data.errno)
+        raise kind(f"{url}: {reason}. {REPLACE}", code="unreadable", path=url, reason=reason, errno=number) from data
     if isinstance(data, Exception):
         reason, number = f"cannot be fetched: {data or type(data).__name__}", errno.ETIMEDOUT
         raise ImageError(f"{url}: {reason}. {MACHINE}", code="machine", path=url, reason=reason, errno=number) from data

@@ -247,7 +247,8 @@ class Exact(ImageFolder):
     def __getitem__(self, index: int) -> Any:
         try:
             return super().__getitem__(index)[0], 0
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            assert (error.filename, error.strerror) == (self.samples[index][0], "No such file or directory")
             reason = 1
         except UnidentifiedImageError:
             reason = 2
