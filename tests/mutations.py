@@ -199,8 +199,8 @@ MUTATIONS = [
     Mutation(
         "a translated transform that its dataset changes stays as it was",
         "data/compiled_transform.py",
-        "not self.as_translated.is_as_it_was()",
-        "False",
+        "self.as_translated.is_as_it_was()",
+        "True",
         "integration/test_called_transforms.py",
     ),
     Mutation(

@@ -25,7 +25,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from ..transforms.chain import classes_with_rules
+from ..transforms.chain import START_AS_GREY, classes_with_rules
 from ..transforms.plan import FASTER_ON_CPU
 from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .encoded_image import EncodedImage
@@ -136,8 +136,7 @@ def _after(transform: Any, image: Any) -> Any:
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
     if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
-        if PixelUses.why is None:
-            PixelUses.why = f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments"
+        PixelUses.note_why(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     return _made(image, transformed.then(chain))
@@ -166,13 +165,23 @@ def _made(image: Any, transformed: Transformed) -> Any:
 
 
 def _transformed(image: Any) -> Transformed | None:
-    if torch.get_default_dtype() is not torch.float32:  # which it may become after a transform was called for DALI
+    found = _transformed_so_far(image)
+    if found is None:
         return None
+    if torch.get_default_dtype() is not torch.float32:  # which it may become after a transform was called for DALI
+        PixelUses.note_why(f"torch's default dtype is {torch.get_default_dtype()}, and DALI makes float32")
+        return None
+    if found.chain is START_AS_GREY and not _is_for_gpu:  # see benchmarks/results/parts.jsonl
+        PixelUses.note_why(f"{FASTER_ON_CPU} grey images")
+        return None
+    return found
+
+
+def _transformed_so_far(image: Any) -> Transformed | None:
     if isinstance(image, EncodedImage):
         return Transformed.of(image)
     if not isinstance(image, LazyTensor):
-        # Without a GPU torchvision is faster at one channel (benchmarks/results/parts.jsonl).
-        return transformed_in(image, takes_grey=_is_for_gpu)
+        return transformed_in(image)
     sample = sample_of(image)
     if sample is None or not isinstance(sample.call, ImageCall) or sample.call.plan.output.images > 1:
         return None

@@ -76,7 +76,7 @@ class CompiledTransform(TransformStandIn):
         except InputError:
             if not self.takes_all:
                 raise
-        if encoded is not None and self.as_translated is not None and not self.as_translated.is_as_it_was():
+        if encoded is not None and not self._is_as_translated():
             image, encoded = (encoded if isinstance(image, bytes) else image), None
         if encoded is None:
             if isinstance(image, EncodedImage):
@@ -93,6 +93,12 @@ class CompiledTransform(TransformStandIn):
         if self.plan.output.images == 1:
             return lazy(call, 0)
         return tuple(lazy(call, output) for output in range(self.plan.output.images))
+
+    def _is_as_translated(self) -> bool:
+        """Return whether the original, and the dtype that it makes, are those that were translated."""
+        if torch.get_default_dtype() is not torch.float32:
+            return False
+        return self.as_translated is None or self.as_translated.is_as_it_was()
 
     def _encoded(self, image: Any, *others: Any) -> EncodedImage:
         """Return the image as DALI takes it. InputError: DALI does not take it."""

@@ -50,6 +50,9 @@ _in_process = False
 _in_thread = threading.local()
 
 
+_set_class = vars(object)["__class__"].__set__
+
+
 class _DecodedLate(Image.Image):
     """What both kinds of images share: ``im``, Pillow's array of pixels, which is made when it is first asked for."""
 
@@ -67,6 +70,11 @@ class _DecodedLate(Image.Image):
         @property
         def __class__(self) -> type[Image.Image]:  # images of two classes are never equal
             return self._taken_for
+
+        @__class__.setter
+        def __class__(self, cls: type[Image.Image]) -> None:  # as fastai does
+            _ = self.load(), self.im, self.info
+            _set_class(self, cls)
 
     def __getattr__(self, name: str) -> Any:
         if not self._header or name.startswith("__"):
@@ -243,17 +251,14 @@ def path_in(image: Image.Image) -> str:
     return str(getattr(image, "filename", ""))
 
 
-def transformed_in(image: Image.Image, takes_grey: bool) -> Transformed | None:
-    """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None.
-
-    Unless ``takes_grey``, an image in mode L on which no transform was called is None, too.
-    """
+def transformed_in(image: Image.Image) -> Transformed | None:
+    """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None."""
     if not isinstance(image, _DecodedLate):
         return None
     image._read()
     if not isinstance(image._encoded, EncodedImage):
         return image._encoded
-    return Transformed.of(image._encoded, image.mode) if takes_grey or image.mode == "RGB" else None
+    return Transformed.of(image._encoded, image.mode)
 
 
 def is_late() -> bool:

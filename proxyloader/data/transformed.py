@@ -40,6 +40,11 @@ class PixelUses:
         cls.note_line()
 
     @classmethod
+    def note_why(cls, why: str) -> None:
+        if cls.why is None:
+            cls.why = why
+
+    @classmethod
     def note_line(cls) -> None:
         if cls.why is None:  # once for a batch, as to look takes longer than to count
             line = _line_of_the_user()

@@ -49,17 +49,17 @@ def described(
     ``plans`` are those of all transforms that are known by now, and ``has_begun`` says whether a batch was loaded.
     ``decoded_why`` says why workers decode images; "" if none do, or it is not known.
     """
-    but = f"; the workers decode images: {decoded_why}" if decoded_why else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(_names(plan)) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
     if parts:
+        but = f"; the workers decode some images, the first: {decoded_why}" if decoded_why else ""
         return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded{but}"
     if found.reason:
         return f"torch: {found.reason}"
     if has_begun:
-        return f"torch: the workers have made all that was loaded so far{but}"
+        return f"torch: the workers have made all that was loaded so far{decoded_why and f', the first: {decoded_why}'}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
@@ -129,9 +129,10 @@ class ImageCounts:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
         if self.decoded_why:
             reasons.append(f"The first image that the workers decoded: {self.decoded_why}")
-        elif self._in_workers:
+        if self._in_workers:
             but = "neither RGB nor grey JPEGs" if self._on_gpu else "not RGB"
-            reasons.append(f"The workers make images whose pixels are used there, and those that are {but}")
+            faster = "" if self._on_gpu else ", and those of transforms at which torchvision is faster without a GPU"
+            reasons.append(f"The workers make images whose pixels are used there, those that are {but}{faster}")
             reasons.append("They make those of a transform that one image of a batch has alone")
         return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
 

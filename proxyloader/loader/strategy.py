@@ -13,7 +13,9 @@ from ..data.compiled_transform import compile_for_loader, left_to_torchvision
 from ..data.dataset import Translated, plans_in, sources_of, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
-from ..transforms.plan import FASTER_ON_CPU
+from ..transforms.nested import find_nested
+from ..transforms.plan import FASTER_ON_CPU, iter_steps
+from ..transforms.registry import translate
 from .options import LoaderOptions
 
 NO_SERVER = (
@@ -61,10 +63,8 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         warnings.append(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
     if not options.on_gpu:
         compiled = plans_in(dataset)
-        slow = [name for key, plan in plans.items() if key not in compiled for name in plan.slow_steps]
-        if slow:
-            names = ", ".join(dict.fromkeys(slow))
-            return _left_to_torchvision(dataset, options, f"{FASTER_ON_CPU} {names} with these arguments")
+        if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
+            return _left_to_torchvision(dataset, options, f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}")
     if _is_in_memory(dataset):
         return Translated(wrapped, plans, reason="" if plans else "its samples are in memory, with nothing to decode")
     source, *others = sources_of(dataset)
@@ -88,6 +88,16 @@ def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str])
         if error.code != "no-tensor":  # which may be as the dataset decodes images to tensors itself
             not_translated.append(f"{_named(error)}: {error.reason}")
         return transform
+
+
+def _slow_on_cpu(dataset: Any) -> str:
+    """Return the classes of the transforms at which torchvision is faster on a CPU, in words."""
+    transforms = [getattr(source, "transform", None) for source in sources_of(dataset)]
+    held = [each for transform in transforms for each in (find_nested(transform) or {"": transform}).values()]
+    parts = [part for each in held for part in translate(each).on_the_way()]
+    slow = [part for part in parts if any(step.slow_on_cpu for step in iter_steps(part.steps))]
+    names = ", ".join(dict.fromkeys(type(part.transform).__name__ for part in slow))
+    return f"{names} with these arguments" if names else "some of its transforms"
 
 
 def _named(error: UnsupportedTransformError) -> str:

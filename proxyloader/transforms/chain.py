@@ -99,7 +99,7 @@ class Chain:
 
     @cached_property
     def slow_on_cpu(self) -> bool:
-        return bool(Plan(self.steps, self.state).slow_steps)
+        return Plan(self.steps, self.state).slow_on_cpu
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch, self.transforms)

@@ -271,10 +271,9 @@ class Plan:
         object.__setattr__(self, "key", f"plan-{digest[:16]}{f'-{self.rest.key}' if self.rest else ''}")
 
     @property
-    def slow_steps(self) -> tuple[str, ...]:
-        """The names of the steps at which torchvision is faster than DALI on a CPU."""
-        slow = [step for step in self.steps if any(each.slow_on_cpu for each in iter_steps((step,)))]
-        return tuple(dict.fromkeys(type(step).__name__ for step in slow))
+    def slow_on_cpu(self) -> bool:
+        """Whether torchvision is faster than DALI on a CPU."""
+        return any(step.slow_on_cpu for step in iter_steps(self.steps))
 
     @property
     def num_params(self) -> int:

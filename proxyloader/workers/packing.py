@@ -74,6 +74,10 @@ class Packer:
         self._has_images, self._plans, self._audit_share = has_images, plans, audit_share
         self._new_plans: set[str] = set()
         self._alone: set[str] = set()  # plans of one image so far
+        self.begin_batch()
+
+    def begin_batch(self) -> None:
+        """Begin to count for the next batch, before its samples are read."""
         self._pixel_uses, PixelUses.why = PixelUses.count, None
 
     def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
@@ -129,13 +133,13 @@ class Packer:
         jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
         by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
         encoded = len(jpegs_bytes)
-        used, self._pixel_uses = PixelUses.count - self._pixel_uses, PixelUses.count
+        used, why = PixelUses.count - self._pixel_uses, PixelUses.why or ""
+        self.begin_batch()
         others = samples - len(images) if pickler.is_computed else 0
-        why, PixelUses.why = PixelUses.why, None
         return {
             "images_by": (encoded, len(images) - encoded, max(used, others)),
             "bytes_read": sum(jpegs_bytes) + sum(by_hand_bytes),
-            "decoded_why": why or "",
+            "decoded_why": why,
         }
 
     def _refused(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:

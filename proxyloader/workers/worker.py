@@ -79,6 +79,7 @@ class PackedDataset(Dataset[Any]):
                 self._arena.mark_ready(request.slot)
 
     def _packed(self, request: BatchRequest) -> PackedBatch:
+        self._packer.begin_batch()
         fetched = self.fetcher(request)
         self.fetcher.seed_batch(request)
         return _pack(self._packer, fetched, request.batched, request)

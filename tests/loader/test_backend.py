@@ -90,7 +90,7 @@ def test_the_line_that_used_pixels_is_named(
     list(loader)
     line = line_of(*LINES[look])
     assert f"The first image that the workers decoded: pixels are used at {line}" in caplog.text
-    assert loader.backend.endswith(f"; the workers decode images: pixels are used at {line}")
+    assert loader.backend.endswith(f", the first: pixels are used at {line}")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -118,11 +118,56 @@ def test_a_transform_that_torchvision_does_without_a_gpu_is_named(
     loader = proxyloader.DataLoader(Files(photos, jittered), 12, num_workers=num_workers, device="cpu")
     list(loader)
     why = "on a CPU torchvision is faster at ColorJitter with these arguments"
-    assert (
-        loader.backend == f"torch: the workers have made all that was loaded so far; the workers decode images: {why}"
-    )
+    assert loader.backend == f"torch: the workers have made all that was loaded so far, the first: {why}"
     assert f"The first image that the workers decoded: {why}" in caplog.text
-    assert "whose pixels are used there" not in caplog.text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("dtype", "mode", "why"),
+    [
+        (torch.float64, "RGB", "torch's default dtype is torch.float64, and DALI makes float32"),
+        (torch.float32, "L", "on a CPU torchvision is faster at grey images"),
+    ],
+)
+def test_other_reasons_are_no_line_of_the_users(
+    dtype: torch.dtype, mode: str, why: str, num_workers: int, photos: Path
+) -> None:
+    try:
+        torch.set_default_dtype(dtype)
+        dataset = Files(photos, lambda image: TRAIN(image.convert(mode)))
+        loader = proxyloader.DataLoader(dataset, 12, num_workers=num_workers, device="cpu")
+        list(loader)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert loader.backend.endswith(f", the first: {why}")
+
+
+def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(image: Any) -> Any:
+        raise KeyError(np.asarray(image).sum())
+
+    clean = proxyloader.DataLoader(Files(photos, unused), 12, device="cpu")
+    iterator = iter(clean)
+    next(iterator)
+    with pytest.raises(KeyError):
+        list(proxyloader.DataLoader(Files(photos, failing), 12, device="cpu"))
+    caplog.set_level(logging.INFO, "proxyloader")
+    list(iterator)
+    assert clean.backend.endswith("JPEGs travel encoded") and "0 were made in the workers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "transform", [transforms.RandAugment(), transforms.RandomEqualize(), transforms.RandomPerspective()]
+)
+def test_a_transform_has_the_name_of_its_class(transform: Any, photos: Path) -> None:
+    dataset = ImageFolder(
+        str(photos), transforms.Compose([transforms.RandomCrop(64), transform, transforms.ToTensor()])
+    )
+    why = f"on a CPU torchvision is faster at {type(transform).__name__} with these arguments"
+    assert proxyloader.DataLoader(dataset, 4, device="cpu").backend == f"torch: {why}"
 
 
 def with_means(samples: Any) -> Any:
@@ -210,5 +255,5 @@ def test_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(photos: Path) 
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)
     small, large = done.stdout.splitlines()
-    assert small == "torch: on a CPU torchvision is faster at Resize with these arguments"
+    assert small == "torch: on a CPU torchvision is faster at RandomResizedCrop with these arguments"
     assert large.startswith("DALI on cpu")
