@@ -6,18 +6,18 @@ DALI on the CPU. Without an end marker Pillow raises an error; ``EncodedImage.of
 leave the previous contents of that memory, such as part of another image, and report nothing. Therefore a JPEG is
 checked on the CPU before it is sent to a GPU for the first time, and Pillow decodes a damaged one.
 
-The default check takes 0.05 ms. It looks at the markers between and behind the scans, and for a run of zeros. Then
+The default check takes about 0.1 ms. It looks at the markers between and behind the scans, and for a run of zeros. Then
 libjpeg reads the header and the start of the scan, which needs sound tables. So the check finds each file that was
 truncated and not given an end marker again, and nearly all in which blocks are zeros or hold other data than pictures.
 A picture with a plain area may have a run of zeros, too, so the strict check decides then.
 
-The strict check reads the scan as libjpeg does, and takes 0.6 to 1 ms. It also finds most of the files in which a
+The strict check reads the scan as libjpeg does, and takes about 1 ms. It also finds most of the files in which a
 few bytes changed or are missing. No check finds all of them, as many changes give a valid scan of another picture.
 ``benchmarks/results/scan_checks.jsonl`` has the figures.
 
 libjpeg may miss damage in the later scans of a progressive JPEG, and a GPU then decodes them differently from Pillow. A
 strict check of them would take at least three quarters of Pillow's time (``parts.jsonl``). So with strict checks Pillow
-decodes all of them. The default check takes 0.3 ms for them, and finds the same as of others: each file that was
+decodes all of them. The default check takes about 0.5 ms for them, and finds the same as of others: each file that was
 truncated, as a scan is missing or its end marker is. CUDA decodes what it takes for sound.
 """
 

@@ -83,8 +83,8 @@ class DataLoader(CheckpointedLoader[T]):
             ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: check in the worker that the scan of a JPEG is complete, before the first time a GPU decodes it.
             Pillow decodes damaged JPEGs. True looks at the tables and markers of the JPEG and for lost blocks, in
-            0.05 ms, 0.3 ms if it is progressive, which finds all truncated files. "strict" reads the whole scan, in
-            0.6 to 1 ms, keeps what it finds in the user's cache folder for later runs, and leaves progressive JPEGs, in
+            0.1 ms, 0.5 ms if it is progressive, which finds all truncated files. "strict" reads the whole scan, in
+            1 ms, keeps what it finds in the user's cache folder for later runs, and leaves progressive JPEGs, in
             which it would miss damage, to Pillow. If False, a damaged image may show parts of other images.
         unsupported: what to do with a part of the dataset's ``.transform`` that is not translated. "auto" runs it in
             the worker, on the stock loader's image. What it does to a tensor is done on ``device``. If the first epoch
@@ -110,7 +110,7 @@ class DataLoader(CheckpointedLoader[T]):
         hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any. "auto": all
             of them. If this and ``num_threads`` are "auto", there are 12 cores or more for this process, and the JPEGs
             of the first batch have 1.2 million pixels or more on average, the share is 0.65, and there are up to 16
-            threads. There are as many threads if one in 50 is progressive, as CUDA decodes these.
+            threads. There are up to 16 threads, too, if one in 50 is progressive, as CUDA decodes these.
         audit: share of the JPEGs that DALI decodes, 0 to 1, that the workers also make as the stock loader makes them,
             to be compared with DALI's. Beyond the bound of its transforms, an image is saved, and a warning names it.
             ``Audit`` says what else can be done then. Batches are the same with and without an audit.
