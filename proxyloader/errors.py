@@ -118,8 +118,8 @@ class ImageError(ProxyLoaderError, OSError):
 
     @property
     def filename(self) -> str | None:
-        """The path, as of any OSError; None if there is none."""
-        return self.path or None
+        """The path of a file that the system could not read; otherwise None, as of other errors of Pillow's."""
+        return self.path or None if self.errno is not None else None
 
     @property
     def strerror(self) -> str | None:  # type: ignore[override]

@@ -392,7 +392,7 @@ def _device(text: str) -> str:
 
 
 def _in_one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
+    if isinstance(error, OSError) and error.filename and not isinstance(error, ProxyLoaderError):
         return f"{error.filename}: {error.strerror}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     # An error from a worker of torch has the traceback of the worker, whose last line is the message.
