@@ -277,6 +277,14 @@ class TestExactEdges:
         assert_as_torchvision(transform, device, images(but=("one pixel high", "one pixel wide")), bound=EXACT)
 
 
+def let_there_be(cores: int, ranks: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores for this process, and as many processes on the machine as torchrun tells of."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+
+
 class TestOptions:
     def test_threads_on_the_cpu_are_one_more_than_the_cores_of_the_process(self) -> None:
         assert PipelineOptions(8).threads == len(os.sched_getaffinity(0)) + 1
@@ -295,10 +303,7 @@ class TestOptions:
     def test_large_photographs_are_decoded_by_engines_and_cuda_with_more_threads(
         self, cores: int, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-        if ranks is not None:
-            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        let_there_be(cores, ranks, monkeypatch)
         options = PipelineOptions(64, device_id=0, prefetch_queue_depth=3)
         wanted = PipelineOptions(64, 0, threads, prefetch_queue_depth=3, hw_decoder_load=0.65)
         assert options.for_files_of(1_200_000, 0.0) == options.for_files_of(6_000_000, 0.2) == wanted
@@ -311,10 +316,7 @@ class TestOptions:
     def test_with_few_cores_engines_decode_large_photographs_alone(
         self, cores: int, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-        if ranks is not None:
-            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        let_there_be(cores, ranks, monkeypatch)
         options = PipelineOptions(64, device_id=0)
         assert options.for_files_of(6_000_000, 0.01) == options
         assert options.for_files_of(6_000_000, 0.02) == replace(options, num_threads=threads)
