@@ -49,17 +49,18 @@ def described(
     ``plans`` are those of all transforms that are known by now, and ``has_begun`` says whether a batch was loaded.
     ``decoded_why`` says why workers decode images; "" if none do, or it is not known.
     """
+    first = f", the first: {decoded_why}" if decoded_why else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(_names(plan)) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
     if parts:
-        but = f"; the workers decode some images, the first: {decoded_why}" if decoded_why else ""
+        but = f"; the workers decode some images{first}" if first else ""
         return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded{but}"
     if found.reason:
         return f"torch: {found.reason}"
     if has_begun:
-        return f"torch: the workers have made all that was loaded so far{decoded_why and f', the first: {decoded_why}'}"
+        return f"torch: the workers have made all that was loaded so far{first}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
@@ -130,9 +131,10 @@ class ImageCounts:
         if self.decoded_why:
             reasons.append(f"The first image that the workers decoded: {self.decoded_why}")
         if self._in_workers:
-            but = "neither RGB nor grey JPEGs" if self._on_gpu else "not RGB"
-            faster = "" if self._on_gpu else ", and those of transforms at which torchvision is faster without a GPU"
-            reasons.append(f"The workers make images whose pixels are used there, those that are {but}{faster}")
+            reasons.append("The workers make images whose pixels are used there")
+            reasons.append(f"They make those that are {'neither RGB nor grey JPEGs' if self._on_gpu else 'not RGB'}")
+            if not self._on_gpu:
+                reasons.append("Without a GPU they make those of transforms at which torchvision is faster")
             reasons.append("They make those of a transform that one image of a batch has alone")
         return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
 

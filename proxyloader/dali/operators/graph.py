@@ -17,8 +17,8 @@ S = TypeVar("S", bound=Step)
 
 LARGE_PIXELS = 1_200_000
 """Mean number of pixels from which the JPEGs of a batch are large photographs. The scans of smaller ones, up to DALI's
-``hybrid_huffman_threshold`` of a million pixels, are read by CPU threads where CUDA decodes. The engines alone are
-faster there. ``benchmarks/parts.py`` measures that."""
+``hybrid_huffman_threshold`` of a million pixels, are read by CPU threads where CUDA decodes. See
+``benchmarks/results/engine_shares.txt``."""
 
 MANY_CORES = 12
 """Number of cores from which CUDA brings more for large photographs than it takes of the cores."""
