@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from proxyloader.tools.doctor.questions import QUESTIONS
 from proxyloader.tools.doctor.subject import Subject
 
 from .. import scripts
+from ..faults import await_true
 from ..installations import environment, stand_in, with_own_dali, without
 from ..limits import STOP_S, WAIT_S
 from ..scripts import in_own_namespace
@@ -263,24 +263,27 @@ def test_a_decoder_that_dies_is_told_apart_from_what_it_decoded(
 
 
 @pytest.mark.slow
-def test_ctrl_c_waits_for_no_child_that_hangs() -> None:
-    hang = "import signal, sys, time; 'dali' in sys.argv and (signal.signal(2, signal.SIG_IGN), time.sleep(1000))"
+def test_ctrl_c_waits_for_no_child_that_hangs(tmp_path: Path) -> None:
+    hang = f"""import os, signal, sys, time
+if "dali" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.mkdir(os.path.join({str(tmp_path)!r}, str(os.getpid())))
+    time.sleep(1000)
+"""
     code = f"""
         from proxyloader.tools.doctor import child
-        child.CHILD = {hang!r} + chr(10) + child.CHILD
+        child.CHILD = {hang!r} + child.CHILD
         from proxyloader.tools.cli import main
         main(["doctor"])
     """
     process = scripts.start(textwrap.dedent(code), environment=NO_GPU, afresh=True)
     try:
-        doctor_itself = psutil.Process(process.pid)
-        deadline = time.monotonic() + WAIT_S
-        while not any("dali" in each.cmdline() for each in doctor_itself.children()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        hanging = [each for each in doctor_itself.children() if "dali" in each.cmdline()]
+        await_true(lambda: any(tmp_path.iterdir()))
+        (pid,) = tmp_path.iterdir()
+        hanging = psutil.Process(int(pid.name))
         process.send_signal(signal.SIGINT)
         process.wait(timeout=STOP_S)
-        assert hanging and not any(each.is_running() for each in hanging)
+        assert not hanging.is_running()
     finally:
         scripts.end(process)
 
