@@ -22,8 +22,8 @@ GPU, and then it is done for each pipeline that has not been tried. They cannot 
 as CUDA builds one decoder after the other. If nothing ran for long and no room is left, the pipeline is built again. A
 model of this process that fills the memory is no reason to try the engines: the trial would fail for lack of memory.
 
-The pipeline cannot take the shared room itself, by decoding one image before its first batch. Its engines then decoded
-none of the later batches (nvImageCodec 0.9).
+The pipeline cannot take the shared room itself, by decoding one image before its first batch. Its engines then decode
+only as many images of a later batch as there are engines; see ``PlanServer``.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from .run_queue import RunQueue
 
 log = logging.getLogger(__name__)
 
+ROOM = 1.5
+"""How many times as large as the first batch a later one may be before the pipeline is built again."""
+
 
 class PlanServer(RunQueue):
     """The run queue of the pipeline of a plan. On each batch it does the rest of the plan, and sets the output format.
@@ -35,8 +38,8 @@ class PlanServer(RunQueue):
         wanted = format if plan.rest is None else OutputFormat()  # deferred transforms take torchvision's format
         self._channels_last = wanted.channels_last
         float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
-        self._options = replace(options, float16=float16, channels_last=wanted.channels_last)
-        self._is_first = True  # no batch was submitted
+        self._options = self._built = replace(options, float16=float16, channels_last=wanted.channels_last)
+        self._fits_images = 0.0  # size of a batch that the pipeline was built for; 0: no batch was submitted
         steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
         self._plan = plan_of(steps) if last else plan
         super().__init__(build_pipeline(self._plan, self._options))
@@ -49,28 +52,39 @@ class PlanServer(RunQueue):
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
         with self._lock:  # only one of two threads may rebuild
             self._check_owned()
-            if self._is_first:
-                self._is_first = False
-                self._rebuild_for(inputs[0])
+            if len(inputs[0]) > self._fits_images:
+                self._fit(inputs[0])
             return super().submit(inputs)
 
-    def _rebuild_for(self, files: Sequence[Any]) -> None:
-        """Build the pipeline again if other options are faster for the JPEGs of the first batch."""
+    def _fit(self, files: Sequence[Any]) -> None:
+        """Build the pipeline again if another one decodes the JPEGs of the first batch, or of a larger one, faster.
+
+        The engines decode as many JPEGs of a batch as the first batch had, rounded up to a multiple of the number of
+        engines, and CUDA decodes the rest (nvImageCodec 0.9).
+        """
+        is_first, self._fits_images = not self._fits_images, ROOM * len(files)
+        options = self._options_for(files)
+        is_same = (options.threads, options.engine_share) == (self._built.threads, self._built.engine_share)
+        if is_same and (is_first or not options.wants_engines or not jpeg_engines.are_used(options.device_id)):
+            return
+        self.settle()
+        try:
+            self.pipeline = build_pipeline(self._plan, options)
+        except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
+            log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
+        else:
+            self._built = options
+
+    def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
+        """Return the options with which JPEGs like these are decoded fastest."""
         headers = [read_jpeg_header(memoryview(each)) for each in files]
         jpegs = [header for header in headers if header is not None]
         mean_pixels = sum(header.height * header.width for header in jpegs) / max(1, len(jpegs))
         progressive = sum(header.is_progressive for header in jpegs) / max(1, len(jpegs))
         options = self._options.for_files_of(mean_pixels, progressive)
         if options.engine_share != self._options.engine_share and not jpeg_engines.are_used(options.device_id):
-            options = self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
-        if (options.threads, options.engine_share) == (self._options.threads, self._options.engine_share):
-            return
-        try:
-            self.pipeline = build_pipeline(self._plan, options)
-        except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
-            log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
-        else:
-            self._options = options
+            return self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
+        return options
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:

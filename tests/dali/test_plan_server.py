@@ -118,3 +118,29 @@ def test_without_memory_for_another_the_pipeline_stays(
     assert server.pipeline is before and "no memory is left" in caplog.text
     collected(server, files)
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("decode", [True, False], ids=["engines decode", "none do"])
+def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
+    decode: bool, files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    monkeypatch.setattr(PipelineOptions, "wants_engines", True)
+    monkeypatch.setattr(jpeg_engines, "_decoding", {None: decode})
+    used, found = [], []
+    for count in (2, 1, 3, 4, 5, 8, 1, 8):
+        run = server.submit([files[:count]])
+        used.append(server.pipeline)
+        found.append((count, run))
+    assert [used.count(each) for each in dict.fromkeys(used)] == ([3, 2, 3] if decode else [8])
+    wanted = collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), files)
+    for count, run in found:
+        assert all(map(torch.equal, server.collect(run)[0], wanted[:count]))
+
+
+def test_without_a_gpu_a_larger_batch_changes_nothing(files: list[np.ndarray]) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    before = server.pipeline
+    for count in (1, 8):
+        collected(server, files[:count])
+    assert server.pipeline is before

@@ -56,6 +56,11 @@ class PipelineOptions:
         return 1.0 if self.hw_decoder_load is None else self.hw_decoder_load
 
     @property
+    def wants_engines(self) -> bool:
+        """Whether JPEG engines decode, if the GPU has any."""
+        return self.device_id is not None and self.engine_share > 0
+
+    @property
     def threads(self) -> int:
         """``num_threads``. If that is not set, at most 4 on a GPU, and on the CPU the number of cores plus one.
 
