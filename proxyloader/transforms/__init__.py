@@ -21,6 +21,7 @@ __all__ = [
     "chain",
     "closeness",
     "color",
+    "fast_params",
     "geometry",
     "multi_crop",
     "nested",

@@ -52,7 +52,13 @@ class Arena:
 
     The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter. At first
     ``slot_bytes`` of a slot are mapped. OSError: the system cannot create such a file, as too many files are open.
+
+    Attributes:
+        batch_bytes, sent_bytes: of the last batch that this process wrote or read, its size and that of the files that
+            were sent. A dataset may read many files that are not sent, which should take no memory of a slot.
     """
+
+    batch_bytes = sent_bytes = 0
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         fd = os.memfd_create("proxyloader")

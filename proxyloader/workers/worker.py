@@ -44,8 +44,6 @@ class PackedDataset(Dataset[Any]):
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
-        # Of the last batch. A dataset may read many files that are not sent, which should take no memory of the slot.
-        self._size_bytes = self._sent_bytes = 0
 
     def begin(self, worker_id: int) -> None:
         """Restore the state of the dataset in this worker before the first batch."""
@@ -59,12 +57,12 @@ class PackedDataset(Dataset[Any]):
     def __getitems__(self, request: BatchRequest) -> BatchMessage:
         info = self.fetcher.worker_info()
         if self._arena is not None and request.slot is not None:
-            memory = self._arena.memory_to_write(request.slot, self._size_bytes)
-            batch_memory.begin(memory[: self._sent_bytes * 5 // 4])
+            memory = self._arena.memory_to_write(request.slot, self._arena.batch_bytes)
+            batch_memory.begin(memory[: self._arena.sent_bytes * 5 // 4])
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
-            self._size_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
+            packed.note_sizes(self._arena)
         except Exception as error:
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
             where = f"in DataLoader worker process {info.id}" if info is not None else None
