@@ -1,11 +1,13 @@
 """Do several GPUs of one host load as many times what one loads?
 
     python benchmarks/several_gpus.py                         # all GPUs
+    python benchmarks/several_gpus.py --ranks 2               # on one GPU, too, which they share
     python benchmarks/several_gpus.py --device cpu --ranks 2
 
 Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has, and
-DALI's own reader, which tells what the host allows. In turn the first process loops over its share alone, and all of
-them do at once; medians of the rounds.
+DALI's own reader, which tells what the host allows. First come the epochs of files that nobody has checked yet, with
+each of the two checks: the speed of each process, as their shares change from epoch to epoch. Then, in turn, the first
+process loops over its share alone, and all of them do at once; medians of the rounds.
 Appends one JSON line to benchmarks/results/several_gpus.jsonl.
 """
 
@@ -72,7 +74,28 @@ def start(args: argparse.Namespace) -> int:
         f"--nproc_per_node={args.ranks}",
         *sys.argv,
     ]
-    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+    with tempfile.TemporaryDirectory() as cache:  # of what is found of the files
+        return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}).returncode
+
+
+def first_epochs(args: argparse.Namespace, check_scans: Any) -> list[list[float]]:
+    """Images per second of each process in each of three epochs, behind its first batch."""
+    folder = ImageFolder(str(root_of(args)), transform_with())
+    sampler = DistributedSampler(folder)
+    workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
+    device = None if args.device == "cuda" else "cpu"
+    loader = DataLoader(folder, args.batch_size, sampler=sampler, check_scans=check_scans, device=device, **workers)
+    epochs = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        dist.barrier()
+        batches = iter(loader)
+        next(batches)
+        images, seconds = loop(batches)
+        speeds = [0.0] * args.ranks
+        dist.all_gather_object(speeds, round(images / seconds, 1))
+        epochs.append(speeds)
+    return epochs
 
 
 def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
@@ -139,7 +162,8 @@ def rank(args: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     first = dist.get_rank() == 0
     if args.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    epochs = {str(check): first_epochs(args, check) for check in (True, "strict")}
     loaders = {name: loader_of(args) for name, loader_of in LOADERS.items()}
     for loader in loaders.values():
         loop(loader)
@@ -156,11 +180,14 @@ def rank(args: argparse.Namespace) -> None:
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             rounds[name]["together"].append(args.ranks * images / float(slowest))
     if first:
-        report(args, rounds)
+        report(args, epochs, rounds)
     dist.destroy_process_group()
 
 
-def report(args: argparse.Namespace, rounds: dict[str, Rounds]) -> None:
+def report(args: argparse.Namespace, epochs: dict[str, list[list[float]]], rounds: dict[str, Rounds]) -> None:
+    for check, speeds_of_epochs in epochs.items():
+        speeds_of = "; ".join(", ".join(f"{speed:,.0f}" for speed in speeds) for speeds in speeds_of_epochs)
+        print(f"check_scans={check}: images/s of each process in the epochs 1; 2; 3: {speeds_of}")
     found: dict[str, Any] = {}
     for name, speeds in rounds.items():
         one, all_of_them = (statistics.median(speeds[kind]) for kind in ("alone", "together"))
@@ -177,6 +204,7 @@ def report(args: argparse.Namespace, rounds: dict[str, Rounds]) -> None:
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(),
         **{name: getattr(args, name) for name in ("images", "passes", "batch_size", "workers", "device", "ranks")},
+        "first_epochs": epochs,
         "loaders": found,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
