@@ -395,6 +395,20 @@ MUTATIONS = [
         "integration/test_kept_images.py",
     ),
     Mutation(
+        "each new worker copies its first batch, as nobody tells it how large batches are",
+        "workers/messages.py",
+        "            batch.note_sizes(arena)\n",
+        "",
+        "workers/test_batch_memory.py",
+    ),
+    Mutation(
+        "behind a small first batch the engines decode a few images of each batch, and CUDA the others",
+        "dali/plan_server.py",
+        "            if len(inputs[0]) > self._fits_images:",
+        "            if not self._fits_images:",
+        "dali/test_plan_server.py",
+    ),
+    Mutation(
         "the images of a batch are turned round, and its labels are not",
         "workers/packing.py",
         "self.runs.append(list(calls))",

@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from proxyloader import DataLoader
 from proxyloader.data.batch_memory import ALIGNMENT_BYTES, BatchMemory, batch_memory
 from proxyloader.data.compiled_transform import compile_transforms
 from proxyloader.data.dataset import wrap
@@ -156,3 +157,18 @@ def test_files_that_are_not_sent_take_little_of_a_slot(photos: Path, tmp_path: P
         assert batch is not None and batch.failure is None
         assert batch.size_bytes < 2.5 * sum(map(len, files))
         assert [part.tobytes() for part in batch.inputs(batch.runs[0], arena)[0]] == files
+
+
+class ReadThere(ImageFolder):
+    """Images with whether their file was read into the memory of the batch."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.transform(Image.open(self.samples[index][0]).convert("RGB"))
+        return image, batch_memory.used_bytes > 0
+
+
+def test_new_workers_read_their_first_batch_into_it(photos: Path) -> None:
+    dataset = ReadThere(str(photos), transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()]))
+    loader = DataLoader(dataset, len(dataset), num_workers=1, device="cpu")
+    first, second = ([bool(is_there.all()) for _, is_there in loader] for _ in range(2))
+    assert (first, second) == ([False], [True])  # before the first batch nobody knows how large batches are

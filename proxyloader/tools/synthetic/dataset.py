@@ -28,7 +28,8 @@ SMALLEST_SIDE_PX = 8
 JPEG_QUALITY = 93
 
 _SHAPES, _SCANS = 1, 2  # streams of random numbers beside those of photograph
-_FILES_PER_PROCESS = 128  # fewer are written before another process has started
+_PIXELS_PER_PROCESS = 24_000_000  # fewer are written before another process has started
+_LEAST_PIXELS = 180_000  # of an image: smaller ones take as long
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,8 @@ def _write_pictures(root: Path, recipe: _Recipe, processes: int | None, progress
     numbers = range(recipe.images)
     for number in numbers[: recipe.classes]:  # a class without a photograph has no folder: ImageFolder refuses these
         (root / recipe.path(number)).parent.mkdir(exist_ok=True)
-    processes = processes or min(usable_cores(), math.ceil(recipe.images / _FILES_PER_PROCESS))
+    pixels = recipe.images * max(math.prod(recipe.size), _LEAST_PIXELS)
+    processes = processes or min(usable_cores(), math.ceil(pixels / _PIXELS_PER_PROCESS))
     write = partial(_write_picture, root, recipe)
     # disable=None: quiet where stderr is no terminal
     with ProgressBar(total=recipe.images, desc=root.name, unit="image", disable=None if progress else True) as bar:
