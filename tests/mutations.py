@@ -397,8 +397,8 @@ MUTATIONS = [
     Mutation(
         "each new worker copies its first batch, as nobody tells it how large batches are",
         "workers/messages.py",
-        "            batch.note_sizes(arena)\n",
-        "",
+        "            if batch.size_bytes > arena.batch_bytes:",
+        "            if False:",
         "workers/test_batch_memory.py",
     ),
     Mutation(

@@ -88,9 +88,14 @@ def are_used(device_id: int | None) -> bool:
     """Return whether the engines of a GPU decode for this process. The first time they are tried, which takes long."""
     if device_id not in _decoding and not are_left_alone(device_id):
         _decoding[device_id] = _decode(device_id, {()})
-        if not _decoding[device_id] and _is_crowded(device_id):
+        if not _decoding[device_id] and is_crowded(device_id):
             _leave_alone(device_id)
     return not are_left_alone(device_id) and _decoding[device_id]
+
+
+def is_crowded(device_id: int | None) -> bool:
+    """Return whether the engines may find no room, or no memory."""
+    return _others_use(device_id) or _memory_of(device_id)[0] < SHORT_BYTES
 
 
 def build(pipeline: Pipeline) -> None:
@@ -108,7 +113,7 @@ def build(pipeline: Pipeline) -> None:
         if are_left_alone(pipeline.device_id):
             _avoid(pipeline)
         executor.build(pipeline)
-    if _fail_for(pipeline, _is_crowded):
+    if _fail_for(pipeline, is_crowded):
         _avoid(pipeline)
         executor.build(pipeline)
 
@@ -165,11 +170,6 @@ def _leave_alone(device_id: int | None) -> None:
         "one again. `proxyloader doctor` shows what decodes",
         device_id,
     )
-
-
-def _is_crowded(device_id: int | None) -> bool:
-    """Return whether the engines may find no room, or no memory."""
-    return _others_use(device_id) or _memory_of(device_id)[0] < SHORT_BYTES
 
 
 def _others_use(device_id: int | None) -> bool:

@@ -39,7 +39,7 @@ class PlanServer(RunQueue):
         self._channels_last = wanted.channels_last
         float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
         self._options = self._built = replace(options, float16=float16, channels_last=wanted.channels_last)
-        self._fits_images = 0.0  # size of a batch that the pipeline was built for; 0: no batch was submitted
+        self._fits_images = 0.0  # size up to which batches keep the pipeline; 0: it has had none
         steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
         self._plan = plan_of(steps) if last else plan
         super().__init__(build_pipeline(self._plan, self._options))
@@ -52,28 +52,45 @@ class PlanServer(RunQueue):
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
         with self._lock:  # only one of two threads may rebuild
             self._check_owned()
+            self._get_in_step()
             if len(inputs[0]) > self._fits_images:
                 self._fit(inputs[0])
-            return super().submit(inputs)
+            pipeline_run = super().submit(inputs)
+            self._fits_images = self._fits_images or ROOM * len(inputs[0])
+            return pipeline_run
+
+    def _rebuild(self) -> None:
+        super()._rebuild()
+        self._fits_images = 0.0
 
     def _fit(self, files: Sequence[Any]) -> None:
         """Build the pipeline again if another one decodes the JPEGs of the first batch, or of a larger one, faster.
 
-        The engines decode as many JPEGs of a batch as the first batch had, rounded up to a multiple of the number of
+        The engines decode as many images of a batch as the first batch had, rounded up to a multiple of the number of
         engines, and CUDA decodes the rest (nvImageCodec 0.9).
         """
-        is_first, self._fits_images = not self._fits_images, ROOM * len(files)
+        is_first, device_id = not self._fits_images, self._options.device_id
+        if not is_first and not self._has_room_for_engines():
+            self._fits_images = ROOM * len(files)
+            return
         options = self._options_for(files)
-        is_same = (options.threads, options.engine_share) == (self._built.threads, self._built.engine_share)
-        if is_same and (is_first or not options.wants_engines or not jpeg_engines.are_used(options.device_id)):
+        if is_first and (options.threads, options.engine_share) == (self._built.threads, self._built.engine_share):
             return
         self.settle()
+        if not is_first and device_id is not None:
+            torch.cuda.synchronize(device_id)  # the GPU may still read what the old pipeline would free
         try:
             self.pipeline = build_pipeline(self._plan, options)
         except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
             log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
+            self._fits_images = ROOM * len(files)
         else:
-            self._built = options
+            self._built, self._fits_images = options, 0.0
+
+    def _has_room_for_engines(self) -> bool:
+        """Return whether engines decode, and those of another pipeline will."""
+        device_id = self._options.device_id
+        return self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.are_used(device_id)
 
     def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
         """Return the options with which JPEGs like these are decoded fastest."""

@@ -21,7 +21,6 @@ __all__ = [
     "chain",
     "closeness",
     "color",
-    "fast_params",
     "geometry",
     "multi_crop",
     "nested",

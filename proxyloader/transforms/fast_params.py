@@ -24,15 +24,9 @@ BoxOf = Callable[[int, int], tuple[int, int, int, int]]
 """Function that returns (top, left, height, width) of a box in an image of (height, width), in pixels."""
 
 TRIES = 10
-SEEDS = range(8)
+SEEDS = range(8)  # each worker compares
 SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries fail sometimes
 RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
-
-
-def compare_draws() -> None:
-    """Compare the draws now, before workers are forked, each of which would take some 15 ms for it."""
-    for version in ("v1", "v2"):
-        _draws_alike(version, torch.get_default_dtype())
 
 
 def resized_crop_box(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version) -> BoxOf:

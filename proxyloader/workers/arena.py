@@ -54,8 +54,9 @@ class Arena:
     ``slot_bytes`` of a slot are mapped. OSError: the system cannot create such a file, as too many files are open.
 
     Attributes:
-        batch_bytes, sent_bytes: of the last batch that this process wrote or read, its size and that of the files that
-            were sent. A dataset may read many files that are not sent, which should take no memory of a slot.
+        batch_bytes, sent_bytes: size of a batch, and of the files that were sent with it: in a worker, of its last
+            batch, and in the main process, of the largest, for workers that are forked later. A dataset may read many
+            files that are not sent, which should take no memory of a slot.
     """
 
     batch_bytes = sent_bytes = 0

@@ -179,11 +179,6 @@ class PackedBatch:
         assert arena is not None and self.request is not None and self.request.slot is not None
         return arena.memory(self.request.slot, self.size_bytes)
 
-    def note_sizes(self, arena: Arena | None) -> None:
-        """Tell the arena how large batches are, also that of workers which this process forks later."""
-        if arena is not None and self.blob is None:
-            arena.batch_bytes, arena.sent_bytes = self.size_bytes, self.bytes_read
-
     def inputs(self, run: PackedRun, arena: Arena | None) -> list[NDArray[Any] | list[NDArray[Any]]]:
         """Return the inputs of one of the runs, as ``RunQueue.submit`` takes them."""
         memory = self.memory(arena)
@@ -253,7 +248,8 @@ class BatchMessage:
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None
             batch = pickle.loads(arena.memory(request.slot, self.end)[self.start : self.end].data)
-            batch.note_sizes(arena)
+            if batch.size_bytes > arena.batch_bytes:  # a smaller one may be the last of an epoch, or have failed
+                arena.batch_bytes, arena.sent_bytes = batch.size_bytes, batch.bytes_read
         return dataclasses.replace(batch, request=request)
 
     def pin_memory(self, device: Any = None) -> BatchMessage:

@@ -24,7 +24,6 @@ from .._exit_safety import END_S, at_exit
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
 from ..data.dataset import Translated
 from ..data.live_dataset import LiveDataset
-from ..transforms.fast_params import compare_draws
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
@@ -113,8 +112,6 @@ class WorkerPool:
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
-        if loader.num_workers and may_have_images:
-            compare_draws()
         is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
         fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live, loader.num_workers > 0, is_shared)
         packer = Packer(

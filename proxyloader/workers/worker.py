@@ -62,7 +62,8 @@ class PackedDataset(Dataset[Any]):
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
-            packed.note_sizes(self._arena)
+            if self._arena is not None:
+                self._arena.batch_bytes, self._arena.sent_bytes = packed.size_bytes, packed.bytes_read
         except Exception as error:
             unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
             where = f"in DataLoader worker process {info.id}" if info is not None else None

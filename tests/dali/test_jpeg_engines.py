@@ -55,7 +55,7 @@ def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
     monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
-    assert jpeg_engines._is_crowded(0) == crowded
+    assert jpeg_engines.is_crowded(0) == crowded
 
 
 @pytest.mark.parametrize(("free", "own", "tried"), [(0, 138, False), (130, 0, True), (0, 100, True)])
@@ -80,7 +80,7 @@ def test_where_torch_has_no_cuda_nothing_is_crowded(error: type[Exception], monk
         raise error("Torch not compiled with CUDA enabled")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
-    assert not jpeg_engines._is_crowded(0)
+    assert not jpeg_engines.is_crowded(0)
 
 
 def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) -> Pipeline:
@@ -215,7 +215,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakSet())
     monkeypatch.setattr(jpeg_engines, "_look_at_s", weakref.WeakKeyDictionary())
     monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(jpeg_engines, "_is_crowded", gpu.look)
+    monkeypatch.setattr(jpeg_engines, "is_crowded", gpu.look)
     monkeypatch.setattr(jpeg_engines, "_others_use", gpu.look)
     monkeypatch.setattr(jpeg_engines, "_levels_off", gpu.levels_off)
     monkeypatch.setattr(_executor, "build", gpu.build)

@@ -120,12 +120,18 @@ def test_without_memory_for_another_the_pipeline_stays(
     assert len(asked) == 1
 
 
+@pytest.fixture
+def as_with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PipelineOptions, "wants_engines", True)
+    monkeypatch.setattr(jpeg_engines, "_decoding", {None: True})
+    monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: False)
+
+
 @pytest.mark.parametrize("decode", [True, False], ids=["engines decode", "none do"])
 def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
-    decode: bool, files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    decode: bool, files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
-    monkeypatch.setattr(PipelineOptions, "wants_engines", True)
     monkeypatch.setattr(jpeg_engines, "_decoding", {None: decode})
     used, found = [], []
     for count in (2, 1, 3, 4, 5, 8, 1, 8):
@@ -144,3 +150,42 @@ def test_without_a_gpu_a_larger_batch_changes_nothing(files: list[np.ndarray]) -
     for count in (1, 8):
         collected(server, files[:count])
     assert server.pipeline is before
+
+
+def test_on_a_crowded_gpu_the_pipeline_stays(
+    files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    collected(server, files[:1])
+    before = server.pipeline
+    monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: True)
+    monkeypatch.setattr(jpeg_engines, "_decoding", {})  # it would be tried now, and found not to decode
+    collected(server, files)
+    assert server.pipeline is before and jpeg_engines._decoding == {}
+
+
+def test_ctrl_c_while_it_is_built_again_is_made_good_with_the_next_batch(
+    files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    collected(server, files[:1])
+    before = server.pipeline
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(plan_server, "build_pipeline", interrupted)
+        server.submit([files])
+    assert len(collected(server, files)) == 8 and server.pipeline is not before
+
+
+def test_a_pipeline_that_was_interrupted_has_its_first_batch_again(
+    files: list[np.ndarray], as_with_engines: None
+) -> None:
+    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    collected(server, files)
+    server._in_step = False  # as Ctrl-C leaves it
+    collected(server, files[:1])
+    before = server.pipeline
+    assert len(collected(server, files)) == 8 and server.pipeline is not before

@@ -62,8 +62,11 @@ def test_the_engines_decode_batches_of_all_sizes_whichever_comes_first(large_pho
     whole = torch.cat([images for images, _ in DataLoader(dataset, 128, num_workers=4)])
     for sizes in ([1, 2, 128, 1, 128, 3, 249], [3, 128, 64, 128, 128, 61]):
         batches = [each.tolist() for each in torch.arange(512).split(sizes)]
-        parts = torch.cat([images for images, _ in DataLoader(dataset, batch_sampler=batches, num_workers=4)])
-        assert torch.equal(parts, whole)  # CUDA's pixels are others
+        parts = []
+        for images, _ in DataLoader(dataset, batch_sampler=batches, num_workers=4):
+            torch.cuda._sleep(20_000_000)  # the GPU is still busy with a batch when the pipeline is built again
+            parts.append(images)
+        assert torch.equal(torch.cat(parts), whole)  # CUDA's pixels are others
 
 
 def test_large_photographs_are_decoded_right_by_engines_and_cuda(tmp_path: Path) -> None:

@@ -169,6 +169,6 @@ class ReadThere(ImageFolder):
 
 def test_new_workers_read_their_first_batch_into_it(photos: Path) -> None:
     dataset = ReadThere(str(photos), transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()]))
-    loader = DataLoader(dataset, len(dataset), num_workers=1, device="cpu")
+    loader = DataLoader(dataset, len(dataset) - 1, num_workers=1, device="cpu")  # the last batch is small
     first, second = ([bool(is_there.all()) for _, is_there in loader] for _ in range(2))
-    assert (first, second) == ([False], [True])  # before the first batch nobody knows how large batches are
+    assert (first, second) == ([False, True], [True, True])  # at first nobody knows how large batches are
