@@ -31,7 +31,7 @@ from proxyloader.tools.bench.config import BenchConfig, Tuning
 from proxyloader.tools.bench.datasets import DATASETS
 from proxyloader.tools.bench.report import check_cases, check_settings, last_of, record_of, worse_than
 from proxyloader.tools.bench.runner import Outcome, run, run_first_epochs
-from proxyloader.tools.bench.sweep import Sweep, first_tunings, second_tunings, sweep, values_of
+from proxyloader.tools.bench.sweep import Sweep, first_tunings, for_trials, second_tunings, sweep, values_of
 from proxyloader.tools.bench.system_info import warnings_for
 from proxyloader.tools.bench.tables import as_markdown, as_tables, rows_of
 from proxyloader.tools.cli import main
@@ -229,6 +229,16 @@ def test_shares_of_the_engines_are_tried_with_each_number_of_threads_on_a_gpu(ph
 
 def test_where_there_is_nothing_to_choose_nothing_is_tried(photos: Path) -> None:
     assert sweep(setting(photos), ["torch"], ONE, print) == {"torch": Sweep(Tuning(1))}
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "passes", "trial_passes"), [(8192, 256, 6, 2), (8192, 256, 1, 1), (512, 64, 12, 8)]
+)
+def test_loops_of_trials_have_some_batches_for_each_worker(
+    images: int, batch_size: int, passes: int, trial_passes: int, photos: Path
+) -> None:
+    of_rounds = setting(photos, images=images, batch_size=batch_size, passes=passes)
+    assert for_trials(of_rounds, Ranges((8, 16), (4,), (1.0,))) == replace(of_rounds, passes=trial_passes)
 
 
 @pytest.mark.exhaustive

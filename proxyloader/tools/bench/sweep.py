@@ -23,6 +23,9 @@ AT_LEAST_S = 1.5
 AT_MOST_S = 5.0
 """Time limit of the first loop with a tuning, in seconds. A slower loop is judged by its speed until then."""
 
+BATCHES_OF_A_WORKER = 4
+"""Batches in a loop for each of the most workers, if rounds have as many. In shorter loops the start decides."""
+
 
 @dataclass
 class Sweep:
@@ -60,9 +63,15 @@ def sweep(setting: BenchConfig, names: Sequence[str], ranges: Ranges, tell: Tell
     there_is_choice = [name for name in names if any(len(each) > 1 for each in vars(values[name]).values())]
     with processes_of(there_is_choice) as processes:
         for name in processes:
-            _sweep_one(replace(setting, passes=1), name, values[name], found[name], processes, tell)
+            _sweep_one(for_trials(setting, ranges), name, values[name], found[name], processes, tell)
             processes[name].end()
     return found
+
+
+def for_trials(setting: BenchConfig, ranges: Ranges) -> BenchConfig:
+    """Return the setting with as many passes as trials need to tell the tunings apart."""
+    batches = BATCHES_OF_A_WORKER * max(1, *ranges.workers)
+    return replace(setting, passes=min(setting.passes, -(-batches * setting.batch_size // setting.images)))
 
 
 def values_of(name: str, setting: BenchConfig, ranges: Ranges) -> Ranges:
