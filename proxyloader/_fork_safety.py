@@ -25,7 +25,6 @@ import logging
 import multiprocessing
 import multiprocessing.context
 import os
-import signal
 import threading
 import time
 import weakref
@@ -34,6 +33,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from . import _interrupts
 from ._exit_safety import at_exit
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LET_GO_S = 0.002
-AFTER_THE_FORK_S = 0.1
 
 
 class Server(Protocol):
@@ -72,9 +71,6 @@ _held: list[Server] = []
 
 _collects_garbage = False
 """Whether garbage collection was enabled before the fork."""
-
-_on_interrupt: Any = None
-"""Handler of SIGINT that the main thread had before its fork; None if no handler was replaced."""
 
 
 def watch(server: Server) -> None:
@@ -145,7 +141,7 @@ def in_turn(context: Any) -> Any:
 
 def _before() -> None:
     global _collects_garbage
-    _put_off_interrupts()
+    _interrupts.put_off()  # Python ignores exceptions that are raised in these functions, and forks anyway
     _forking.acquire()
     _collects_garbage = gc.isenabled()
     gc.disable()
@@ -162,29 +158,9 @@ def _before() -> None:
     torch.get_rng_state()  # waits for a draw; the last thing here, as the sleep lets other threads draw
 
 
-def _put_off_interrupts() -> None:
-    """Deliver Ctrl-C after the fork. Python ignores exceptions that are raised here, and forks anyway."""
-    global _on_interrupt
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and _on_interrupt is None and signal.getsignal(signal.SIGINT) is not None:
-        _on_interrupt = signal.signal(signal.SIGINT, _interrupt_later)
-
-
-def _interrupt_later(*_: Any) -> None:
-    again = threading.main_thread().ident, signal.SIGINT
-    threading.Timer(AFTER_THE_FORK_S, signal.pthread_kill, again).start()
-
-
-def _take_interrupts() -> None:
-    global _on_interrupt
-    if _on_interrupt is not None and threading.current_thread() is threading.main_thread():
-        before, _on_interrupt = _on_interrupt, None
-        signal.signal(signal.SIGINT, before)
-
-
 def _after_in_parent() -> None:
     with contextlib.ExitStack() as stack:  # calls each of them, the last one first, also if one raises
-        stack.callback(_take_interrupts)
+        stack.callback(_interrupts.take)
         stack.callback(_forking.release)
         if _collects_garbage:
             stack.callback(gc.enable)
@@ -207,7 +183,7 @@ def _after_in_child() -> None:
     _forking, _starting = threading.RLock(), threading.RLock()
     # torch seeds CUDA's generators in a worker, too. Another thread may have been starting CUDA.
     torch.cuda._initialization_lock = threading.Lock()
-    _take_interrupts()
+    _interrupts.take()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -17,32 +17,36 @@ import importlib
 import re
 from typing import Any
 
+from .._interrupts import are_put_off
 from ..errors import MissingDaliError
 
-try:
-    from nvidia.dali import OperatorConcurrency as OperatorConcurrency
-    from nvidia.dali import Pipeline as Pipeline
-    from nvidia.dali import StreamPolicy as StreamPolicy
-    from nvidia.dali import __version__ as __version__
-    from nvidia.dali import backend as backend
-    from nvidia.dali import fn as fn
-    from nvidia.dali import math as math
-    from nvidia.dali import pipeline_def as pipeline_def
-    from nvidia.dali import tfrecord as tfrecord
-    from nvidia.dali import types as types
-    from nvidia.dali.pipeline import _shutdown_pipelines as _shutdown_pipelines
-    from nvidia.dali.pipeline import do_not_convert as do_not_convert
-    from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator
-    from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
-    from nvidia.dali.plugin.pytorch.experimental.proxy import _external_source_node_names as _external_source_node_names
-    from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray as feed_ndarray
-    from nvidia.dali.plugin.pytorch.torch_utils import to_torch_type as to_torch_type
-except ImportError as error:
-    raise MissingDaliError(
-        f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120. "
-        "Without it, proxyloader.DataLoader works as torch's own. `proxyloader doctor` says what is wrong"
-    ) from error
+with are_put_off():  # an import of DALI that is interrupted cannot be made good in this process
+    try:
+        from nvidia.dali import OperatorConcurrency as OperatorConcurrency
+        from nvidia.dali import Pipeline as Pipeline
+        from nvidia.dali import StreamPolicy as StreamPolicy
+        from nvidia.dali import __version__ as __version__
+        from nvidia.dali import backend as backend
+        from nvidia.dali import fn as fn
+        from nvidia.dali import math as math
+        from nvidia.dali import pipeline_def as pipeline_def
+        from nvidia.dali import tfrecord as tfrecord
+        from nvidia.dali import types as types
+        from nvidia.dali.pipeline import _shutdown_pipelines as _shutdown_pipelines
+        from nvidia.dali.pipeline import do_not_convert as do_not_convert
+        from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator
+        from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
+        from nvidia.dali.plugin.pytorch.experimental.proxy import (
+            _external_source_node_names as _external_source_node_names,
+        )
+        from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray as feed_ndarray
+        from nvidia.dali.plugin.pytorch.torch_utils import to_torch_type as to_torch_type
+    except ImportError as error:
+        raise MissingDaliError(
+            f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120. "
+            "Without it, proxyloader.DataLoader works as torch's own. `proxyloader doctor` says what is wrong"
+        ) from error
 
 
 _fn: Any = fn

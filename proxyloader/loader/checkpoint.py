@@ -95,7 +95,8 @@ class CheckpointedLoader(DescribedLoader[T]):
     @property
     def _generator_of_seeds(self) -> torch.Generator | None:
         """The user's generator, from which torch draws the seeds of workers; None if it is also the sampler's."""
-        return None if self.generator is own_generator(of_samples(self._own_sampler)) else self.generator
+        generator = self.generator if isinstance(self.generator, torch.Generator) else None  # torch refuses others
+        return None if generator is own_generator(of_samples(self._own_sampler)) else generator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration continue where ``state_dict`` was called, with the remaining batches.
