@@ -24,7 +24,7 @@ BoxOf = Callable[[int, int], tuple[int, int, int, int]]
 """Function that returns (top, left, height, width) of a box in an image of (height, width), in pixels."""
 
 TRIES = 10
-SEEDS = range(8)  # each worker compares
+SEEDS = range(24)
 SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries fail sometimes
 RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
