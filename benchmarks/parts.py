@@ -9,6 +9,7 @@ benchmarks/results/parts.jsonl.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import functools
 import io
@@ -39,6 +40,7 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data import read_check
+from proxyloader.data.dataset import plans_in
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg_integrity import damage_of
@@ -50,8 +52,10 @@ from proxyloader.tools.bench.datasets import DATASETS
 from proxyloader.tools.bench.system_info import machine
 from proxyloader.tools.synthetic.dataset import FORMAT
 from proxyloader.transforms.plan import Plan
+from proxyloader.transforms.random_numbers import drawing_ahead
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.fetch_folder import FolderFetcher
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import IntegrityTable
@@ -106,7 +110,7 @@ def datasets(root: str) -> dict[str, float]:
     for of, transform in {"": transform_with(), ", transforms.v2": _of_v2()}.items():
         for name, kind in kinds.items():
             try:
-                fetcher = Fetcher(kind(root, transform), scans=IntegrityTable(len(paths)))
+                fetcher = _fetcher_of(kind(root, transform), IntegrityTable(len(paths)))
             except ImportError as error:
                 print(f"{name} is left out: {error}", file=sys.stderr)
                 continue
@@ -132,9 +136,9 @@ def road(root: str) -> dict[str, float]:
     dataset = wrap(ImageFolder(root, transform_with()))
     arena = Arena(2, len(dataset) << 20)
     packer = Packer(default_collate, arena, len(dataset))
-    packed, known = (
-        PackedDataset(Fetcher(dataset, scans=scans), packer, arena) for scans in (None, IntegrityTable(len(dataset)))
-    )
+    scans = IntegrityTable(len(dataset))
+    fetchers = _fetcher_of(dataset, None), _fetcher_of(dataset, scans), Fetcher(dataset, scans=scans)
+    packed, known, by_sample = (PackedDataset(fetcher, packer, arena) for fetcher in fetchers)
     request = BatchRequest(0, 0, list(range(len(dataset))), batched=True, slot=0)
     known.__getitems__(request)  # which looks at the scans
     plan = dataset.transform.plan
@@ -148,7 +152,9 @@ def road(root: str) -> dict[str, float]:
     costs = {
         "worker: a whole batch": median_ms(lambda: packed.__getitems__(request)),
         "worker: a whole batch, its JPEGs known to be sound": median_ms(lambda: known.__getitems__(request)),
-        "worker: draws alone": drawing(plan, len(dataset)),
+        "worker: the same, sample by sample": median_ms(lambda: by_sample.__getitems__(request)),
+        "worker: draws alone": drawing(plan, len(dataset), drawing_ahead),
+        "worker: draws alone, one by one": drawing(plan, len(dataset)),
     }
     batch = packed.__getitems__(request).open(request, arena)  # no worker writes into this memory any more
     costs["main: submit a run"] = median_ms(submit, times=5)
@@ -160,8 +166,19 @@ def road(root: str) -> dict[str, float]:
     return costs
 
 
-def drawing(plan: Plan, images: int) -> float:
-    return median_ms(lambda: [plan.sample_params(375, 500) for _ in range(images)])
+def _fetcher_of(dataset: Any, scans: IntegrityTable | None) -> Fetcher:
+    """Return the fetcher that a worker has for torch's default ``collate_fn``."""
+    plans = plans_in(dataset) if isinstance(dataset, ImageFolder) else {}
+    return Fetcher(dataset, scans=scans, folders=FolderFetcher(plans, scans, is_in_worker=True))
+
+
+def drawing(plan: Plan, images: int, context: Callable[[], Any] = contextlib.nullcontext) -> float:
+    def draw() -> None:
+        with context():
+            for _ in range(images):
+                plan.sample_params(375, 500)
+
+    return median_ms(draw)
 
 
 def crops(root: str) -> dict[str, float]:

@@ -32,14 +32,14 @@ def preserve_rng() -> Iterator[None]:
     try:
         yield
     finally:
-        _set_states(states)
+        set_states(states)
 
 
 @contextlib.contextmanager
 def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
     """Let the default generators draw from earlier ``states_now``, and restore them when the context ends."""
     with preserve_rng():
-        _set_states(states)
+        set_states(states)
         yield
 
 
@@ -49,6 +49,14 @@ def states_now(beside_torch: bool) -> tuple[Any, ...]:
     Copying the latter takes much longer.
     """
     return _states() if beside_torch else (torch.default_generator.get_state(),)
+
+
+def set_states(states: tuple[Any, ...]) -> None:
+    """Let the default generators go on from earlier ``states_now``."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 class SeededIterator:
@@ -65,7 +73,7 @@ class SeededIterator:
 
     def __next__(self) -> Any:
         with preserve_rng():
-            _set_states(self._states)
+            set_states(self._states)
             try:
                 return next(self._iterator)
             finally:
@@ -74,13 +82,6 @@ class SeededIterator:
 
 def _states() -> tuple[Any, ...]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-
-def _set_states(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 def seed_for(seed: int, *place: Any) -> int:

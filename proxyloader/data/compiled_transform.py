@@ -14,7 +14,7 @@ from .._fork_safety import cached_property
 from ..errors import InputError
 from ..transforms.chain import Chain, Snapshot, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
-from ..transforms.plan import Plan
+from ..transforms.plan import ParamRow, Plan, Size
 from ..transforms.registry import is_holder, plan_for
 from .encoded_image import EncodedImage, refuse_too_large
 from .lazy_image import LazyImage, encoded_in, is_late, path_in
@@ -76,7 +76,7 @@ class CompiledTransform(TransformStandIn):
         except InputError:
             if not self.takes_all:
                 raise
-        if encoded is not None and not self._is_as_translated():
+        if encoded is not None and not self.is_as_translated():
             image, encoded = (encoded if isinstance(image, bytes) else image), None
         if encoded is None:
             if isinstance(image, EncodedImage):
@@ -94,7 +94,17 @@ class CompiledTransform(TransformStandIn):
             return lazy(call, 0)
         return tuple(lazy(call, output) for output in range(self.plan.output.images))
 
-    def _is_as_translated(self) -> bool:
+    def drawn(self, image: EncodedImage) -> tuple[ImageCall, Size]:
+        """Draw the parameters of an image whose values are not used in the worker. Return its (height, width), too.
+
+        It does not look at the size before, nor whether the transform is as it was translated.
+        """
+        row, size = ParamRow(), (image.height, image.width)
+        for step in self._chain.sampling_steps:
+            size = step.sample_params(size, row)
+        return ImageCall(self.plan, image, row), size
+
+    def is_as_translated(self) -> bool:
         """Return whether the original, and the dtype that it makes, are those that were translated."""
         if torch.get_default_dtype() is not torch.float32:
             return False

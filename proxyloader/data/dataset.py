@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
@@ -100,24 +101,29 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
         is_left = not compiled_in(compiled) and not (compiled is transform and PILLOW_DECODES_LATE)
-        opens: Callable[..., Any] = _opened_by_pillow if is_left else _opened_late
-        changed["loader"] = opens if max_pixels is None else functools.partial(opens, max_pixels=max_pixels)
+        opens: Callable[..., Any] = functools.partial(_opened_by_pillow, max_pixels=max_pixels)
+        changed["loader"] = opens if is_left else LateOpener(max_pixels)
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
     return _with(dataset, **changed)
 
 
-def _opened_by_pillow(path: str, max_pixels: int | None = None) -> Image.Image:
+def _opened_by_pillow(path: str, max_pixels: int | None) -> Image.Image:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read."""
     return EncodedImage.open(path, max_pixels).decoded()
 
 
-def _opened_late(path: str, max_pixels: int | None = None) -> Image.Image | EncodedImage:
-    """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
-    encoded = EncodedImage.open(path, max_pixels)
-    if not is_sound(encoded):
-        return encoded.decoded()
-    return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
+@dataclass(frozen=True)
+class LateOpener:
+    """Opens an image as torchvision's loaders do, but raises ImageError if it cannot be read, and decodes it late."""
+
+    max_pixels: int | None = None
+
+    def __call__(self, path: str) -> Image.Image | EncodedImage:
+        encoded = EncodedImage.open(path, self.max_pixels)
+        if not is_sound(encoded):
+            return encoded.decoded()
+        return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

@@ -25,6 +25,7 @@ __all__ = [
     "multi_crop",
     "nested",
     "plan",
+    "random_numbers",
     "registry",
     "resize",
     "type_conversion",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable
 
 import torch
@@ -19,6 +18,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .params import Version, meta_image, v2_transform
+from .random_numbers import OneByOne, in_thread
 
 BoxOf = Callable[[int, int], tuple[int, int, int, int]]
 """Function that returns (top, left, height, width) of a box in an image of (height, width), in pixels."""
@@ -40,6 +40,11 @@ def _drawing(scale: tuple[float, ...], ratio: tuple[float, ...], version: Versio
     return ours if _draws_alike(version, dtype) else theirs
 
 
+def draws_here(version: Version) -> bool:
+    """Return whether boxes are drawn by the code below, not by torchvision."""
+    return _draws_alike(version, torch.get_default_dtype())
+
+
 @functools.cache
 def _draws_alike(version: Version, dtype: torch.dtype) -> bool:
     """Return whether the code below draws what the installed torchvision draws."""
@@ -51,34 +56,27 @@ def _both(
 ) -> tuple[BoxOf, BoxOf]:
     """Return the functions that draw a box here and in torchvision."""
     low, high = torch.log(torch.tensor(ratio)).tolist()
-    ours = functools.partial(_ours, _Drawn(dtype), scale, ratio, (low, high))
+    ours = functools.partial(_ours, OneByOne(dtype), scale, ratio, (low, high))
     return ours, functools.partial(_theirs, scale, ratio, version)
 
 
-class _Drawn(threading.local):
-    """Tensors to draw numbers into, one set per thread. Creating a tensor takes as long as drawing a number."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.number, self.place = torch.empty(1, dtype=dtype), torch.empty(1, dtype=torch.int64)
-
-
 def _ours(
-    drawn: _Drawn,
+    one_by_one: OneByOne,
     scale: tuple[float, ...],
     ratio: tuple[float, ...],
     log_ratio: tuple[float, float],
     height: int,
     width: int,
 ) -> tuple[int, int, int, int]:
-    number, place = drawn.number, drawn.place
+    numbers = in_thread.ahead or one_by_one
     for _ in range(TRIES):
-        area = height * width * number.uniform_(*scale).item()
-        aspect_ratio = number.uniform_(*log_ratio).exp_().item()
+        area = height * width * numbers.uniform(*scale)
+        aspect_ratio = numbers.exp_uniform(*log_ratio)
         w, h = round(math.sqrt(area * aspect_ratio)), round(math.sqrt(area / aspect_ratio))
         if 0 < w <= width and 0 < h <= height:
-            top = place.random_(0, height - h + 1).item()
-            left = place.random_(0, width - w + 1).item()
-            return int(top), int(left), h, w
+            top = numbers.integer(height - h + 1)
+            left = numbers.integer(width - w + 1)
+            return top, left, h, w
     h, w = height, width
     if width / height < min(ratio):
         h = round(width / min(ratio))

@@ -15,7 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .container import at_random
-from .fast_params import resized_crop_box
+from .fast_params import draws_here, resized_crop_box
 from .params import Version, bernoulli, meta_image, parameter_function, v2_transform, version_of
 from .plan import Branch, ImageState, ParamRow, Size, Step
 from .registry import rule
@@ -42,6 +42,11 @@ class Region:
         """See ``Step.params_doc``."""
         return ""
 
+    @property
+    def takes_numbers_ahead(self) -> bool:
+        """See ``Step.takes_numbers_ahead``."""
+        return not self.params_doc
+
     def box(self, height: int, width: int) -> Box:
         raise NotImplementedError
 
@@ -56,6 +61,10 @@ class RegionStep(Step):
     @property
     def params_doc(self) -> str:
         return self.region.params_doc
+
+    @property
+    def takes_numbers_ahead(self) -> bool:
+        return self.region.takes_numbers_ahead
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.region.size)
@@ -102,6 +111,10 @@ class RandomResizedRegion(Region):
     @property
     def params_doc(self) -> str:
         return f"top, left, height, width: RandomResizedCrop.{parameter_function(self.version)}"
+
+    @property
+    def takes_numbers_ahead(self) -> bool:
+        return draws_here(self.version)
 
     def box(self, height: int, width: int) -> Box:
         return resized_crop_box(self.scale, self.ratio, self.version)(height, width)
@@ -261,6 +274,10 @@ class Flip(Step):
     @property
     def params_doc(self) -> str:
         return f"whether it acts: torch.rand(1) < {self.p:g}"
+
+    @property
+    def takes_numbers_ahead(self) -> bool:
+        return True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.append(float(bernoulli(self.p)))

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torchvision.transforms import v2
 
+from .random_numbers import in_thread
+
 
 @functools.lru_cache(maxsize=4096)
 def meta_image(height: int, width: int) -> torch.Tensor:
@@ -17,7 +19,8 @@ def meta_image(height: int, width: int) -> torch.Tensor:
 
 def bernoulli(p: float) -> bool:
     """Return ``torch.rand(1) < p``, compared in float32 as in torch, without a tensor for the result."""
-    return torch.rand(1).item() < _in_float32(p)
+    ahead = in_thread.ahead
+    return (torch.rand(1).item() if ahead is None else ahead.uniform(0.0, 1.0)) < _in_float32(p)
 
 
 @functools.lru_cache(maxsize=64)

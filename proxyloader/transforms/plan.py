@@ -142,6 +142,11 @@ class Step:
         return ""
 
     @property
+    def takes_numbers_ahead(self) -> bool:
+        """Whether all that it draws may be drawn ahead: see NOTE [ Numbers ahead ] in ``random_numbers.py``."""
+        return not self.params_doc
+
+    @property
     def closeness(self) -> Tolerance:
         """Tolerance of the result of the backend's operator, compared with torchvision."""
         return EXACT
@@ -279,6 +284,11 @@ class Plan:
     def num_params(self) -> int:
         """Number of columns that are drawn for an image."""
         return sum(step.num_params for step in self.steps)
+
+    @cached_property
+    def takes_numbers_ahead(self) -> bool:
+        """See ``Step.takes_numbers_ahead``."""
+        return all(step.takes_numbers_ahead for step in iter_steps(self.steps))
 
     def sample_params(self, height: int, width: int) -> NDArray[np.float32]:
         """Draw the parameters of one image of ``height`` x ``width`` pixels from the default generators.

@@ -19,6 +19,7 @@ from ..data.dataset import path_of
 from ..data.encoded_image import NOT_YET, EncodedImage
 from ..data.read_check import reading
 from ..errors import ImageError, InputError, ProxyLoaderError
+from .fetch_folder import FolderFetcher
 from .request_sampler import BatchRequest
 from .scan_checks import IntegrityTable, ScanStatus, leave_to_pillow
 
@@ -49,6 +50,7 @@ class Fetcher:
         has_workers: whether the loader has worker processes.
         keeps_batches: with ``on_error="skip"``, whether a batch without a readable sample gets the next one. Processes
             that train together need as many batches each.
+        folders: fetches the samples of an ImageFolder; None: they are fetched one by one.
     """
 
     def __init__(
@@ -60,14 +62,17 @@ class Fetcher:
         live: Callable[[], Any] | None = None,
         has_workers: bool = False,
         keeps_batches: bool = False,
+        folders: FolderFetcher | None = None,
     ) -> None:
-        self.dataset, self._on_error, self._seed = dataset, on_error, seed
-        self._scans, self._live, self._has_workers = scans, live, has_workers
-        self.keeps_batches = keeps_batches
+        self.dataset, self._on_error, self.keeps_batches = dataset, on_error, keeps_batches
+        self._seed, self._scans, self._live, self._has_workers, self._folders = seed, scans, live, has_workers, folders
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
         indices = request.each()
+        of_folder = self._folders(self.dataset, indices, self._seeds(request.epoch)) if self._folders else None
+        if of_folder is not None:
+            return Fetched(of_folder, indices)
         at_once = self._at_once(request)
         is_at_once = at_once is not _NOTHING
         if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
@@ -144,6 +149,11 @@ class Fetcher:
         if self._seed is not None:
             seed_generators(self._seed, request.epoch, "batch", request.each())
 
+    def _seeds(self, epoch: int) -> Callable[[Any], None] | None:
+        """Return a function that seeds the generators for the sample of an index; None: they go on as they are."""
+        seed = self._seed
+        return None if seed is None else lambda index: seed_generators(seed, epoch, _plain(index))
+
     def generators(self) -> contextlib.AbstractContextManager[None]:
         """Context for all calls above. In the process of the training loop it restores the user's generators."""
         draws_here = self._seed is not None and self.worker_info() is None
@@ -214,8 +224,8 @@ class Fetcher:
 
     def _sample(self, index: Any, epoch: int, sample: Any = _NOTHING) -> Any:
         """Return the sample of an index, or the one that the dataset has returned already, with its scans checked."""
-        if self._seed is not None:
-            seed_generators(self._seed, epoch, _plain(index))
+        if (seed_for := self._seeds(epoch)) is not None:
+            seed_for(index)
         try:
             known = self._known_of([index])
             if sample is _NOTHING:

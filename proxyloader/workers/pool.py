@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe
+from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -28,6 +28,7 @@ from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher
+from .fetch_folder import FolderFetcher
 from .loader_state import LoaderState
 from .messages import BatchMessage
 from .packing import Packer
@@ -112,8 +113,7 @@ class WorkerPool:
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
-        is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
-        fetcher = Fetcher(dataset, loader.on_error, loader.seed, scans, live, loader.num_workers > 0, is_shared)
+        fetcher = _fetcher_for(loader, translated, scans, live)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -237,6 +237,17 @@ def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, 
         # Tensors that are converted to another format are copied once more, and pinned then.
         pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
     )
+
+
+def _fetcher_for(
+    loader: Any, translated: Translated, scans: IntegrityTable | None, live: LiveDataset | None
+) -> Fetcher:
+    batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
+    is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
+    is_for_torch = loader.collate_fn is default_collate and not loader._options.audit_share
+    plans = frozenset(translated.plans) if is_for_torch else frozenset()
+    folders = FolderFetcher(plans, scans, has_workers) if batched else None
+    return Fetcher(translated.dataset, loader.on_error, loader.seed, scans, live, has_workers, is_shared, folders)
 
 
 def _arena_for(loader: Any) -> Arena | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,13 @@ class IntegrityTable:
             return _STATUSES[int(self._known[operator.index(index)])]
         except (IndexError, TypeError):
             return ScanStatus.UNKNOWN
+
+    def are_sound(self, indices: Sequence[Any]) -> bool:
+        """Return whether the images of all these indices are known to be sound."""
+        try:
+            return bool((self._known[indices] == ScanStatus.SOUND).all())
+        except (IndexError, TypeError):
+            return False
 
     def note(self, index: Any, is_damaged: bool) -> None:
         with contextlib.suppress(IndexError, TypeError):

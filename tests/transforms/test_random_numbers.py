@@ -1,0 +1,108 @@
+"""Numbers drawn ahead are those that torch draws one by one, and its generator is left where it would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import compile_transforms
+from proxyloader.transforms.random_numbers import BLOCK, NumbersAhead, are_alike_ahead, drawing_ahead
+
+KINDS: list[tuple[Callable[[NumbersAhead], float], Callable[[], float]]] = [
+    (lambda ahead: ahead.uniform(0.08, 1.0), lambda: torch.empty(1).uniform_(0.08, 1.0).item()),
+    (lambda ahead: ahead.uniform(0.0, 1.0), lambda: torch.rand(1).item()),
+    (lambda ahead: ahead.exp_uniform(-0.29, 0.29), lambda: torch.empty(1).uniform_(-0.29, 0.29).exp_().item()),
+    (lambda ahead: ahead.integer(1), lambda: torch.randint(0, 1, (1,)).item()),
+    (lambda ahead: ahead.integer(376), lambda: torch.randint(0, 376, (1,)).item()),
+    (lambda ahead: ahead.integer(2**27), lambda: torch.randint(0, 2**27, (1,)).item()),
+]
+"""The same draw, ahead and by torch."""
+
+
+@given(kinds=st.lists(st.sampled_from(range(len(KINDS))), max_size=40), seed=st.integers(0, 2**32))
+def test_any_order_of_draws_gives_torchs_numbers_and_leaves_its_state(kinds: list[int], seed: int) -> None:
+    wanted_generator = torch.manual_seed(seed)
+    wanted = [KINDS[kind][1]() for kind in kinds]
+    after = wanted_generator.get_state()
+    ahead = NumbersAhead(torch.manual_seed(seed))
+    assert [KINDS[kind][0](ahead) for kind in kinds] == wanted
+    ahead.end()
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("count", [0, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+def test_there_are_as_many_as_one_draws(count: int) -> None:
+    torch.manual_seed(3)
+    wanted = [KINDS[k % len(KINDS)][1]() for k in range(count)]
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    ahead = NumbersAhead(torch.default_generator)
+    assert [KINDS[k % len(KINDS)][0](ahead) for k in range(count)] == wanted
+    ahead.end()
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_it_starts_anywhere_in_the_generators_own_block() -> None:
+    for skipped in range(0, 700, 97):  # the generator makes 624 at a time
+        torch.manual_seed(8)
+        torch.rand(skipped)
+        wanted = [KINDS[k % len(KINDS)][1]() for k in range(640)]
+        torch.manual_seed(8)
+        torch.rand(skipped)
+        with drawing_ahead():
+            ahead = NumbersAhead(torch.default_generator)
+            assert [KINDS[k % len(KINDS)][0](ahead) for k in range(640)] == wanted
+
+
+def test_the_installed_torch_draws_alike_and_to_compare_draws_nothing() -> None:
+    are_alike_ahead.cache_clear()
+    before = torch.get_rng_state()
+    assert are_alike_ahead(), "numbers are drawn one by one, and nothing is gained"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+@pytest.mark.parametrize("size", [(375, 500), (8, 900), (1, 1)])
+def test_transforms_draw_the_same_ahead(version: type, size: tuple[int, int]) -> None:
+    parts = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(0.3), v1.CenterCrop(30)]
+    parts = [getattr(version, type(part).__name__)(**arguments(part)) for part in parts]
+    last = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)] if version is v2 else [v1.ToTensor()]
+    plan = compile_transforms(version.Compose([*parts, *last])).plan  # type: ignore[attr-defined]
+    assert plan.takes_numbers_ahead
+    torch.manual_seed(5)
+    wanted = [plan.sample_params(*size).tolist() for _ in range(300)]
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    with drawing_ahead():
+        assert [plan.sample_params(*size).tolist() for _ in range(300)] == wanted
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def arguments(part: torch.nn.Module) -> dict[str, object]:
+    return {name: getattr(part, name) for name in ("size", "p") if hasattr(part, name)}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        v1.RandomCrop(20),
+        v1.ColorJitter(0.4),
+        v1.RandomRotation(9),
+        v2.RandAugment(),
+        v1.RandomApply([v1.RandomHorizontalFlip()]),
+        v1.RandomChoice([v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]),
+        v1.RandomOrder([v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]),
+        v1.GaussianBlur(3),
+        v1.RandomGrayscale(),
+    ],
+)
+def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
+    assert not compile_transforms(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).plan.takes_numbers_ahead
+    last = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])
+    assert not compile_transforms(last).plan.takes_numbers_ahead

@@ -1,0 +1,239 @@
+"""A batch of an ImageFolder that is read at once is the batch that is fetched sample by sample."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
+from torchvision import transforms
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.transforms import v2
+
+from proxyloader import DataLoader, EncodedImage, ImageError, wrap
+from proxyloader._random_state import states_now
+from proxyloader.data.dataset import plans_in
+from proxyloader.data.image_calls import image_calls_in
+from proxyloader.data.placeholders import ProxySample
+from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.fetch_folder import FolderFetcher
+from proxyloader.workers.request_sampler import BatchRequest
+from proxyloader.workers.scan_checks import IntegrityTable, ScanStatus
+
+from ..outcomes import outcomes, raises
+
+TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+JITTER = transforms.Compose([transforms.RandomCrop(40), transforms.ColorJitter(0.4), transforms.ToTensor()])
+INDICES = [5, 0, 7, 7, -1, 3]
+
+
+class Own(ImageFolder):
+    """A folder whose samples are fetched one by one."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)
+
+
+def by_sample(folder: ImageFolder) -> Own:
+    dataset = copy.copy(folder)
+    dataset.__class__ = Own
+    return dataset  # type: ignore[return-value]
+
+
+def mixed(samples: list[Any]) -> Any:
+    """A collate_fn that draws, and uses the images."""
+    images, labels = default_collate(samples)
+    return images * torch.rand(1) + images.flip(0), labels
+
+
+def states() -> list[Any]:
+    """Of torch's, NumPy's and Python's generators."""
+    of_torch, (_, keys, *rest), of_python = states_now(beside_torch=True)
+    return [of_torch.tolist(), keys.tolist(), rest, of_python]
+
+
+def inputs_of(samples: list[Any]) -> list[tuple[bytes, list[float], Any]]:
+    """The file, the drawn numbers and the class of each sample."""
+    calls = [image_calls_in([sample])[0] for sample in samples]
+    return [(call.inputs[0].tobytes(), call.inputs[1].tolist(), label) for call, (_, label) in zip(calls, samples)]
+
+
+@pytest.mark.parametrize("transform", [TRAIN, JITTER])
+@pytest.mark.parametrize(("seed", "is_in_worker"), [(None, False), (None, True), (3, True)])
+@pytest.mark.parametrize("is_for_torch", [True, False])
+@pytest.mark.parametrize("indices", [INDICES, list(np.array(INDICES)), list(torch.tensor(INDICES))], ids=str)
+@pytest.mark.parametrize(
+    "part_of", [lambda each: each, lambda each: Subset(Subset(each, list(range(20, 2, -1))), range(1, 11))]
+)
+def test_samples_are_those_that_are_fetched_one_by_one(
+    folder: ImageFolder,
+    transform: Any,
+    seed: int | None,
+    is_in_worker: bool,
+    is_for_torch: bool,
+    indices: list[Any],
+    part_of: Callable[[Any], Any],
+) -> None:
+    folder.transform = transform
+    dataset = wrap(part_of(folder))
+    request = BatchRequest(0, 2, indices, True, None)
+    torch.manual_seed(1)
+    wanted, wanted_states = inputs_of(Fetcher(dataset, seed=seed)(request).samples), states()
+    torch.manual_seed(1)
+    folders = FolderFetcher(plans_in(dataset) if is_for_torch else (), None, is_in_worker)
+    assert folders(dataset, indices) is not None, "samples are fetched one by one, and nothing is gained"
+    torch.manual_seed(1)
+    fetched = Fetcher(dataset, seed=seed, folders=folders)(request)
+    assert inputs_of(fetched.samples) == wanted and fetched.indices == indices
+    assert {isinstance(image, ProxySample) for image, _ in fetched.samples} == {is_for_torch}
+    assert states() == wanted_states
+
+
+FIVE = v2.Compose([v2.FiveCrop(48), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+
+@pytest.mark.parametrize(
+    ("transform", "more"),
+    [
+        (TRAIN, {}),
+        (JITTER, {}),
+        (FIVE, {}),
+        (TRAIN, {"collate_fn": mixed}),
+        (TRAIN, {"audit": 1.0}),
+        (TRAIN, {"unsupported": "batch"}),
+        (transforms.Compose([TRAIN, transforms.Lambda(lambda images: 1 - images)]), {"unsupported": "batch"}),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", [None, 4])
+def test_batches_are_those_that_are_fetched_sample_by_sample(
+    folder: ImageFolder, transform: Any, workers: int, seed: int | None, more: dict[str, Any]
+) -> None:
+    folder.transform = transform
+
+    def epochs(dataset: Any) -> list[Any]:
+        torch.manual_seed(6)
+        loader = DataLoader(dataset, 7, shuffle=True, num_workers=workers, seed=seed, device="cpu", **more)
+        return [batch for _ in range(2) for batch in loader] + [torch.rand(1)]
+
+    for ours, theirs in zip(epochs(folder), epochs(by_sample(folder)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+class AtOnce(ImageFolder):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def opened(path: str) -> EncodedImage:
+    return EncodedImage.open(path)
+
+
+def changed(root: str) -> ImageFolder:
+    """A dataset whose transform was changed after it was translated."""
+    dataset = wrap(ImageFolder(root, copy.deepcopy(TRAIN)))
+    dataset.transform.original.transforms[1].p = 0.9
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "dataset_of",
+    [
+        lambda root: wrap(Own(root, TRAIN)),
+        lambda root: wrap(AtOnce(root, TRAIN)),
+        lambda root: wrap(ConcatDataset([ImageFolder(root, TRAIN)])),
+        lambda root: wrap(DatasetFolder(root, opened, (".jpg",), TRAIN)),
+        lambda root: wrap(ImageFolder(root, TRAIN, target_transform=str)),
+        lambda root: wrap(wrap(ImageFolder(root, TRAIN)), max_pixels=50),
+        lambda root: ImageFolder(root, TRAIN),
+        lambda root: TensorDataset(torch.zeros(48)),
+        changed,
+    ],
+)
+def test_another_dataset_is_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
+    dataset = dataset_of(str(photos))
+    plans = {} if isinstance(dataset, TensorDataset) else plans_in(dataset)
+    assert FolderFetcher(plans, None)(dataset, INDICES) is None
+
+
+@pytest.fixture
+def damaged(photos: Path, tmp_path: Path) -> ImageFolder:
+    """``photos``, of which number 3 is cut in the middle, and number 7 is not there."""
+    root = Path(shutil.copytree(photos, tmp_path / "set"))
+    dataset = ImageFolder(str(root), JITTER)
+    cut, missing = (Path(dataset.samples[number][0]) for number in (3, 7))
+    cut.write_bytes(cut.read_bytes()[:2000])
+    missing.unlink()
+    return dataset
+
+
+@pytest.mark.parametrize("bad", [3, 7])
+def test_a_file_that_is_not_sound_is_met_where_it_is_met_without_us(damaged: ImageFolder, bad: int) -> None:
+    dataset, scans = wrap(damaged), IntegrityTable(48)
+    before = states()
+    assert FolderFetcher(plans_in(dataset), scans)(dataset, [0, 1, bad, 2]) is None
+    assert states() == before
+    assert [scans.of(index) is ScanStatus.SOUND for index in (0, 1, bad, 2)] == [True, True, False, False]
+    left = []
+    for folders in (None, FolderFetcher(plans_in(dataset), scans)):
+        torch.manual_seed(2)
+        with raises(ImageError, index=bad, path=dataset.samples[bad][0]):
+            Fetcher(dataset, scans=scans, folders=folders)(BatchRequest(0, 0, [0, 1, bad, 2], True, None))
+        left.append(states())
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_without_bad_files_are_the_same_too(damaged: ImageFolder, on_error: Any, workers: int) -> None:
+    def epoch(dataset: Any) -> tuple[list[Any], Any]:
+        torch.manual_seed(6)
+        loader = DataLoader(dataset, 5, num_workers=workers, on_error=on_error, device="cpu")
+        return list(loader), [each.index for each in loader.errors]
+
+    (ours, our_errors), (theirs, their_errors) = epoch(damaged), epoch(by_sample(damaged))
+    assert our_errors == their_errors == [3, 7]
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, workers: int) -> None:
+    # It draws, ahead in a worker, and then takes more from the sides than some images have.
+    pad = transforms.Pad(-60)
+    folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), pad, transforms.ToTensor()])
+
+    def epoch(dataset: Any) -> Any:
+        torch.manual_seed(6)
+        return outcomes(DataLoader(dataset, 1, num_workers=workers, unsupported="raise", device="cpu"))
+
+    ours, theirs = epoch(folder), epoch(by_sample(folder))
+    assert {type(each) for each in ours} > {list} and [type(each) for each in ours] == [type(each) for each in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a[0], b[0]) if isinstance(a, list) else str(a).splitlines()[-1] == str(b).splitlines()[-1]
+
+
+def test_what_is_sound_is_known_in_the_next_epoch(folder: ImageFolder) -> None:
+    folder.transform = TRAIN
+    dataset, scans = wrap(folder), IntegrityTable(48)
+    folders = FolderFetcher(plans_in(dataset), scans)
+    assert folders(dataset, INDICES) is not None and scans.are_sound(INDICES) and not scans.are_sound([1])
+    assert not scans.are_sound([48]) and not scans.are_sound(["a"])
+    assert scans.of(48) is ScanStatus.UNKNOWN
+
+
+def test_images_of_several_sizes_are_refused_as_without_us(folder: ImageFolder) -> None:
+    folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    dataset = wrap(folder)
+    folders, before = FolderFetcher(plans_in(dataset), None), states()
+    assert folders(dataset, [0]) is not None
+    after = states()
+    assert folders(dataset, list(range(48))) is None and states() == after != before
+    with pytest.raises(RuntimeError, match="the images of a batch must be of one size to be stacked"):
+        list(DataLoader(folder, 48, unsupported="raise", device="cpu"))
