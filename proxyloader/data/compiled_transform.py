@@ -86,7 +86,11 @@ class CompiledTransform(TransformStandIn):
                 return with_values(made[0]), *made[1:]
             return with_values(made)  # type: ignore[no-any-return]
         refuse_too_large(encoded.height, encoded.width, encoded.path, self.max_pixels)
-        call = ImageCall.of(Transformed.of(encoded).then(self._chain), self.plan)
+        return self.outputs(encoded)
+
+    def outputs(self, image: EncodedImage) -> ProxySample | torch.Tensor | tuple[ProxySample | torch.Tensor, ...]:
+        """Return what a call returns, without a look at the size of the image, or at changes of the original."""
+        call = ImageCall.of(Transformed.of(image).then(self._chain), self.plan)
         if self.plan.rest is not None:
             ProxySample.was_handed_out = True
             return ProxySample(call)
@@ -97,7 +101,7 @@ class CompiledTransform(TransformStandIn):
     def drawn(self, image: EncodedImage) -> tuple[ImageCall, Size]:
         """Draw the parameters of an image whose values are not used in the worker. Return its (height, width), too.
 
-        It does not look at the size before, nor whether the transform is as it was translated.
+        As ``outputs``, it looks at nothing before.
         """
         row, size = ParamRow(), (image.height, image.width)
         for step in self._chain.sampling_steps:

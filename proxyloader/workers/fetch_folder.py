@@ -93,7 +93,7 @@ class FolderFetcher:
                     made.append(ProxySample(call))
                     sizes.add(size)
                 else:
-                    made.append(transform(image))
+                    made.append(transform.outputs(image))
         return made if len(sizes) <= 1 else None
 
     def _read(self, folder: Any, paths: Sequence[str], indices: Sequence[Any]) -> list[EncodedImage] | None:
