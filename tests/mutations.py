@@ -354,8 +354,8 @@ MUTATIONS = [
     Mutation(
         "numbers that were drawn ahead are drawn again",
         "transforms/random_numbers.py",
-        "        torch.empty(self._at).uniform_(generator=self._generator)\n",
-        "",
+        "        self._drawn(self._at, 0.0, 1.0)\n",
+        "        pass\n",
         "transforms/test_random_numbers.py",
     ),
     Mutation(

@@ -71,17 +71,16 @@ class NumbersAhead:
         at = self._next()
         if self._words is None:
             self._generator.set_state(self._state)
-            pairs = torch.empty(BLOCK // 2, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
-            self._words = (
-                (pairs.numpy().view(np.uint64)[:, None] >> np.array([32, 0], np.uint64) & 0xFFFFFFFF).ravel().tolist()
-            )
+            pairs = torch.empty(BLOCK // 2, dtype=torch.int64, device="cpu")
+            pairs.random_(-(2**63), None, generator=self._generator)
+            halves = pairs.numpy().view(np.uint64)[:, None] >> np.array([32, 0], np.uint64) & 0xFFFFFFFF
+            self._words = halves.ravel().tolist()
         return self._words[at] % end
 
     def _float(self, low: float, high: float, exp: bool) -> float:
         at, kind = self._next(), (low, high, exp)
         if kind not in self._floats:
-            self._generator.set_state(self._state)
-            drawn = torch.empty(BLOCK, dtype=torch.float32).uniform_(low, high, generator=self._generator)
+            drawn = self._drawn(BLOCK, low, high)
             self._floats[kind] = (drawn.exp_() if exp else drawn).tolist()
         return self._floats[kind][at]
 
@@ -94,8 +93,11 @@ class NumbersAhead:
 
     def end(self) -> None:
         """Put the generator where it would be if each number had been drawn alone."""
+        self._drawn(self._at, 0.0, 1.0)
+
+    def _drawn(self, count: int, low: float, high: float) -> torch.Tensor:
         self._generator.set_state(self._state)
-        torch.empty(self._at).uniform_(generator=self._generator)
+        return torch.empty(count, dtype=torch.float32, device="cpu").uniform_(low, high, generator=self._generator)
 
 
 class _InThread(threading.local):
@@ -123,7 +125,8 @@ def are_alike_ahead() -> bool:
 
     Workers are told, as each would take eight milliseconds to find out.
     """
-    return all(_numbers_of(seed, is_ahead=True) == _numbers_of(seed, is_ahead=False) for seed in SEEDS)
+    with torch.device("cpu"):  # also where another device is torch's default
+        return all(_numbers_of(seed, is_ahead=True) == _numbers_of(seed, is_ahead=False) for seed in SEEDS)
 
 
 def _numbers_of(seed: int, is_ahead: bool) -> list[float]:

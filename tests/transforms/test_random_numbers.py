@@ -106,3 +106,12 @@ def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
     assert not compile_transforms(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).plan.takes_numbers_ahead
     last = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])
     assert not compile_transforms(last).plan.takes_numbers_ahead
+
+
+def test_another_default_device_changes_nothing() -> None:
+    are_alike_ahead.cache_clear()
+    with torch.device("meta"):
+        assert are_alike_ahead()
+        ahead = NumbersAhead(torch.default_generator)
+        assert 0 <= ahead.uniform(0.0, 1.0) <= 1 and 0 <= ahead.integer(9) < 9
+        ahead.end()
