@@ -388,7 +388,7 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
 
 def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors, for ``torch.utils.data.default_collate``."""
-    if any(isinstance(each, ProxySample) for each in batch):  # of a hand-written pipeline
+    if any(isinstance(each, ProxySample) for each in batch):  # of a pipeline or a folder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
     if any(isinstance(each, LazyTensor) and not is_real(each) for each in batch):
         return stacked(batch)

@@ -96,11 +96,12 @@ def _theirs(
 
 
 def _draw_alike(ours: BoxOf, theirs: BoxOf) -> bool:
-    state = torch.get_rng_state()
+    state, ahead, in_thread.ahead = torch.get_rng_state(), in_thread.ahead, None
     try:
         return all(_drawn_by(ours, seed) == _drawn_by(theirs, seed) for seed in SEEDS)
     finally:
         torch.set_rng_state(state)
+        in_thread.ahead = ahead
 
 
 def _drawn_by(box_of: BoxOf, seed: int) -> list[float]:

@@ -34,7 +34,8 @@ class OneByOne(threading.local):
 
     def __init__(self, dtype: torch.dtype, generator: torch.Generator | None = None) -> None:
         self._generator = generator
-        self._float, self._integer = torch.empty(1, dtype=dtype), torch.empty(1, dtype=torch.int64)
+        with torch.inference_mode(False):  # else nobody could write to them outside of it
+            self._float, self._integer = torch.empty(1, dtype=dtype), torch.empty(1, dtype=torch.int64)
 
     def uniform(self, low: float, high: float) -> float:
         return self._float.uniform_(low, high, generator=self._generator).item()
@@ -134,8 +135,8 @@ def _numbers_of(seed: int, is_ahead: bool) -> list[float]:
     generator = torch.Generator().manual_seed(seed)
     numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(torch.float32, generator)
     drawn: list[float] = []
-    while len(drawn) < BLOCK + 2 * seed:  # seeds end at different places in the second block
-        drawn += [numbers.uniform(0.08, 1.0), numbers.exp_uniform(-0.3, 0.3), numbers.integer(1 + len(drawn) ** 2)]
+    while len(drawn) < BLOCK + 40 * seed:  # seeds end at different places
+        drawn += [numbers.uniform(0.08, 1.0), numbers.exp_uniform(-seed, 0.3), numbers.integer(1 + len(drawn) ** 2)]
         drawn += [numbers.uniform(0.0, 1.0)]
     if isinstance(numbers, NumbersAhead):
         numbers.end()

@@ -10,7 +10,7 @@ then the transform is called for all of them. No code of the user's runs in betw
 If torch's ``collate_fn`` alone gets the samples, nothing but the drawn numbers is asked of the transform, which takes
 less than its call.
 
-What is not as expected, such as a damaged file or images of several sizes, is left to ``Fetcher``, which then fetches
+What is not as expected, such as a missing file or images of several sizes, is left to ``Fetcher``, which then fetches
 sample by sample.
 """
 
@@ -20,7 +20,9 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import Subset
+from torch.utils.data._utils import collate
 from torchvision.datasets import DatasetFolder
 
 from .._random_state import set_states, states_now
@@ -29,9 +31,13 @@ from ..data.dataset import LateOpener
 from ..data.encoded_image import EncodedImage
 from ..data.placeholders import ProxySample
 from ..data.read_check import is_sound, reading
-from ..errors import ImageError
 from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
 from .scan_checks import IntegrityTable, ScanStatus
+
+WORTH_IT = 8
+"""Number of images from which on it takes less time to draw their numbers ahead."""
+
+_GETITEM = DatasetFolder.__getitem__
 
 
 class FolderFetcher:
@@ -58,12 +64,10 @@ class FolderFetcher:
         folder, places = _folder_of(dataset, indices)
         if not _is_known(folder):
             return None
-        chosen = [folder.samples[place] for place in places]
-        images = self._read(folder, [path for path, _ in chosen], indices)
-        if images is None:
-            return None
         before = states_now(beside_torch=True)
         try:
+            chosen = [folder.samples[place] for place in places]
+            images = self._read(folder, [path for path, _ in chosen], indices)
             transformed = self._transformed(folder.transform, images, indices, seed_for)
         except Exception:
             transformed = None
@@ -82,8 +86,9 @@ class FolderFetcher:
         """Return what stands for each image after the transform; None if they cannot be one batch."""
         plan, sizes = transform.plan, set()
         made: list[Any] = []
-        draws_alone = plan.key in self._plans and plan.rest is None and plan.output.images == 1
+        draws_alone = plan.key in self._plans and plan.rest is None and plan.output.images == 1 and _torch_collates()
         is_ahead = draws_alone and seed_for is None and self._may_draw_ahead and plan.takes_numbers_ahead
+        is_ahead &= len(images) >= WORTH_IT
         with drawing_ahead() if is_ahead else contextlib.nullcontext():
             for index, image in zip(indices, images):
                 if seed_for is not None:
@@ -96,36 +101,47 @@ class FolderFetcher:
                     made.append(transform.outputs(image))
         return made if len(sizes) <= 1 else None
 
-    def _read(self, folder: Any, paths: Sequence[str], indices: Sequence[Any]) -> list[EncodedImage] | None:
-        """Return the images of files; None if one of them is not sound."""
+    def _read(self, folder: Any, paths: Sequence[str], indices: Sequence[Any]) -> list[EncodedImage]:
+        """Return the images of files. Any error: one cannot be read, or it is not sound and Pillow cannot decode it."""
         are_known = self._scans is not None and self._scans.are_sound(indices)
-        checker = None if self._scans is None else self._scans.checker
-        reading.begin(are_known, checker)
+        reading.begin(are_known, None if self._scans is None else self._scans.checker)
         images = []
         try:
             for index, path in zip(indices, paths):
-                image = EncodedImage.open(path, folder.loader.max_pixels)
-                if not are_known and self._scans is not None:
-                    reading.is_known = self._scans.of(index) is ScanStatus.SOUND
-                if not is_sound(image):
-                    return None
-                if not are_known and self._scans is not None:
-                    self._scans.note(index, is_damaged=False)
-                images.append(image)
-        except ImageError:
-            return None
+                images.append(self._opened(folder.loader, path, None if are_known else index))
         finally:
             reading.is_known = False
         return images
 
+    def _opened(self, opener: LateOpener, path: str, index: Any) -> EncodedImage:
+        """Return the image of a file, which is looked at unless ``index`` is None, as it is known to be sound."""
+        known = ScanStatus.SOUND
+        if index is not None and self._scans is not None:
+            known = self._scans.of(index)
+            reading.begin(known is ScanStatus.SOUND, self._scans.checker)
+        image = EncodedImage.open(path, opener.max_pixels)
+        if not is_sound(image):
+            image = EncodedImage.from_pil(image.decoded(), path)
+        if known is ScanStatus.UNKNOWN and not reading.has_found_damage and self._scans is not None:
+            self._scans.note(index, is_damaged=False)
+        return image
+
+
+def _torch_collates() -> bool:
+    """Return whether torch's default ``collate_fn`` calls no function of the user's for a sample or an image."""
+    known = collate.default_collate_fn_map
+    return known.get(torch.Tensor) is collate.collate_tensor_fn and not any(isinstance((), kind) for kind in known)
+
 
 def _is_known(folder: Any) -> bool:
-    """Return whether it is known what a dataset does for a sample."""
-    if getattr(type(folder), "__getitem__", None) is not DatasetFolder.__getitem__:
+    """Return whether it is known what a dataset does for a sample, and that nobody else's code has a part in it."""
+    if getattr(type(folder), "__getitem__", None) is not _GETITEM:
         return False
     transform = folder.transform
     return (
         not hasattr(folder, "__getitems__")
+        and not hasattr(folder, "fetch_ahead")
+        and type(folder.samples) is list
         and folder.target_transform is None
         and type(transform) is CompiledTransform
         and transform.is_as_translated()

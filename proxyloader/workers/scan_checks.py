@@ -76,7 +76,7 @@ class IntegrityTable:
     def are_sound(self, indices: Sequence[Any]) -> bool:
         """Return whether the images of all these indices are known to be sound."""
         try:
-            return bool((self._known[indices] == ScanStatus.SOUND).all())
+            return bool((self._known[[operator.index(index) for index in indices]] == ScanStatus.SOUND).all())
         except (IndexError, TypeError):
             return False
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
@@ -131,6 +132,20 @@ class AtOnce(ImageFolder):
         return [self[index] for index in indices]
 
 
+class FetchesAhead(ImageFolder):
+    def fetch_ahead(self, indices: Any) -> None: ...
+
+
+class Looked(list[Any]):
+    """Samples of a user's own, which may draw or raise where they are looked at."""
+
+
+def with_samples(root: str, kind: Callable[[Any], Any]) -> ImageFolder:
+    dataset = ImageFolder(root, TRAIN)
+    dataset.samples = kind(dataset.samples)
+    return dataset
+
+
 def opened(path: str) -> EncodedImage:
     return EncodedImage.open(path)
 
@@ -150,6 +165,8 @@ def changed(root: str) -> ImageFolder:
         lambda root: wrap(ConcatDataset([ImageFolder(root, TRAIN)])),
         lambda root: wrap(DatasetFolder(root, opened, (".jpg",), TRAIN)),
         lambda root: wrap(ImageFolder(root, TRAIN, target_transform=str)),
+        lambda root: wrap(FetchesAhead(root, TRAIN)),
+        lambda root: wrap(with_samples(root, Looked)),
         lambda root: wrap(wrap(ImageFolder(root, TRAIN)), max_pixels=50),
         lambda root: ImageFolder(root, TRAIN),
         lambda root: TensorDataset(torch.zeros(48)),
@@ -237,3 +254,61 @@ def test_images_of_several_sizes_are_refused_as_without_us(folder: ImageFolder) 
     assert folders(dataset, list(range(48))) is None and states() == after != before
     with pytest.raises(RuntimeError, match="the images of a batch must be of one size to be stacked"):
         list(DataLoader(folder, 48, unsupported="raise", device="cpu"))
+
+
+@pytest.mark.parametrize("kind", [tuple, torch.Tensor])
+def test_a_function_of_the_users_for_samples_or_tensors_gets_them(
+    folder: ImageFolder, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collated(samples: Any, *, collate_fn_map: Any = None) -> Any:
+        return default_collate(list(samples))
+
+    monkeypatch.setitem(default_collate_fn_map, kind, collated)
+    folder.transform = TRAIN
+    dataset = wrap(folder)
+    samples = FolderFetcher(plans_in(dataset), None)(dataset, INDICES)
+    assert samples is not None and all(isinstance(image, torch.Tensor) for image, _ in samples)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
+    folder: ImageFolder, workers: int
+) -> None:
+    folder.transform = JITTER
+
+    def found(dataset: Any) -> list[Any]:
+        torch.manual_seed(6)
+        batches = [[0, 1, 500], [3, 4]]
+        return outcomes(DataLoader(dataset, batch_sampler=batches, num_workers=workers, device="cpu"))
+
+    (error, ours), (their_error, theirs) = found(folder), found(by_sample(folder))
+    assert type(error) is type(their_error) is IndexError
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_a_damaged_file_that_pillow_decodes_is_read_with_the_others(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # as strict checks are remembered
+    root = Path(shutil.copytree(photos, tmp_path / "set"))
+    dataset = ImageFolder(str(root), JITTER)
+    path = Path(dataset.samples[3][0])
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + b"\xff\xd9")
+    wrapped, scans = wrap(dataset), IntegrityTable(48, is_strict=True)
+    samples = FolderFetcher(plans_in(wrapped), scans)(wrapped, [2, 3, 4])
+    assert samples is not None
+    torch.manual_seed(2)
+    one_by_one = Fetcher(wrapped, scans=IntegrityTable(48, is_strict=True))
+    wanted = inputs_of(one_by_one(BatchRequest(0, 0, [2, 3, 4], True, None)).samples)
+    torch.manual_seed(2)
+    assert inputs_of(FolderFetcher(plans_in(wrapped), scans)(wrapped, [2, 3, 4]) or []) == wanted
+    assert wanted[1][0].startswith(b"P6") and scans.of(3) is not ScanStatus.SOUND and scans.of(2) is ScanStatus.SOUND
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_drawn_with_in_inference_mode_draws_outside_of_it_too(folder: ImageFolder, workers: int) -> None:
+    folder.transform = TRAIN
+    with torch.inference_mode():
+        list(DataLoader(folder, 8, device="cpu"))
+    assert len(list(DataLoader(folder, 8, seed=1, num_workers=workers, device="cpu"))) == 6
