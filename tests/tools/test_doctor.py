@@ -233,15 +233,15 @@ def test_a_dali_that_cannot_be_imported_is_a_finding(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("end", "failure"),
+    ("end", "failure", "limit_s"),
     [
-        ("os.kill(os.getpid(), 11)", "it crashed (SIGSEGV)"),
-        ("time.sleep(1000)", "it took more than"),
+        ("os.kill(os.getpid(), 11)", "it crashed (SIGSEGV)", WAIT_S),
+        ("time.sleep(1000)", "it took more than", WAIT_S / 3),
     ],
     ids=["crashes", "hangs"],
 )
 def test_a_decoder_that_dies_is_told_apart_from_what_it_decoded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, failure: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, failure: str, limit_s: float
 ) -> None:
     code = f"""
         import os, time
@@ -255,7 +255,7 @@ def test_a_decoder_that_dies_is_told_apart_from_what_it_decoded(
     """
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
-    subject = Subject(WAIT_S / 5)
+    subject = Subject(limit_s)
     subject.dali = Answer([{"version": "2.4.0", "cuda": 12, "codec": "0.9.0"}])
     right, died = decoders.on_cpu(subject)
     assert right.found == "pixels are right: JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG"
