@@ -61,12 +61,12 @@ class FolderFetcher:
         Args:
             seed_for: seeds the generators for the sample of an index; None: they go on as they are.
         """
-        folder, places = _folder_of(dataset, indices)
+        folder = _folder_of(dataset)
         if not _is_known(folder):
             return None
         before = states_now(beside_torch=True)
         try:
-            chosen = [folder.samples[place] for place in places]
+            chosen = [folder.samples[place] for place in _places_of(dataset, indices)]
             images = self._read(folder, [path for path, _ in chosen], indices)
             transformed = self._transformed(folder.transform, images, indices, seed_for)
         except Exception:
@@ -150,8 +150,13 @@ def _is_known(folder: Any) -> bool:
     )
 
 
-def _folder_of(dataset: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Return the dataset that the samples of a Subset come from, and their indices there."""
+def _folder_of(dataset: Any) -> Any:
+    """Return the dataset that the samples of a Subset come from; any other dataset itself."""
+    return _folder_of(dataset.dataset) if type(dataset) is Subset else dataset
+
+
+def _places_of(dataset: Any, indices: Sequence[Any]) -> Sequence[Any]:
+    """Return the indices of samples in that dataset."""
     while type(dataset) is Subset:
         indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-    return dataset, indices
+    return indices
