@@ -1,7 +1,7 @@
 """Numbers of torch's generator, drawn one by one, or for many images at once. Runs in the worker.
 
 NOTE [ Numbers ahead ]
-torch takes a microsecond to draw one number, and hardly longer to draw a hundred. Whether it draws a float or an
+torch takes hardly longer to draw a hundred numbers at once than to draw one. Whether it draws a float or an
 integer, its generator goes one step for each. So the numbers of many images are drawn from one state, once as floats
 and once as integers, and each draw takes the next place of the list of its kind. At the end the generator is put where
 it would be if each number had been drawn alone. Before this is used, it is compared with drawing them alone.
@@ -124,7 +124,7 @@ def drawing_ahead() -> Iterator[None]:
 def are_alike_ahead() -> bool:
     """Return whether the installed torch draws the same numbers ahead and one by one.
 
-    Workers are told, as each would take eight milliseconds to find out.
+    Workers are told, as each would take a while to find out.
     """
     with torch.device("cpu"):  # also where another device is torch's default
         return all(_numbers_of(seed, is_ahead=True) == _numbers_of(seed, is_ahead=False) for seed in SEEDS)
