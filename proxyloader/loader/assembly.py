@@ -17,9 +17,9 @@ from ..data.lazy_tensor import RESIZE, refuse_several_sizes
 from ..errors import ImageError, PipelineError
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
-from ..workers.pool import WorkerPool
 from .audit import Audit, Auditor
 from .backend import ImageCounts
+from .feed import Feed
 from .options import LoaderOptions
 from .profiler_rows import WAIT, row
 from .recovery import BatchRecovery, RecoveredBatch
@@ -28,7 +28,6 @@ from .submitter import InFlightBatch
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
     from ..dali.run import PipelineRun
-    from ..dali.run_queue import RunQueue
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +46,7 @@ class BatchAssembler:
 
     def __init__(
         self,
-        pool: WorkerPool,
-        servers: dict[str, RunQueue],
+        feed: Feed,
         errors: UnreadableSamples,
         collate_fn: Callable[[Any], Any],
         counts: ImageCounts,
@@ -56,8 +54,10 @@ class BatchAssembler:
         options: LoaderOptions,
         auditor: Auditor,
     ) -> None:
+        pool, servers = feed.pool, feed.servers
         self._pool, self._servers, self._errors, self._collate_fn = pool, servers, errors, collate_fn
-        self._pin, self._on_error, self._format = pin, options.on_error, options.format
+        self._pin = pin and not pool.workers.pin_memory and torch.cuda.is_available()
+        self._on_error, self._format = options.on_error, options.format
         self._options, self._counts, self._auditor = options, counts, auditor
         self._recovery = BatchRecovery(servers, pool, options)
 

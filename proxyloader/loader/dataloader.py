@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -19,6 +20,7 @@ from ..data.called_transforms import meet_transforms
 from ..data.distributed import Auto
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, build_sampler
+from ..workers.early_draws import EarlyDraws
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
 from ..workers.scan_checks import IntegrityTable
@@ -26,6 +28,8 @@ from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
 from .audit import Audit
 from .checkpoint import CheckpointedLoader
+from .early_epoch import EarlyEpoch
+from .feed import Feed
 from .iterator import LoaderIterator
 from .options import CheckScans, LoaderOptions, Unsupported
 from .plan_servers import PlanServers
@@ -125,6 +129,8 @@ class DataLoader(CheckpointedLoader[T]):
     """
 
     _pool: WorkerPool | None = None
+    _early: EarlyEpoch
+    _process: int
 
     def __init__(
         self,
@@ -219,8 +225,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
         self._scans: IntegrityTable | None = None
-        self._servers = PlanServers(run_size(self))
-        self._process = os.getpid()
+        vars(self).update(_of_this_process(self))
         vars(self).update(self._new_counts())
         keep_loaders()
         let_ray_keep_loaders()
@@ -241,27 +246,30 @@ class DataLoader(CheckpointedLoader[T]):
     def __iter__(self) -> Any:
         with _one_begins:
             if self._process != os.getpid():
-                # A forked copy: workers, pipelines and shared memory belong to the parent process.
-                self._pool, self._servers, self._process = None, PlanServers(run_size(self)), os.getpid()
-            loader_state = self._upcoming
-            pool, at_first = self._pool_for_epoch(loader_state), loader_state.copied()
+                vars(self).update(_of_this_process(self))  # a forked copy: those belong to the parent process
+            early = self._early.take(self)
+            loader_state = self._upcoming if early is None else early.loader_state
+            pool = self._pool_for_epoch(loader_state) if early is None else early.pool
+            at_first = loader_state.copied()
             self._next_epoch = loader_state.following()  # another thread may begin this epoch meanwhile
         try:
-            iterator = self._begin_epoch(pool, loader_state)
+            feed = self._begin_epoch(pool, loader_state) if early is None else early
         except BaseException:
             self._begin(at_first)  # the next iteration tries this epoch again
             raise
         self._loader_state = loader_state
-        return iterator
+        errors, counts, auditor = self._errors, self._counts, self._auditor
+        assembler = BatchAssembler(feed, errors, self.collate_fn, counts, self.pin_memory, self._options, auditor)
+        return LoaderIterator(feed, assembler, self._recorder)
 
-    def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState) -> LoaderIterator:
+    def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState, early: EarlyDraws | None = None) -> Feed:
         batches: Any = None
         try:
             # Workers start while the pipelines are built. They are forked before DALI starts threads.
             try:
-                batches = self._start(pool, loader_state)
+                batches = self._start(pool, loader_state, early)
             except RuntimeError as error:
-                if not self.persistent_workers:
+                if not self.persistent_workers or early is not None:
                     raise
                 log.warning("a persistent worker was lost (%s); starting new ones", str(error))
                 pool.broken = True
@@ -269,20 +277,17 @@ class DataLoader(CheckpointedLoader[T]):
                 batches = self._start(pool, loader_state)
             options = self._options
             servers = self._servers.of(pool.plans, options)
-            pin = self.pin_memory and not pool.workers.pin_memory and torch.cuda.is_available()
             self._say_what_begins()
-            assembler = BatchAssembler(
-                pool, servers, self._errors, self.collate_fn, self._counts, pin, options, self._auditor
-            )
-            serve, recorder = functools.partial(self._servers.serve, options=options), self._recorder
-            return LoaderIterator(batches, pool, servers, loader_state, assembler, options.prefetch, serve, recorder)
+            serve = functools.partial(self._servers.serve, options=options)
+            begin_next = functools.partial(_begin_next, weakref.ref(self))
+            return Feed(batches, pool, servers, serve, loader_state, options.prefetch, begin_next)
         except BaseException:
             pool.let_go(batches)
             raise
 
-    def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
+    def _start(self, pool: WorkerPool, loader_state: LoaderState, early: EarlyDraws | None = None) -> Any:
         pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # for torch's warning
-        return pool.start(loader_state, self.seed, self.generator, self._generator_of_seeds)
+        return pool.start(loader_state, self.seed, self.generator, self._generator_of_seeds, early)
 
     @property
     def errors(self) -> UnreadableSamples:
@@ -291,9 +296,9 @@ class DataLoader(CheckpointedLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
-        fresh = {"_pool": None, "_loader_state": None, "_scans": None, "_servers": PlanServers(run_size(self))}
-        epochs = {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
-        return self.__dict__ | fresh | epochs | self._new_counts()
+        fresh = {"_loader_state": None, "_scans": None, "_errors": UnreadableSamples()}
+        epochs = {"_next_epoch": LoaderState(self._next_epoch.epoch)}
+        return self.__dict__ | _of_this_process(self) | fresh | epochs | self._new_counts()
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
@@ -318,3 +323,18 @@ class DataLoader(CheckpointedLoader[T]):
         found = found._replace(dataset=dataset, plans=plans)
         self._pool = WorkerPool.build(self, found, arena, self._scans, loader_state, live)
         return self._pool
+
+
+def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the attributes of a loader that has no workers and no pipelines yet in this process."""
+    servers = PlanServers(run_size(loader))
+    return {"_pool": None, "_servers": servers, "_early": EarlyEpoch(), "_process": os.getpid()}
+
+
+def _begin_next(loader_ref: weakref.ref[DataLoader[Any]]) -> EarlyEpoch | None:
+    """Begin the next epoch of a loader if it still exists, as an iterator does not keep its loader."""
+    loader = loader_ref()
+    if loader is None:
+        return None
+    with _one_begins:
+        return loader._early if loader._early.begin(loader) else None

@@ -2,6 +2,7 @@
 
 __all__ = [
     "dataset_state",
+    "early_draws",
     "fetch",
     "loader_state",
     "messages",

@@ -65,12 +65,12 @@ class Fetcher:
         folders: FolderFetcher | None = None,
     ) -> None:
         self.dataset, self._on_error, self.keeps_batches = dataset, on_error, keeps_batches
-        self._seed, self._scans, self._live, self._has_workers, self._folders = seed, scans, live, has_workers, folders
+        self._seed, self._scans, self._live, self._has_workers, self.folders = seed, scans, live, has_workers, folders
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
         indices = request.each()
-        of_folder = self._folders(self.dataset, indices, self._seeds(request.epoch)) if self._folders else None
+        of_folder = self.folders(self.dataset, indices, self._seeds(request.epoch)) if self.folders else None
         if of_folder is not None:
             return Fetched(of_folder, indices)
         at_once = self._at_once(request)

@@ -76,6 +76,10 @@ class FolderFetcher:
             return None
         return [(image, target) for image, (_, target) in zip(transformed, chosen)]
 
+    def knows(self, dataset: Any) -> bool:
+        """Return whether no code of the user's has a part in a batch of a dataset."""
+        return bool(self._plans) and _torch_collates() and _is_known(_folder_of(dataset))
+
     def _transformed(
         self,
         transform: CompiledTransform,

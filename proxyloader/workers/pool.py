@@ -27,6 +27,7 @@ from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
+from .early_draws import EarlyDraws
 from .fetch import Fetcher
 from .fetch_folder import FolderFetcher
 from .loader_state import LoaderState
@@ -149,15 +150,16 @@ class WorkerPool:
         seed: int | None,
         generator: torch.Generator | None,
         generator_of_seeds: torch.Generator | None,
+        early: EarlyDraws | None = None,
     ) -> Any:
-        """Let torch start an epoch, and return its iterator.
+        """Let torch start an epoch, and return its iterator. ``early``: before it is asked for.
 
         With a seed, the seeds that torch draws for its workers follow from it. Without one they may be drawn from the
         user's own ``generator_of_seeds``.
         """
         self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
-            self.requests.begin(loader_state)
+            self.requests.begin(loader_state, early)
         if self.board is not None and (self.requests is None or not self.has_workers):
             self.board.forget()  # persistent workers write their states again, as they restart their streams
         states = loader_state.generator_states
@@ -194,7 +196,7 @@ class WorkerPool:
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the states at the start of the epoch of workers that have given no batch yet, by worker number."""
-        processes = getattr(self.user and self.user(), "_workers", ())
+        processes = getattr(self.user and self.user(), "worker_processes", ())
         if self.board is None or not processes:
             return {}
         found = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}

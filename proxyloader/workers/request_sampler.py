@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from .._random_state import generator_of, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
+from .early_draws import EarlyDraws
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -65,6 +66,7 @@ class BatchRequest:
         indices: indices of the samples of the batch, or one index if batching is off.
         batched: whether ``indices`` is a batch.
         slot: slot that the worker may write to; None: no slot was free.
+        early, dropped: see ``DrawsOfWorker.settle``.
     """
 
     number: int
@@ -72,6 +74,8 @@ class BatchRequest:
     indices: Any
     batched: bool
     slot: int | None
+    early: int | None = None
+    dropped: int | None = None
 
     def each(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
@@ -118,6 +122,9 @@ class RequestSampler:
         sampler: the user's batch sampler, or sampler if batching is off.
         seed: seed of the order, unless the sampler has a generator of its own.
         ahead: number of batches that torch's loader requests before it takes the first.
+
+    Attributes:
+        dropped: key of the early epoch that was dropped last; None: none was.
     """
 
     def __init__(
@@ -130,6 +137,8 @@ class RequestSampler:
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
         self._iterator: Any = None
+        self._has_ended = False
+        self.dropped: int | None = None
         self._draws_elsewhere = False
         self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
         self.begin(LoaderState())
@@ -137,14 +146,14 @@ class RequestSampler:
         self._sampler_states: dict[int, dict[str, Any]] = {}
         self._numbers = itertools.count()
 
-    def begin(self, loader_state: LoaderState) -> None:
+    def begin(self, loader_state: LoaderState, early: EarlyDraws | None = None) -> None:
         """Let the next iteration start at this state, and record in it what is needed to start there again."""
-        self._loader_state = loader_state
+        self._loader_state, self._early = loader_state, early
 
     def __iter__(self) -> Iterator[BatchRequest]:
         self.forget_unanswered()  # torch begins an epoch after the workers have finished the one before
         self.undo_draws_ahead()
-        self._draws_ahead = DrawsAhead(self._ahead)
+        self._draws_ahead, self._has_ended = DrawsAhead(self._ahead), False
         loader_state = self._loader_state
         self._settle_sampler(loader_state)
         with self._known_generators(
@@ -162,11 +171,15 @@ class RequestSampler:
             first = False
             self._draws_ahead.note(own_generator(self._of_samples))
             if indices is _END:
+                self._has_ended = True
                 return
             if self._batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
-            request = BatchRequest(next(self._numbers), loader_state.epoch, indices, self._batched, slot)
+            early = None if self._early is None else self._early.key
+            request = BatchRequest(
+                next(self._numbers), loader_state.epoch, indices, self._batched, slot, early, self.dropped
+            )
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
                 self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
@@ -192,11 +205,17 @@ class RequestSampler:
         assert number is not None
         return self._unanswered.pop(number)
 
-    def handed_out(self, request: BatchRequest) -> None:
+    def handed_out(self, request: BatchRequest, loader_state: LoaderState) -> None:
+        """Record in the state of its epoch that the training loop received a batch."""
         self._draws_ahead.advance()
-        self._loader_state.batches += 1
-        self._loader_state.samples += self._places(request)
-        self._loader_state.sampler_state = self._sampler_states.pop(request.number, self._loader_state.sampler_state)
+        loader_state.batches += 1
+        loader_state.samples += self._places(request)
+        loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the workers have answered all requests of the epoch."""
+        return self._has_ended and not self._unanswered
 
     def has_ready_batch(self, in_order: bool) -> bool:
         """Return whether torch can give the next batch without waiting for a worker, judging by the slots."""
@@ -266,17 +285,8 @@ class RequestSampler:
         sampler = self._of_samples
         generator = own_generator(sampler)
         if generator is not None:
-            states = loader_state.generator_states
-            if loader_state.resumes and moment in states:
-                generator.set_state(states[moment])
-            else:
-                states[moment] = generator.get_state()
-            yield
-            if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
-                if loader_state.new_workers:
-                    del states["iter"]  # torch creates another iterator after drawing a seed, as it did there
-                else:
-                    states["next"] = generator.get_state()  # torch draws a seed now, and did not there
+            with _known_own_generator(generator, loader_state, moment):
+                yield
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_is_lent:
                 sampler.generator = generator_of(self._seed, loader_state.epoch, "order", moment)
@@ -304,6 +314,10 @@ class RequestSampler:
             elif moment == "next" and self._draws_elsewhere:
                 self._draws_elsewhere = False
                 draw_seed()
+        elif self._early is not None and type(sampler) is RandomSampler:
+            loader_state.random_states[moment] = self._early.before
+            with _generator_is_lent, self._early.lend_generator(sampler):
+                yield
         else:
             loader_state.random_states[moment] = torch.get_rng_state()
             yield
@@ -314,6 +328,21 @@ def own_generator(sampler: Any) -> torch.Generator | None:
     with _generator_is_lent:
         generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
+
+
+@contextlib.contextmanager
+def _known_own_generator(generator: torch.Generator, loader_state: LoaderState, moment: str) -> Iterator[None]:
+    states = loader_state.generator_states
+    if loader_state.resumes and moment in states:
+        generator.set_state(states[moment])
+    else:
+        states[moment] = generator.get_state()
+    yield
+    if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
+        if loader_state.new_workers:
+            del states["iter"]  # torch creates another iterator after drawing a seed, as it did there
+        else:
+            states["next"] = generator.get_state()  # torch draws a seed now, and did not there
 
 
 def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
+from .early_draws import DrawsOfWorker
 from .fetch import Fetched, Fetcher
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
@@ -44,6 +45,7 @@ class PackedDataset(Dataset[Any]):
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
+        self._draws = DrawsOfWorker()
 
     def begin(self, worker_id: int) -> None:
         """Restore the state of the dataset in this worker before the first batch."""
@@ -56,6 +58,7 @@ class PackedDataset(Dataset[Any]):
 
     def __getitems__(self, request: BatchRequest) -> BatchMessage:
         info = self.fetcher.worker_info()
+        self._draws.settle(request.early, request.dropped)
         if self._arena is not None and request.slot is not None:
             memory = self._arena.memory_to_write(request.slot, self._arena.batch_bytes)
             batch_memory.begin(memory[: self._arena.sent_bytes * 5 // 4])

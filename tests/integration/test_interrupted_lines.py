@@ -269,7 +269,7 @@ def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) ->
 def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_wait_for(root: Path) -> None:
     batches = iter(DataLoader(Spelled(root), BATCH, num_workers=2, device="cpu"))
     numbers_of(next(batches))
-    batches._batches._index_queues[0]._notempty.acquire()
+    batches._feed._batches._index_queues[0]._notempty.acquire()
     start_s = time.monotonic()
     del batches
     assert time.monotonic() - start_s < STOP_S

@@ -71,9 +71,9 @@ def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(root: Path, devi
     for at in range(8):
         next(batches)
         time.sleep(STEP_S)
-        in_thread = [fed.starting for fed in batches._in_flight if fed.starting is not None]
+        in_thread = [fed.starting for fed in batches._feed._in_flight if fed.starting is not None]
         wait(in_thread, timeout=WAIT_S)
-        assert all(len(fed.pipeline_runs) == 1 and not fed.is_to_start for fed in batches._in_flight)
+        assert all(len(fed.pipeline_runs) == 1 and not fed.is_to_start for fed in batches._feed._in_flight)
         assert in_thread or at < 3
 
 
@@ -143,7 +143,7 @@ if __name__ == "__main__":
         next(batches)
         time.sleep(0.05)
     next(batches)
-    assert any(fed.starting is not None for fed in batches._in_flight)
+    assert any(fed.starting is not None for fed in batches._feed._in_flight)
 """
 
 

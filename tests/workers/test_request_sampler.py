@@ -39,7 +39,7 @@ def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None
         if at_most is not None and len(found) == at_most:
             break
         requests.answered(request.number)
-        requests.handed_out(request)
+        requests.handed_out(request, progress)
         found.append(request.indices)
     return found
 
@@ -232,7 +232,7 @@ def test_a_sampler_or_iterator_with_a_state_goes_on_from_that_of_the_last_batch(
     requests.begin(progress)
     drawn = list(itertools.islice(requests, 2))  # the second is on its way to a worker
     requests.answered(drawn[0].number)
-    requests.handed_out(drawn[0])
+    requests.handed_out(drawn[0], progress)
     assert indices(made(), through_a_checkpoint(progress, None)) == whole[1:]
 
 

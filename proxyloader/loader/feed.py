@@ -1,0 +1,259 @@
+"""Feed: takes packed batches from the workers and gives them to DALI, ahead of the training loop. Main process.
+
+NOTE [ Who waits for what ]
+The work is done at each ``next()``, in the thread that iterates. Batches that are ready in the workers are taken until
+``prefetch`` + 1 are in flight. Then the oldest batch is collected and returned. The others go on in DALI's threads
+while the model trains. ``next()`` waits for a worker only if nothing is in flight, or while the oldest batch cannot be
+finished yet. It waits for DALI only for the oldest batch. So the sampler and torch's generators are used where a stock
+loader uses them, and an error stays with its batch. Submitting a batch that is not urgent is left to a thread: see
+NOTE [ Beside the model ] in ``loader/submitter.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..data.lazy_image import opened_late
+from ..transforms.plan import Plan
+from ..workers.loader_state import LoaderState
+from ..workers.messages import BatchMessage, PackedBatch
+from ..workers.pool import WorkerPool
+from .profiler_rows import WAIT, row
+from .submitter import InFlightBatch, RunSubmitter
+
+if TYPE_CHECKING:  # importing it imports DALI
+    from ..dali.run_queue import RunQueue
+
+POLLS = 20
+"""How often workers are polled while DALI decodes a batch."""
+
+ENOUGH = 2
+"""Number of batches in flight from which the next one is not urgent."""
+
+LONG_STEP_S = 2 * sys.getswitchinterval()
+"""Duration of a step of the loop in which another thread surely gets the interpreter lock, in seconds."""
+
+
+OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
+"""Attributes of torch's iterator that it has with workers, and with a thread that pins memory."""
+
+
+class NextEpoch(Protocol):
+    """An epoch that has begun before it was asked for."""
+
+    def feed(self, most: int) -> None:
+        """Give DALI the batches that are ready in the workers, until ``most`` are in flight. This does not wait."""
+
+
+class Feed:
+    """The batches of an epoch between the workers and the training loop.
+
+    Args:
+        batches: torch's iterator over the workers of the pool.
+        servers: run queues by the keys of their plans. Those of plans that arrive with a batch are added.
+        serve: returns the run queue of a plan.
+        loader_state: the position in the epoch at which it starts.
+        prefetch: maximum number of decoded batches that wait.
+        begin_next: begins the next epoch, when the workers have given all of this one; returns None if it cannot begin
+            yet.
+
+    Attributes:
+        pool, servers, loader_state: see above.
+        process: ID of the process that made it; 0 if its construction failed.
+        for_workers_s: time in which ``fill`` waited for the workers, in seconds, since the loop set it to 0.
+        of_torchs_iterator: some attributes of torch's iterator by name.
+        is_cut_short: whether a worker was lost: after its error there are no more batches.
+    """
+
+    process = 0
+
+    _is_interpreter_ending = staticmethod(sys.is_finalizing)
+    """A class attribute, as the names of modules are gone when the interpreter ends."""
+
+    def __init__(
+        self,
+        batches: Iterator[BatchMessage],
+        pool: WorkerPool,
+        servers: dict[str, RunQueue],
+        serve: Callable[[Plan], RunQueue],
+        loader_state: LoaderState,
+        prefetch: int,
+        begin_next: Callable[[], NextEpoch | None],
+    ) -> None:
+        self._in_flight: deque[InFlightBatch] = deque()
+        self._batches: Iterator[BatchMessage] | None = batches
+        self.pool, self.loader_state, self.servers, self._serve = pool, loader_state, servers, serve
+        self._submitter = RunSubmitter(pool, servers)
+        self._begin_next = begin_next
+        self._next_epoch: NextEpoch | None = None
+        # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
+        # server, no run is started ahead, as a loop that is left early must not change what later runs draw.
+        runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
+        self._ahead = prefetch if runs_ahead else 0
+        # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded.
+        # If the dataset or its iterators have restored their states, they start at the position.
+        self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
+        self.for_workers_s, self.is_cut_short = 0.0, False
+        self.of_torchs_iterator: dict[str, Any] = {
+            name: getattr(batches, name) for name in OF_TORCHS_ITERATOR if hasattr(batches, name)
+        }
+        self.process = os.getpid()
+
+    def begin(self) -> None:
+        """Take the workers from an earlier loop."""
+        self.pool.user = weakref.ref(self)
+
+    def __del__(self) -> None:
+        if not self._is_interpreter_ending():
+            self.close()
+
+    def close(self) -> None:
+        """Cancel the batches in flight and release the workers. ``__del__`` calls this."""
+        if self.process == os.getpid():  # a forked child has copies, with locks that may never be released
+            while self._in_flight:
+                in_flight = self._in_flight.popleft()
+                self._submitter.forget(in_flight)
+                self.give_back_slot(in_flight)
+            self._submitter.close()
+            if self.pool.requests is not None and self.pool.user is not None and self.pool.user() in (self, None):
+                self.pool.requests.undo_draws_ahead()
+        self._batches = None
+
+    @property
+    def worker_processes(self) -> Sequence[Any]:
+        """The workers."""
+        processes: Sequence[Any] = self.of_torchs_iterator.get("_workers", ())
+        return processes
+
+    @property
+    def batches_ahead(self) -> int:
+        """Number of batches that wait for the loop, decoded or with DALI."""
+        return len(self._in_flight)
+
+    def fill(self, loop_s: float) -> None:
+        """Take batches from the workers, so that there is at least one in flight, unless the epoch has ended.
+
+        Args:
+            loop_s: time that the training loop took for its last step, in seconds.
+        """
+        while self._should_take():
+            self._take_from_workers(is_urgent=len(self._in_flight) < ENOUGH or loop_s < LONG_STEP_S)
+            self._wait_while_dali_is_busy()
+        self._go_on_with_next_epoch()
+
+    def fill_early(self, most: int) -> None:
+        """Take the batches that are ready in the workers, until ``most`` are in flight. This does not wait."""
+        while (
+            self._batches is not None and len(self._in_flight) < most and self._has_room() and self._has_ready_batch()
+        ):
+            self._take_from_workers(is_urgent=True)
+
+    def take(self) -> InFlightBatch | None:
+        """Return the oldest batch in flight, whose runs have started; None if there is none."""
+        return self._in_flight.popleft() if self._in_flight else None
+
+    def start(self, in_flight: InFlightBatch) -> None:
+        """Start the runs of a batch now, or wait until they have started."""
+        self._submitter.start(in_flight)
+
+    def start_soon(self) -> None:
+        """Let a thread start the runs that have not started yet, beside the model."""
+        for each in self._in_flight:
+            self._submitter.start_soon(each)
+
+    def give_back_slot(self, in_flight: InFlightBatch) -> None:
+        if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
+            self.pool.arena.give_back(in_flight.batch.request.slot, in_flight)
+
+    def can_go_on(self, pool: WorkerPool | None) -> bool:
+        """Return whether the workers of a pool are those of this epoch, and all of them live."""
+        return self.pool is pool and not self.pool.broken and all(each.is_alive() for each in self.worker_processes)
+
+    def _go_on_with_next_epoch(self) -> None:
+        """Let the next epoch begin when the workers have given all of this one, and DALI go on with its batches."""
+        requests = self.pool.requests
+        if self._batches is not None and requests is not None and requests.is_exhausted:
+            self._next_epoch = self._begin_next()
+            if self._next_epoch is not None:
+                self._batches = None
+        if self._next_epoch is not None:
+            for each in self._in_flight:  # they come before those of the next epoch
+                self._submitter.start(each)
+            self._next_epoch.feed(self._ahead + 1 - len(self._in_flight))
+
+    def _should_take(self) -> bool:
+        if self._batches is None:
+            return False
+        if self.pool.user is None or self.pool.user() is not self:
+            raise RuntimeError(
+                "a newer iterator of this DataLoader has taken its persistent workers; finish one before the next "
+                "begins, or use persistent_workers=False"
+            )
+        return not self._in_flight or (self._has_room() and self._has_ready_batch())
+
+    def _has_room(self) -> bool:
+        return len(self._in_flight) <= self._ahead and (not self._in_flight or self._in_flight[-1].error is None)
+
+    def _has_ready_batch(self) -> bool:
+        requests = self.pool.requests
+        return requests is None or requests.has_ready_batch(self.pool.in_order)
+
+    def _wait_while_dali_is_busy(self) -> None:
+        """Wait for the next ready batch of the workers, as long as DALI is surely busy with the oldest one.
+
+        While ``next()`` waits for DALI, it takes no batches, so later ones would be submitted late.
+        """
+        if self._batches is None or not self._has_room():
+            return
+        until_s = max((pipeline_run.busy_until_s for pipeline_run in self._in_flight[0].pipeline_runs), default=0.0)
+        pause_s = (until_s - time.monotonic()) / POLLS
+        with row(WAIT):
+            while time.monotonic() < until_s - pause_s and not self._has_ready_batch():
+                time.sleep(pause_s)
+
+    def _take_from_workers(self, is_urgent: bool) -> None:
+        """Take the next batch from the workers. Start its runs now if it is urgent."""
+        assert self._batches is not None
+        in_flight, requests = InFlightBatch(), self.pool.requests
+        is_late_here = not self.pool.workers.num_workers and self.pool.is_late
+        try:
+            with opened_late() if is_late_here else contextlib.nullcontext():
+                while self._to_throw_away:
+                    self._to_throw_away -= 1
+                    next(self._batches)
+                self.pool.fetcher.look_again()
+                asked_s = time.monotonic()
+                message = next(self._batches)
+                self.for_workers_s += time.monotonic() - asked_s
+        except StopIteration:
+            self._batches = None
+            return
+        except Exception as error:
+            self.pool.broken |= getattr(self._batches, "failed", False)
+            in_flight.error = error
+            if getattr(self._batches, "lost", False):
+                self.is_cut_short, self._batches = True, None
+        else:
+            request = requests.answered(message.number) if requests is not None else None
+            in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
+            try:
+                in_flight.batch = batch = message.open(request, self.pool.arena)
+                if batch.failure is not None:
+                    in_flight.error = batch.failure.exception()
+                for plan in batch.plans:  # plans of transforms that no attribute of the dataset holds
+                    self.servers[plan.key] = self._serve(plan)
+                    self.pool.plans[plan.key] = plan
+                in_flight.is_to_start = in_flight.error is None
+            except Exception as error:
+                in_flight.error = error
+            if is_urgent:
+                for each in (*self._in_flight, in_flight):
+                    self._submitter.start(each)
+        self._in_flight.append(in_flight)

@@ -1,0 +1,88 @@
+"""EarlyDraws: random numbers of an epoch that begins before it is asked for, and may be dropped. Both processes.
+
+See NOTE [ The next epoch, early ] in ``loader/early_epoch.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler
+
+from .._random_state import preserve_rng, set_states, states_now
+
+_keys = itertools.count()
+
+
+class EarlyDraws:
+    """What an early epoch draws from torch's default generator, which stays as it is. Main process.
+
+    Attributes:
+        key: number of the epoch among all that began early.
+        before: state of the generator when the epoch began.
+    """
+
+    def __init__(self) -> None:
+        self.key, self.before = next(_keys), torch.get_rng_state()
+        self._after: torch.Tensor | None = None
+
+    @contextlib.contextmanager
+    def lend_generator(self, sampler: RandomSampler) -> Iterator[None]:
+        """Let a sampler draw its order as it would from the default generator."""
+        drawn_from = torch.Generator().set_state(self.before)
+        sampler.generator = _generator_of_order(drawn_from)
+        self._after = drawn_from.get_state()
+        try:
+            yield
+        finally:
+            sampler.generator = None
+
+    def accept(self) -> bool:
+        """Let the default generator go on behind the draws. False: it has drawn something else in the meantime."""
+        if self._after is None:
+            return True
+        if not torch.equal(torch.get_rng_state(), self.before):
+            return False
+        torch.set_rng_state(self._after)
+        return True
+
+
+def _generator_of_order(default: torch.Generator) -> torch.Generator:
+    """Return the generator that torch's RandomSampler makes of a number from the default one."""
+    return torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_(generator=default).item()))
+
+
+@functools.cache
+def draws_one_seed() -> bool:
+    """Return whether torch's RandomSampler draws from the default generator what ``EarlyDraws`` takes it to draw."""
+    with preserve_rng():
+        drawn_from, sampler = torch.Generator().set_state(torch.get_rng_state()), RandomSampler(range(32))
+        expected, after = list(sampler), torch.get_rng_state()
+    sampler.generator = _generator_of_order(drawn_from)
+    return list(sampler) == expected and torch.equal(drawn_from.get_state(), after)
+
+
+class DrawsOfWorker:
+    """Sets the generators back where they were before an early epoch, if it was dropped. Worker."""
+
+    def __init__(self) -> None:
+        self._key: int | None = None
+        self._before: tuple[Any, ...] = ()
+
+    def settle(self, early: int | None, dropped: int | None) -> None:
+        """Prepare for a request.
+
+        Args:
+            early: key of the early epoch that it belongs to; None: it belongs to another.
+            dropped: key of the early epoch that was dropped last.
+        """
+        if dropped is not None and dropped == self._key:
+            set_states(self._before)
+            self._key = None
+        if early is not None and early != self._key:
+            self._key, self._before = early, states_now(beside_torch=True)
