@@ -65,7 +65,7 @@ from torchvision.transforms import InterpolationMode
 from tqdm import tqdm
 
 import proxyloader
-from proxyloader.loader.iterator import LONG_STEP_S
+from proxyloader.loader.feed import LONG_STEP_S
 from proxyloader.tools.bench.system_info import machine
 from tests.numbered import numbered_image, read_numbers
 

@@ -45,6 +45,9 @@ class EarlyEpoch:
         self._was_dropped = False
         self._lock = threading.RLock()  # the loop of this epoch and ``iter(loader)`` may be in two threads
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EarlyEpoch, ()  # a copy of a loader begins its own
+
     def begin(self, loader: DataLoader[Any]) -> bool:
         """Begin the next epoch if its batches are known now. Return whether it has begun."""
         state, pool = loader._upcoming.copied(), loader._pool

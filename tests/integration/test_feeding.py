@@ -47,7 +47,7 @@ def test_the_second_batch_is_decoded_with_the_first_though_it_comes_later(large_
     for _ in range(3):
         batches = iter(loader)
         first = next(batches)
-        under_way.append(len(batches._in_flight))
+        under_way.append(len(batches._feed._in_flight))
         assert all(torch.equal(batch, first) for batch in batches)
     assert all(under_way[1:]), under_way  # of the first epoch nothing is known
 
@@ -71,6 +71,6 @@ def test_nobody_waits_for_a_worker_that_takes_longer_than_dali(photos: Path) -> 
         handed_out.clear()
         batches = iter(loader)
         next(batches)
-        assert not batches._in_flight, "the first batch is handed out before the second is there"
+        assert not batches._feed._in_flight, "the first batch is handed out before the second is there"
         handed_out.set()
         assert len(list(batches)) == 2

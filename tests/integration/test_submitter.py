@@ -15,7 +15,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
-from proxyloader.loader.iterator import LONG_STEP_S
+from proxyloader.loader.feed import LONG_STEP_S
 
 from .. import scripts
 from ..faults import Spelled, await_true, in_fork

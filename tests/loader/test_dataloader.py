@@ -315,6 +315,9 @@ def test_a_loop_that_is_left_gives_back_its_slots(dataset: ImageFolder, device: 
         batches = iter(loader)
         next(batches)
         del batches
+        assert len(list(loader)) == 12  # the next epoch has begun
+    torch.rand(1)
+    loader.set_epoch(0)  # which is dropped for this one
     assert len(list(loader)) == 12
     arena = loader._pool.arena  # type: ignore[union-attr]
     assert [arena.lend() for _ in range(arena.slots + 1)].count(None) == 1  # type: ignore[union-attr]

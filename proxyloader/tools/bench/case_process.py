@@ -4,7 +4,6 @@ hangs can be killed."""
 from __future__ import annotations
 
 import gc
-import itertools
 import multiprocessing
 import os
 import statistics
@@ -23,7 +22,6 @@ import torchvision
 from ...errors import ProxyLoaderError
 from .cases import case_of, loops_of
 from .config import BenchConfig
-from .dali_cases import RUNS_UNDER_WAY
 from .gauges import GpuMemory, cpu_s, gauges, host_mb
 
 CLASSES = 1000
@@ -144,19 +142,25 @@ class _Measured:
         return first_batch_s
 
     def measure(self, seconds: float) -> RoundResult:
-        """Measure whole loops for at least ``seconds``, and the rest of a loop that was begun to catch up."""
+        """Measure whole loops for at least ``seconds``.
+
+        A case that prepares batches of the next loop has them ready, and more than usual, when its turn comes. So there
+        is a loop before that is not counted. The measurement begins as it ends, behind the last batch of a loop.
+        """
         assert self._memory is not None
         gc.collect()
-        batches = self._caught_up()
         waits: list[float] = []
         pauses: list[float] = []
         images = 0
         self._memory.begin()
+        for batch in self._next_loop() if case_of(self._name).runs_ahead else ():
+            self._use(batch)
+        _wait_for_gpu()
         with gauges() as shares:
             cpu, loop_cpu, begin = cpu_s(), time.process_time(), time.perf_counter()
             while True:
                 asked, at = time.perf_counter(), len(waits)
-                batches = self._next_loop() if batches is None else batches
+                batches = self._next_loop()
                 while (batch := next(batches, None)) is not None:
                     waits.append(time.perf_counter() - asked)
                     images += len(batch[0])
@@ -165,7 +169,6 @@ class _Measured:
                 pauses += waits[at : at + 1]
                 if images and time.perf_counter() - begin >= seconds:
                     break
-                batches = None
             _wait_for_gpu()
             wall, cpu, loop_cpu = time.perf_counter() - begin, cpu_s() - cpu, time.process_time() - loop_cpu
         self._memory.note()
@@ -256,16 +259,6 @@ class _Measured:
         for batch in batches:
             self._seen.value += 1
             yield batch
-
-    def _caught_up(self) -> Iterator[Any] | None:
-        """Return a loop without its first batches, which were prepared before and must not be counted, or None."""
-        if not case_of(self._name).runs_ahead:
-            return None
-        batches = self._next_loop()
-        for batch in itertools.islice(batches, RUNS_UNDER_WAY + 1):
-            self._use(batch)
-        _wait_for_gpu()
-        return batches
 
 
 def _training(setting: BenchConfig) -> Callable[[Any], None]:

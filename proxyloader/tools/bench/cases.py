@@ -26,7 +26,7 @@ class Case:
         takes: fields of ``Tuning`` that have a default.
         is_ceiling: whether it leaves work out, as an upper bound for all loaders.
         for_models: whether it applies only with a model (True), or only without (False). None: in both cases.
-        runs_ahead: whether it prepares batches of the next loop, so that they are ready when a round begins.
+        runs_ahead: whether it prepares batches of the next loop before that begins.
     """
 
     loops: Callable[..., Loops]
@@ -50,7 +50,7 @@ CASES = {
     "upstream-proxy-paths": Case(dali_cases.upstream_with_paths, BOTH, LOAD),
     "nvidia-example": Case(dali_cases.nvidia_example, THREADS, LOAD, runs_ahead=True),
     "iterator": Case(dali_cases.iterator, THREADS, LOAD, runs_ahead=True),
-    OURS: Case(own_cases.swap, WORKERS, THREADS + LOAD, is_own=True, takes_more=True),
+    OURS: Case(own_cases.swap, WORKERS, THREADS + LOAD, is_own=True, takes_more=True, runs_ahead=True),
     "proxyloader, Image.open": Case(own_cases.own_dataset, WORKERS, THREADS + LOAD, is_own=True),
     "FileReaderLoader": Case(own_cases.reader_loader, (), THREADS + LOAD, is_own=True, runs_ahead=True),
     "decode-only": Case(dali_cases.decoder_alone, THREADS, LOAD, is_ceiling=True, for_models=False, runs_ahead=True),

@@ -1,0 +1,108 @@
+"""What an early epoch draws is what it would have drawn later, and can be undone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from proxyloader.workers import early_draws
+from proxyloader.workers.early_draws import DrawsOfWorker, EarlyDraws, draws_one_seed
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(range(40)),
+        RandomSampler(range(40), num_samples=95),
+        RandomSampler(range(40), replacement=True, num_samples=70),
+    ],
+    ids=["once", "more than once", "with replacement"],
+)
+def test_the_order_is_that_of_the_default_generator_which_stays_as_it_is(sampler: RandomSampler) -> None:
+    torch.manual_seed(3)
+    before, expected, after = torch.get_rng_state(), list(sampler), torch.get_rng_state()
+    torch.set_rng_state(before)
+    early = EarlyDraws()
+    with early.lend_generator(sampler):
+        order = iter(sampler)
+        found = [next(order)]
+    found += order
+    assert found == expected and sampler.generator is None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert early.accept() and torch.equal(torch.get_rng_state(), after)
+
+
+def test_they_are_not_accepted_if_the_default_generator_has_moved() -> None:
+    sampler, early = RandomSampler(range(40)), EarlyDraws()
+    with early.lend_generator(sampler):
+        list(sampler)
+    torch.rand(1)
+    here = torch.get_rng_state()
+    assert not early.accept() and torch.equal(torch.get_rng_state(), here)
+
+
+def test_without_draws_the_default_generator_may_move() -> None:
+    early = EarlyDraws()
+    torch.rand(1)
+    here = torch.get_rng_state()
+    assert early.accept() and torch.equal(torch.get_rng_state(), here)
+
+
+def test_a_sampler_that_draws_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws_one_seed.cache_clear()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert draws_one_seed(), "no epoch begins early without a seed, as torch's RandomSampler draws otherwise"
+    assert torch.equal(torch.get_rng_state(), before)
+
+    class Other(RandomSampler):
+        def __iter__(self) -> Any:
+            torch.rand(1)
+            return super().__iter__()
+
+    monkeypatch.setattr(early_draws, "RandomSampler", Other)
+    draws_one_seed.cache_clear()
+    assert not draws_one_seed()
+    draws_one_seed.cache_clear()
+
+
+def numbers() -> tuple[float, float, float]:
+    return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+
+def test_a_worker_goes_back_before_an_epoch_that_was_dropped_and_only_then() -> None:
+    draws = DrawsOfWorker()
+    draws.settle(None, None)
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    expected = [numbers() for _ in range(4)]
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+    assert numbers() == expected[0]
+    draws.settle(7, None)
+    assert numbers() == expected[1]
+    draws.settle(7, None)
+    assert numbers() == expected[2]
+    draws.settle(None, 7)
+    assert numbers() == expected[1]
+    draws.settle(None, 7)  # each request says so
+    assert numbers() == expected[2]
+    draws.settle(9, 7)
+    assert numbers() == expected[3]
+    draws.settle(None, 9)
+    assert numbers() == expected[3]
+
+
+def test_a_worker_without_requests_of_an_epoch_that_was_dropped_goes_on() -> None:
+    draws = DrawsOfWorker()
+    draws.settle(7, None)
+    numbers()
+    here = torch.get_rng_state()
+    draws.settle(None, 8)
+    assert torch.equal(torch.get_rng_state(), here)
