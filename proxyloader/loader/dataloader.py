@@ -254,13 +254,12 @@ class DataLoader(CheckpointedLoader[T]):
             self._next_epoch = loader_state.following()  # another thread may begin this epoch meanwhile
         try:
             feed = self._begin_epoch(pool, loader_state) if early is None else early
+            iterator = _iterator_over(feed, self)
         except BaseException:
             self._begin(at_first)  # the next iteration tries this epoch again
             raise
         self._loader_state = loader_state
-        errors, counts, auditor = self._errors, self._counts, self._auditor
-        assembler = BatchAssembler(feed, errors, self.collate_fn, counts, self.pin_memory, self._options, auditor)
-        return LoaderIterator(feed, assembler, self._recorder)
+        return iterator
 
     def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState, early: EarlyDraws | None = None) -> Feed:
         batches: Any = None
@@ -323,6 +322,12 @@ class DataLoader(CheckpointedLoader[T]):
         found = found._replace(dataset=dataset, plans=plans)
         self._pool = WorkerPool.build(self, found, arena, self._scans, loader_state, live)
         return self._pool
+
+
+def _iterator_over(feed: Feed, loader: DataLoader[Any]) -> LoaderIterator:
+    errors, counts, auditor = loader._errors, loader._counts, loader._auditor
+    assembler = BatchAssembler(feed, errors, loader.collate_fn, counts, loader.pin_memory, loader._options, auditor)
+    return LoaderIterator(feed, assembler, loader._recorder)
 
 
 def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -7,25 +7,30 @@ has none of this epoch left, up to the same number of batches. ``iter(loader)`` 
 would begin now, which is known of
 
 - its number, the sampler and the arguments, as they are kept to be compared;
-- the order, if the loader has a ``seed``, or if torch's default generator is where it was. The order was drawn from a
-  copy of it. It now goes on behind what was drawn;
+- the order, if the loader has a ``seed``, or if torch's default generator is where it was expected. The order was drawn
+  from a copy of it. It now goes on behind what was drawn;
 - what is in the batches, as no code of the user's has a part in them, which may be told of the next epoch between the
-  two. So the dataset is an ``ImageFolder``, and the sampler and the ``collate_fn`` are torch's.
+  two. So the dataset is an ``ImageFolder``, and the sampler and the ``collate_fn`` are torch's. Files are taken not to
+  change between two epochs, unless one could not be read, as it may be repaired.
 
 Else the epoch is dropped, like a loop that is left before its first batch. The workers set their generators back to
-where they were before it. No epoch of the loader begins early any more, so that nothing is read in vain again.
+where they were before it. Loops over other loaders, as for validation, draw a seed each. So the number of seeds that
+were drawn is expected the next time. After another epoch that was dropped none begins early, so that little is read in
+vain.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from ..data.dataset import length_of
-from ..workers.early_draws import EarlyDraws, draws_one_seed
+from ..workers.early_draws import DRAWS_ONE_SEED, EarlyDraws
 from ..workers.pool import WorkerPool
 from .feed import Feed
 
@@ -42,26 +47,31 @@ class EarlyEpoch:
         self._feed: Feed | None = None
         self._draws: EarlyDraws | None = None
         self._decided_by: tuple[Any, ...] = ()
-        self._was_dropped = False
+        self._seeds: int | None = 0  # how many are drawn between two epochs; None: no epoch begins early any more
         self._lock = threading.RLock()  # the loop of this epoch and ``iter(loader)`` may be in two threads
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EarlyEpoch, ()  # a copy of a loader begins its own
 
     def begin(self, loader: DataLoader[Any]) -> bool:
-        """Begin the next epoch if its batches are known now. Return whether it has begun."""
-        state, pool = loader._upcoming.copied(), loader._pool
-        if self._feed is not None or self._was_dropped or state.resumes:
+        """Begin the next epoch if its batches are known now. Return whether the workers have left this epoch."""
+        if self._feed is not None or self._seeds is None:
             return False
-        if pool is None or not _is_known(loader, pool):
+        try:
+            state, pool = loader._upcoming.copied(), loader._pool
+            if pool is None or state.resumes or not _is_known(loader, pool):
+                return False
+            self._decided_by = _decided_by(loader)
+        except Exception:  # an argument is not valid any more: ``iter(loader)`` says so
             return False
-        self._decided_by, self._draws, user = _decided_by(loader), EarlyDraws(), pool.user
+        self._draws, user = EarlyDraws(self._seeds), pool.user
         try:
             self._feed = loader._begin_epoch(pool, state, self._draws)
-        except Exception as error:  # ``iter(loader)`` tries it again, and raises what is then wrong
+        except Exception as error:
             log.warning("the workers could not begin the next epoch (%s); new ones will", str(error))
-            return False
-        pool.user = user  # the loop of this epoch still has some of its batches
+            self._seeds = None
+        finally:
+            pool.user = user  # the loop of this epoch still has some of its batches
         return True
 
     def feed(self, most: int) -> None:
@@ -76,15 +86,25 @@ class EarlyEpoch:
             feed, self._feed = self._feed, None
         if feed is None or self._draws is None:
             return None
-        state, pool = loader._upcoming, loader._pool
-        is_next = not state.resumes and state.epoch == feed.loader_state.epoch and feed.can_go_on(pool)
-        is_known = is_next and _is_known(loader, feed.pool) and self._decided_by == _decided_by(loader)
-        if is_known and self._draws.accept():
-            return feed
+        is_next = False
+        try:
+            with contextlib.suppress(Exception):  # as above
+                is_next = self._is_next(loader, feed) and self._draws.accept()
+        finally:
+            if not is_next:
+                self._drop(feed, self._draws)
+        return feed if is_next else None
+
+    def _is_next(self, loader: DataLoader[Any], feed: Feed) -> bool:
+        state = loader._upcoming
+        is_next = not state.resumes and state.epoch == feed.loader_state.epoch and feed.can_go_on(loader._pool)
+        return is_next and _is_known(loader, feed.pool) and self._decided_by == _decided_by(loader)
+
+    def _drop(self, feed: Feed, draws: EarlyDraws) -> None:
         feed.close()
         assert feed.pool.requests is not None
-        feed.pool.requests.dropped, self._was_dropped = self._draws.key, True
-        return None
+        feed.pool.requests.dropped = draws.key
+        self._seeds = draws.seeds_drawn_meanwhile() if self._seeds == 0 else None
 
 
 def _is_known(loader: DataLoader[Any], pool: WorkerPool) -> bool:
@@ -96,17 +116,20 @@ def _is_known(loader: DataLoader[Any], pool: WorkerPool) -> bool:
         and pool.arena is not None
         and folders is not None
         and folders.knows(pool.fetcher.dataset)
-        and (loader.seed is not None or draws_one_seed())
         and loader.generator is None
         and loader.worker_init_fn is None
+        and not loader.errors
         and type(batches) is BatchSampler
         and type(batches.sampler) in (RandomSampler, SequentialSampler)
         and getattr(batches.sampler, "generator", None) is None
+        and torch.get_default_device().type == "cpu"  # on which the order is drawn
+        and (DRAWS_ONE_SEED or loader.seed is not None)
     )
 
 
 def _decided_by(loader: DataLoader[Any]) -> tuple[Any, ...]:
     """Return what else decides what is in a batch, and may be changed between two epochs."""
     batches: Any = loader.batch_sampler
-    order = batches.batch_size, batches.drop_last, *vars(batches.sampler).values(), length_of(loader.dataset)
-    return loader._options, loader.collate_fn, batches.sampler, *order
+    lengths = length_of(loader.dataset), length_of(batches.sampler.data_source)
+    order = batches.sampler, batches.batch_size, batches.drop_last, *lengths, *vars(batches.sampler).values()
+    return loader._options, loader.collate_fn, *order

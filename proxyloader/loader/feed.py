@@ -61,8 +61,7 @@ class Feed:
         serve: returns the run queue of a plan.
         loader_state: the position in the epoch at which it starts.
         prefetch: maximum number of decoded batches that wait.
-        begin_next: begins the next epoch, when the workers have given all of this one; returns None if it cannot begin
-            yet.
+        begin_next: lets the next epoch begin when the workers have given all of this one; None: they have not left it.
 
     Attributes:
         pool, servers, loader_state: see above.

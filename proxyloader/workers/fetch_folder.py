@@ -77,8 +77,12 @@ class FolderFetcher:
         return [(image, target) for image, (_, target) in zip(transformed, chosen)]
 
     def knows(self, dataset: Any) -> bool:
-        """Return whether no code of the user's has a part in a batch of a dataset."""
-        return bool(self._plans) and _torch_collates() and _is_known(_folder_of(dataset))
+        """Return whether no code of the user's, and no memory that others write to, has a part in a batch."""
+        while type(dataset) is Subset:
+            if type(dataset.indices) not in (list, tuple, range):  # a tensor may be in shared memory
+                return False
+            dataset = dataset.dataset
+        return bool(self._plans) and _torch_collates() and _is_known(dataset)
 
     def _transformed(
         self,

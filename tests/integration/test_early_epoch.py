@@ -15,14 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import RandomSampler, Subset, SubsetRandomSampler, default_collate
+from torch.utils.data import RandomSampler, SequentialSampler, Subset, SubsetRandomSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
+from proxyloader.loader import dataloader, early_epoch
+from proxyloader.workers.early_draws import EarlyDraws
 
 from .. import scripts
 from ..faults import without_torchs_signal
@@ -61,7 +64,7 @@ def begins_early(loader: Any) -> bool:
 
 
 def never_early(loader: Any) -> Any:
-    loader._early._was_dropped = True
+    loader._early._seeds = None
     return loader
 
 
@@ -69,9 +72,9 @@ def epochs(loader: Any, between: Between = nothing, count: int = 4) -> tuple[lis
     """Return epochs of a loader, and whether it went on with what had begun early, for each of them."""
     found, went_on = [], []
     for epoch in range(count):
-        had_begun = isinstance(loader, DataLoader) and begins_early(loader)
+        early = loader._early._feed if isinstance(loader, DataLoader) else None
         batches = iter(loader)
-        went_on.append(had_begun and not loader._early._was_dropped)
+        went_on.append(early is not None and batches._feed is early)
         found.append([(images.cpu(), labels) for images, labels in batches])
         between(loader, epoch)
     return found, went_on
@@ -163,6 +166,23 @@ def takes_fewer_samples(loader: Any, epoch: int) -> None:
         loader.sampler._num_samples = 10
 
 
+def takes_another_length(loader: Any, epoch: int) -> None:
+    if epoch == 1:
+        loader.sampler.data_source = range(20)
+
+
+def takes_an_array(loader: Any, epoch: int) -> None:
+    loader.sampler.data_source = np.arange(30)
+
+
+def gives_what_is_not_valid(loader: Any, epoch: int) -> None:
+    if epoch == 1:
+        with pytest.raises(ValueError, match="dtype"):
+            loader.dtype = torch.int64
+            iter(loader)
+        loader.dtype = None
+
+
 def leaves_a_loop(loader: Any, epoch: int) -> None:
     next(iter(loader))
 
@@ -181,6 +201,9 @@ def is_validated(loader: Any, epoch: int) -> None:
         makes_smaller_batches,
         asks_for_another_dtype,
         takes_fewer_samples,
+        takes_another_length,
+        takes_an_array,
+        gives_what_is_not_valid,
         leaves_a_loop,
         is_validated,
     ],
@@ -206,6 +229,24 @@ def test_an_epoch_that_was_dropped_is_the_last_that_began_early(train: ImageFold
     for _ in range(2):
         list(loader)
         assert not begins_early(loader)
+
+
+@pytest.mark.parametrize("loops", [1, 3])
+def test_the_seeds_of_loops_for_validation_are_expected_the_next_time(train: ImageFolder, loops: int) -> None:
+    def validates(loader: Any, epoch: int) -> None:
+        for _ in range(loops):
+            list(TorchDataLoader([1, 2, 3]))
+        if epoch == 3:
+            torch.rand(1)
+
+    torch.manual_seed(5)
+    expected, _ = epochs(never_early(loader_of(train)), validates, count=6)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    found, went_on = epochs(loader_of(train), validates, count=6)
+    assert went_on == [False, False, True, True, False, False]
+    assert are_same(found, expected)
+    assert torch.equal(torch.rand(3), drawn)
 
 
 class Folder(ImageFolder):
@@ -260,6 +301,41 @@ def test_a_subset_begins_early(train: ImageFolder) -> None:
     found, went_on = epochs(loader_of(Subset(train, range(3, 33)), seed=3))
     expected, _ = epochs(never_early(loader_of(Subset(train, range(3, 33)), seed=3)))
     assert went_on == [False, True, True, True] and are_same(found, expected)
+
+
+def test_nothing_begins_early_where_the_indices_of_a_subset_may_be_in_shared_memory(train: ImageFolder) -> None:
+    indices = torch.arange(9).share_memory_()
+    loader = loader_of(Subset(train, indices), seed=3, shuffle=False, batch_size=9)  # type: ignore[arg-type]
+    classes = [torch.tensor(train.targets)[indices]]
+    found = [next(iter(loader))[1]]
+    indices += 20
+    classes.append(torch.tensor(train.targets)[indices])
+    found.append(next(iter(loader))[1])
+    assert not begins_early(loader) and all(map(torch.equal, found, classes))
+
+
+@pytest.mark.parametrize("arguments", [{"shuffle": False}, {"sampler": range(20)}], ids=["in order", "own"])
+def test_nothing_begins_early_under_another_default_device(train: ImageFolder, arguments: dict[str, Any]) -> None:
+    loader = loader_of(train, **arguments)
+    batches = iter(loader)
+    next(batches)
+    with torch.device("meta"):
+        list(batches)
+    assert not begins_early(loader)
+    list(loader)
+    assert begins_early(loader) == (arguments != {"sampler": range(20)})
+
+
+def test_loops_in_inference_mode_and_outside_of_it_follow_each_other(train: ImageFolder) -> None:
+    torch.manual_seed(5)
+    expected, _ = epochs(never_early(loader_of(train)))
+    torch.manual_seed(5)
+    loader, found = loader_of(train), []
+    for epoch in range(4):
+        assert begins_early(loader) == (epoch > 0)
+        with torch.inference_mode(epoch % 2 == 0):
+            found.append(list(loader))
+    assert are_same(found, expected)
 
 
 def test_a_state_between_two_epochs_is_that_of_the_epoch_that_has_ended(train: ImageFolder) -> None:
@@ -402,6 +478,82 @@ def test_a_loader_that_is_dropped_takes_the_next_epoch_with_it(train: ImageFolde
 def test_an_iterator_outlives_its_loader(train: ImageFolder) -> None:
     batches = iter(loader_of(train, seed=3))
     assert len(list(batches)) == 7
+
+
+def test_a_source_of_a_sampler_may_change_in_place(train: ImageFolder) -> None:
+    source = list(range(40))
+    loader = loader_of(train, sampler=SequentialSampler(source), seed=3)
+    assert sum(len(labels) for _, labels in loader) == 40 and begins_early(loader)
+    del source[20:]
+    assert sum(len(labels) for _, labels in loader) == 20
+
+
+def test_an_argument_that_is_not_valid_in_the_middle_of_a_loop_is_told_of_by_the_next_one(train: ImageFolder) -> None:
+    loader = loader_of(train, seed=3)
+    batches = iter(loader)
+    next(batches)
+    loader.prefetch = 0
+    assert len(list(batches)) == 6
+    with pytest.raises(ValueError, match="prefetch"):
+        iter(loader)
+    loader.prefetch = 2
+    assert len(list(loader)) == 7
+
+
+def test_the_last_batches_come_if_a_worker_is_lost_when_the_next_epoch_begins(
+    train: ImageFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = epochs(never_early(loader_of(train, seed=3)))
+    loader = loader_of(train, seed=3)
+
+    def kills(key: int) -> Any:
+        killed = multiprocessing.active_children()[0]
+        killed.kill()
+        killed.join(WAIT_S)
+        return EarlyDraws(key)
+
+    with without_torchs_signal(), caplog.at_level(logging.WARNING, "proxyloader"):
+        monkeypatch.setattr(early_epoch, "EarlyDraws", kills)
+        found = [list(loader)]
+        assert "could not begin the next epoch" in caplog.text
+        monkeypatch.undo()
+        found.append(list(loader))
+    assert are_same(found, expected[:2])
+
+
+def test_a_file_that_is_repaired_between_two_epochs_is_read_anew(train: ImageFolder, tmp_path: Path) -> None:
+    shutil.copytree(train.root, tmp_path, dirs_exist_ok=True)
+    bad = next(tmp_path.rglob("*.jpg"))
+    good = bad.read_bytes()
+    for on_error in ("raise", "skip"):
+        bad.write_bytes(b"no picture")
+        loader = loader_of(ImageFolder(str(tmp_path), TRAIN), seed=3, on_error=on_error, batch_size=48)
+        with contextlib.suppress(ImageError):
+            list(loader)
+        assert loader.errors.total == 1
+        bad.write_bytes(good)
+        assert sum(len(labels) for _, labels in loader) == 48
+        assert loader.errors.total == 1
+
+
+@pytest.mark.parametrize("has_begun", [False, True], ids=["anew", "early"])
+def test_an_epoch_that_was_interrupted_when_it_began_is_tried_again(
+    train: ImageFolder, has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = epochs(never_early(loader_of(train, seed=3)))
+    loader = loader_of(train, seed=3) if has_begun else never_early(loader_of(train, seed=3))
+    found = [list(loader)]
+    assert begins_early(loader) == has_begun
+
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dataloader, "BatchAssembler", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    monkeypatch.undo()
+    found.append(list(loader))
+    assert are_same(found, expected[:2])
 
 
 def test_a_file_that_cannot_be_read_is_told_of_in_its_own_epoch(train: ImageFolder, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import RandomSampler
 
 from proxyloader.workers import early_draws
-from proxyloader.workers.early_draws import DrawsOfWorker, EarlyDraws, draws_one_seed
+from proxyloader.workers.early_draws import DRAWS_ONE_SEED, MOST_SEEDS, DrawsOfWorker, EarlyDraws, draws_one_seed
 
 
 @pytest.mark.parametrize(
@@ -54,10 +55,11 @@ def test_without_draws_the_default_generator_may_move() -> None:
 
 
 def test_a_sampler_that_draws_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws_one_seed.cache_clear()
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert draws_one_seed(), "no epoch begins early without a seed, as torch's RandomSampler draws otherwise"
+    assert DRAWS_ONE_SEED and draws_one_seed(), (
+        "no epoch begins early without a seed, as torch's RandomSampler draws otherwise"
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
     class Other(RandomSampler):
@@ -66,9 +68,46 @@ def test_a_sampler_that_draws_otherwise_is_noticed(monkeypatch: pytest.MonkeyPat
             return super().__iter__()
 
     monkeypatch.setattr(early_draws, "RandomSampler", Other)
-    draws_one_seed.cache_clear()
     assert not draws_one_seed()
-    draws_one_seed.cache_clear()
+    monkeypatch.undo()
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        assert not draws_one_seed()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, MOST_SEEDS])
+def test_seeds_that_other_loaders_draw_are_found_and_expected(seeds: int) -> None:
+    sampler, other = RandomSampler(range(40)), TorchDataLoader([1, 2])
+    torch.manual_seed(3)
+    first = EarlyDraws()
+    before = torch.get_rng_state()
+    for _ in range(seeds):
+        list(other)
+    expected, after = list(sampler), torch.get_rng_state()
+    torch.set_rng_state(before)
+    for _ in range(seeds):
+        list(other)
+    assert first.seeds_drawn_meanwhile() == seeds
+
+    torch.set_rng_state(before)
+    early = EarlyDraws(seeds)
+    with early.lend_generator(sampler):
+        assert list(sampler) == expected
+    assert not early.accept()
+    for _ in range(seeds):
+        list(other)
+    assert early.accept() and torch.equal(torch.get_rng_state(), after)
+
+
+def test_other_draws_are_not_taken_for_seeds() -> None:
+    early = EarlyDraws()
+    assert early.seeds_drawn_meanwhile() is None
+    torch.rand(1)
+    assert early.seeds_drawn_meanwhile() is None
+    for _ in range(MOST_SEEDS):
+        list(TorchDataLoader([1, 2]))
+    assert early.seeds_drawn_meanwhile() is None
 
 
 def numbers() -> tuple[float, float, float]:
