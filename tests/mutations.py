@@ -556,6 +556,13 @@ MUTATIONS = [
         "integration/test_early_epoch.py",
     ),
     Mutation(
+        "the next epoch does not see that files have changed",
+        "data/file_changes.py",
+        "if found.st_ctime_ns >= since_ns:",
+        "if found.st_mtime_ns >= since_ns:",
+        "data/test_file_changes.py integration/test_early_epoch.py",
+    ),
+    Mutation(
         "the next epoch begins early though code of the user's may decide what is in it",
         "loader/early_epoch.py",
         "        and folders.knows(pool.fetcher.dataset)\n",

@@ -8,6 +8,7 @@ __all__ = [
     "dataset",
     "distributed",
     "encoded_image",
+    "file_changes",
     "image_calls",
     "jpeg_header",
     "jpeg_integrity",

@@ -10,8 +10,9 @@ would begin now, which is known of
 - the order, if the loader has a ``seed``, or if torch's default generator is where it was expected. The order was drawn
   from a copy of it. It now goes on behind what was drawn;
 - what is in the batches, as no code of the user's has a part in them, which may be told of the next epoch between the
-  two. So the dataset is an ``ImageFolder``, and the sampler and the ``collate_fn`` are torch's. Files are taken not to
-  change between two epochs, unless one could not be read, as it may be repaired.
+  two. So the dataset is an ``ImageFolder``, and the sampler and the ``collate_fn`` are torch's. Of the files that were
+  asked for none may have changed since. File systems of other machines may tell of that late, so that nothing begins
+  early there.
 
 Else the epoch is dropped, like a loop that is left before its first batch. The workers set their generators back to
 where they were before it. Loops over other loaders, as for validation, draw a seed each. So the number of seeds that
@@ -30,7 +31,9 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from ..data.dataset import length_of
+from ..data.file_changes import FileChanges, is_local
 from ..workers.early_draws import DRAWS_ONE_SEED, EarlyDraws
+from ..workers.fetch_folder import FolderFetcher
 from ..workers.pool import WorkerPool
 from .feed import Feed
 
@@ -47,6 +50,7 @@ class EarlyEpoch:
         self._feed: Feed | None = None
         self._draws: EarlyDraws | None = None
         self._decided_by: tuple[Any, ...] = ()
+        self._changes = FileChanges()
         self._seeds: int | None = 0  # how many are drawn between two epochs; None: no epoch begins early any more
         self._lock = threading.RLock()  # the loop of this epoch and ``iter(loader)`` may be in two threads
 
@@ -64,7 +68,7 @@ class EarlyEpoch:
             self._decided_by = _decided_by(loader)
         except Exception:  # an argument is not valid any more: ``iter(loader)`` says so
             return False
-        self._draws, user = EarlyDraws(self._seeds), pool.user
+        self._draws, self._changes, user = EarlyDraws(self._seeds), FileChanges(), pool.user
         try:
             self._feed = loader._begin_epoch(pool, state, self._draws)
         except Exception as error:
@@ -98,7 +102,9 @@ class EarlyEpoch:
     def _is_next(self, loader: DataLoader[Any], feed: Feed) -> bool:
         state = loader._upcoming
         is_next = not state.resumes and state.epoch == feed.loader_state.epoch and feed.can_go_on(loader._pool)
-        return is_next and _is_known(loader, feed.pool) and self._decided_by == _decided_by(loader)
+        if not (is_next and _is_known(loader, feed.pool) and self._decided_by == _decided_by(loader)):
+            return False
+        return self._changes.are_unchanged(FolderFetcher.files_of(feed.pool.fetcher.dataset, feed.requested()))
 
     def _drop(self, feed: Feed, draws: EarlyDraws) -> None:
         feed.close()
@@ -116,9 +122,9 @@ def _is_known(loader: DataLoader[Any], pool: WorkerPool) -> bool:
         and pool.arena is not None
         and folders is not None
         and folders.knows(pool.fetcher.dataset)
+        and all(map(is_local, folders.files_of(pool.fetcher.dataset, [0])))
         and loader.generator is None
         and loader.worker_init_fn is None
-        and not loader.errors
         and type(batches) is BatchSampler
         and type(batches.sampler) in (RandomSampler, SequentialSampler)
         and getattr(batches.sampler, "generator", None) is None

@@ -171,6 +171,13 @@ class Feed:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
             self.pool.arena.give_back(in_flight.batch.request.slot, in_flight)
 
+    def requested(self) -> list[Any]:
+        """Return the indices of all samples that are in flight or were asked for."""
+        requests = [each.batch.request for each in self._in_flight if each.batch is not None and each.batch.request]
+        if self.pool.requests is not None:
+            requests += self.pool.requests.unanswered
+        return [index for request in requests for index in request.each()]
+
     def can_go_on(self, pool: WorkerPool | None) -> bool:
         """Return whether the workers of a pool are those of this epoch, and all of them live."""
         return self.pool is pool and not self.pool.broken and all(each.is_alive() for each in self.worker_processes)

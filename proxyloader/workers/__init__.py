@@ -4,6 +4,7 @@ __all__ = [
     "dataset_state",
     "early_draws",
     "fetch",
+    "fetch_folder",
     "loader_state",
     "messages",
     "packing",

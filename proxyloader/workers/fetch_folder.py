@@ -84,6 +84,12 @@ class FolderFetcher:
             dataset = dataset.dataset
         return bool(self._plans) and _torch_collates() and _is_known(dataset)
 
+    @staticmethod
+    def files_of(dataset: Any, indices: Sequence[Any]) -> list[str]:
+        """Return the files of samples of a dataset that is known."""
+        samples = _folder_of(dataset).samples
+        return [samples[place][0] for place in _places_of(dataset, indices)]
+
     def _transformed(
         self,
         transform: CompiledTransform,

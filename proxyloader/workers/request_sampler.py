@@ -213,6 +213,10 @@ class RequestSampler:
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
 
     @property
+    def unanswered(self) -> list[BatchRequest]:
+        return list(self._unanswered.values())
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether the workers have answered all requests of the epoch."""
         return self._has_ended and not self._unanswered

@@ -7,9 +7,11 @@ import copy
 import gc
 import logging
 import multiprocessing
+import os
 import shutil
 import textwrap
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
+from proxyloader.data.file_changes import TICK_NS
 from proxyloader.loader import dataloader, early_epoch
 from proxyloader.workers.early_draws import EarlyDraws
 
@@ -478,6 +481,64 @@ def test_a_loader_that_is_dropped_takes_the_next_epoch_with_it(train: ImageFolde
 def test_an_iterator_outlives_its_loader(train: ImageFolder) -> None:
     batches = iter(loader_of(train, seed=3))
     assert len(list(batches)) == 7
+
+
+def writes_over(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def keeps_its_times(path: Path, content: bytes) -> None:
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_bytes(content)
+    os.utime(path, ns=times)
+
+
+def puts_another_in_its_place(path: Path, content: bytes) -> None:
+    other = path.with_suffix(".new")
+    other.write_bytes(content)
+    other.replace(path)
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["no seed", "a seed"])
+@pytest.mark.parametrize("changes", [writes_over, keeps_its_times, puts_another_in_its_place])
+def test_a_file_that_is_changed_between_two_epochs_is_read_anew(
+    train: ImageFolder, tmp_path: Path, changes: Callable[[Path, bytes], None], seed: int | None
+) -> None:
+    def changed(early: bool) -> list[Epoch]:
+        root = tmp_path / str(early)
+        shutil.copytree(train.root, root)
+        time.sleep(2 * TICK_NS / 1e9)
+        paths = sorted(root.rglob("*.jpg"))
+        torch.manual_seed(5)
+        loader = loader_of(ImageFolder(str(root), TRAIN), seed=seed)
+        found, went_on = epochs(
+            loader if early else never_early(loader),
+            lambda loader, epoch: changes(paths[40], paths[epoch].read_bytes()) if epoch else None,
+        )
+        assert went_on == [False, early, False, False]
+        return found
+
+    assert are_same(changed(True), changed(False))
+
+
+def test_a_file_that_is_gone_between_two_epochs_is_an_error_of_the_second(train: ImageFolder, tmp_path: Path) -> None:
+    shutil.copytree(train.root, tmp_path, dirs_exist_ok=True)
+    time.sleep(2 * TICK_NS / 1e9)
+    loader = loader_of(ImageFolder(str(tmp_path), TRAIN))
+    list(loader)
+    assert begins_early(loader)
+    next(tmp_path.rglob("*.jpg")).unlink()
+    with pytest.raises(FileNotFoundError):
+        list(loader)
+
+
+def test_nothing_begins_early_where_a_file_system_may_tell_of_changes_late(
+    train: ImageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_epoch, "is_local", lambda path: False)
+    loader = loader_of(train, seed=3)
+    list(loader)
+    assert not begins_early(loader)
 
 
 def test_a_source_of_a_sampler_may_change_in_place(train: ImageFolder) -> None:
