@@ -155,7 +155,7 @@ class Feed:
             self._take_from_workers(is_urgent=True)
 
     def take(self) -> InFlightBatch | None:
-        """Return the oldest batch in flight, whose runs have started; None if there is none."""
+        """Return the oldest batch in flight; None if there is none."""
         return self._in_flight.popleft() if self._in_flight else None
 
     def start(self, in_flight: InFlightBatch) -> None:
