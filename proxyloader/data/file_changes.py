@@ -35,18 +35,22 @@ def is_local(path: str) -> bool:
 
 
 class FileChanges:
-    """Looks for changes of files since it was made."""
+    """Looks for changes of the files below a folder since it was made. OSError: the folder is not there."""
 
-    def __init__(self) -> None:
-        self._since_ns = time.time_ns() - TICK_NS
+    def __init__(self, root: str) -> None:
+        self._since_ns, self._root = time.time_ns() - TICK_NS, root
+        self._identity = _identity(root)
 
     def are_unchanged(self, paths: Iterable[str]) -> bool:
         """Return whether it is known that no file has changed. This takes some µs for each file. OSError: one is gone.
 
         Whatever changes the content of a file, or puts another one in its place, sets the time of its last change of
-        state (``st_ctime``).
+        state (``st_ctime``), or that of a folder that it is in. If a folder above ``root`` was moved, ``root`` is
+        another one.
         """
-        stat, since_ns, devices = os.stat, self._since_ns, set()
+        stat, dirname, since_ns = os.stat, os.path.dirname, self._since_ns
+        devices: set[int] = set()
+        folders: set[str] = set()
         for path in paths:
             found = stat(path)
             if found.st_ctime_ns >= since_ns:
@@ -55,4 +59,19 @@ class FileChanges:
                 if not is_local(path):
                     return False
                 devices.add(found.st_dev)
-        return True
+            folders.add(dirname(path))
+        return _identity(self._root) == self._identity and not any(map(self._has_changed, folders))
+
+    def _has_changed(self, folder: str) -> bool:
+        """Return whether a folder, or one that it is in below ``root``, has changed or was put in another's place."""
+        while len(folder) > len(self._root):
+            times_ns = os.stat(folder).st_ctime_ns, os.lstat(folder).st_ctime_ns  # it may be a link
+            if max(times_ns) >= self._since_ns:
+                return True
+            folder = os.path.dirname(folder)
+        return False
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino

@@ -50,7 +50,7 @@ class EarlyEpoch:
         self._feed: Feed | None = None
         self._draws: EarlyDraws | None = None
         self._decided_by: tuple[Any, ...] = ()
-        self._changes = FileChanges()
+        self._changes: FileChanges | None = None
         self._seeds: int | None = 0  # how many are drawn between two epochs; None: no epoch begins early any more
         self._lock = threading.RLock()  # the loop of this epoch and ``iter(loader)`` may be in two threads
 
@@ -66,9 +66,10 @@ class EarlyEpoch:
             if pool is None or state.resumes or not _is_known(loader, pool):
                 return False
             self._decided_by = _decided_by(loader)
-        except Exception:  # an argument is not valid any more: ``iter(loader)`` says so
+            self._changes = FileChanges(FolderFetcher.root_of(pool.fetcher.dataset))
+        except Exception:  # an argument is not valid any more, or the data is gone: ``iter(loader)`` says so
             return False
-        self._draws, self._changes, user = EarlyDraws(self._seeds), FileChanges(), pool.user
+        self._draws, user = EarlyDraws(self._seeds), pool.user
         try:
             self._feed = loader._begin_epoch(pool, state, self._draws)
         except Exception as error:
@@ -102,7 +103,9 @@ class EarlyEpoch:
     def _is_next(self, loader: DataLoader[Any], feed: Feed) -> bool:
         state = loader._upcoming
         is_next = not state.resumes and state.epoch == feed.loader_state.epoch and feed.can_go_on(loader._pool)
-        if not (is_next and _is_known(loader, feed.pool) and self._decided_by == _decided_by(loader)):
+        if self._changes is None or not (
+            is_next and _is_known(loader, feed.pool) and self._decided_by == _decided_by(loader)
+        ):
             return False
         return self._changes.are_unchanged(FolderFetcher.files_of(feed.pool.fetcher.dataset, feed.requested()))
 

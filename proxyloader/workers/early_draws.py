@@ -96,7 +96,7 @@ def draws_one_seed() -> bool:
 
 
 DRAWS_ONE_SEED = draws_one_seed()
-"""Found out at import, when no other thread draws."""
+"""Found out at import, as other threads may draw later."""
 
 
 class DrawsOfWorker:

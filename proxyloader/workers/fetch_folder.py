@@ -17,6 +17,7 @@ sample by sample.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -83,6 +84,11 @@ class FolderFetcher:
                 return False
             dataset = dataset.dataset
         return bool(self._plans) and _torch_collates() and _is_known(dataset)
+
+    @staticmethod
+    def root_of(dataset: Any) -> str:
+        """Return the folder that all files of a dataset that is known are in."""
+        return str(os.fspath(_folder_of(dataset).root))
 
     @staticmethod
     def files_of(dataset: Any, indices: Sequence[Any]) -> list[str]:
