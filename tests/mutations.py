@@ -563,6 +563,13 @@ MUTATIONS = [
         "data/test_file_changes.py integration/test_early_epoch.py",
     ),
     Mutation(
+        "an epoch that began early ends with the batches that were asked for early",
+        "loader/feed.py",
+        "        self.pool.workers.ask_for_the_rest()\n",
+        "",
+        "integration/test_early_epoch.py",
+    ),
+    Mutation(
         "the next epoch begins early though code of the user's may decide what is in it",
         "loader/early_epoch.py",
         "        and folders.knows(pool.fetcher.dataset)\n",

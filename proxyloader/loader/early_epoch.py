@@ -3,8 +3,9 @@
 NOTE [ The next epoch, early ]
 Persistent workers have nothing to do when they have given the last batch of an epoch. So the next epoch begins then,
 while the training loop has its last batches, or validates. The first batches are read, and DALI is given them when it
-has none of this epoch left, up to the same number of batches. ``iter(loader)`` takes that epoch if it is the one that
-would begin now, which is known of
+has none of this epoch left, up to the same number of batches. As many again are read. The workers are asked for more
+when the epoch is taken, as the files of all that were asked for are looked at then. ``iter(loader)`` takes that epoch
+if it is the one that would begin now, which is known of
 
 - its number, the sampler and the arguments, as they are kept to be compared;
 - the order, if the loader has a ``seed``, or if torch's default generator is where it was expected. The order was drawn
@@ -70,12 +71,14 @@ class EarlyEpoch:
         except Exception:  # an argument is not valid any more, or the data is gone: ``iter(loader)`` says so
             return False
         self._draws, user = EarlyDraws(self._seeds), pool.user
+        pool.workers.first_requests = 2 * (loader._options.prefetch + 1)
         try:
             self._feed = loader._begin_epoch(pool, state, self._draws)
         except Exception as error:
             log.warning("the workers could not begin the next epoch (%s); new ones will", str(error))
             self._seeds = None
         finally:
+            pool.workers.first_requests = None
             pool.user = user  # the loop of this epoch still has some of its batches
         return True
 

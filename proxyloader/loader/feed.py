@@ -106,8 +106,9 @@ class Feed:
         self.process = os.getpid()
 
     def begin(self) -> None:
-        """Take the workers from an earlier loop."""
+        """Take the workers from an earlier loop, and ask them for all batches that torch would if this began early."""
         self.pool.user = weakref.ref(self)
+        self.pool.workers.ask_for_the_rest()
 
     def __del__(self) -> None:
         if not self._is_interpreter_ending():

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
-import sys
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,11 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
-from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import _fork_safety
-from .._exit_safety import END_S, at_exit
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
 from ..data.dataset import Translated
 from ..data.live_dataset import LiveDataset
@@ -31,10 +24,10 @@ from .early_draws import EarlyDraws
 from .fetch import Fetcher
 from .fetch_folder import FolderFetcher
 from .loader_state import LoaderState
-from .messages import BatchMessage
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, trains_with_others
 from .scan_checks import IntegrityTable
+from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
 
 log = logging.getLogger(__name__)
@@ -43,12 +36,6 @@ BYTES_PER_IMAGE = 1 << 18
 """Bytes per image of a batch that are mapped in a slot at first. More is mapped when it is needed."""
 
 DEFAULT_RUN_SIZE = 256
-
-TAKE = "proxyloader.take_from_workers"
-"""Row of torch's profiler for the time in which torch's iterator has no batch."""
-
-LOOK_FOR_DEAD_WORKERS_S = 1.0
-GRACE_S = 0.2
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:
@@ -74,7 +61,7 @@ class WorkerPool:
         broken: whether a worker was lost, so that the next epoch needs new workers.
     """
 
-    workers: TorchDataLoader[BatchMessage]
+    workers: Workers
     fetcher: Fetcher
     requests: RequestSampler | None
     arena: Arena | None
@@ -140,7 +127,7 @@ class WorkerPool:
             requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
             source = PackedDataset(fetcher, packer, arena, states, board)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
-        workers = _Workers(**arguments, **_torch_arguments(loader, has_images, is_late))
+        workers = Workers(**arguments, **_torch_arguments(loader, has_images, is_late))
         workers.first_worker = loader_state.next_worker
         return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order, is_late)
 
@@ -214,7 +201,7 @@ class WorkerPool:
         """
         self.broken = True
         iterator = batches if batches is not None else self.workers._iterator
-        if isinstance(iterator, _WorkersIterator):
+        if isinstance(iterator, WorkersIterator):
             iterator._shutdown_workers()
 
     def left_arena(self) -> Arena | None:
@@ -265,133 +252,3 @@ def _arena_for(loader: Any) -> Arena | None:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-class _Workers(TorchDataLoader[Any]):
-    """torch's loader, with faster detection of lost workers and faster shutdown."""
-
-    first_worker = 0
-    """Number of the worker that gets the first request when workers start."""
-
-    def _get_iterator(self) -> Any:
-        batches: Any = _WorkersIterator(self) if self.num_workers else super()._get_iterator()
-        batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
-        return batches
-
-
-class _WorkersIterator(_MultiProcessingDataLoaderIter):
-    failed = False
-    """Whether a worker was lost or timed out. The remaining workers cannot begin another epoch."""
-
-    lost = False
-    """Whether a worker was lost with its batches, some of which may still be expected."""
-
-    _send_idx = _rcvd_idx = 0
-    """Numbers of requests sent and of batches received. torch sets them after it has started the workers, which may
-    fail."""
-
-    _is_interpreter_ending = staticmethod(sys.is_finalizing)
-    """Kept as an attribute because the names of a module are cleared at interpreter shutdown."""
-
-    def __init__(self, loader: _Workers) -> None:
-        self._process = os.getpid()
-        self._first_worker = loader.first_worker
-        super().__init__(loader)
-        _iterators.add(self)
-
-    def _try_put_index(self) -> None:
-        for _ in range(self._first_worker):
-            next(self._worker_queue_idx_cycle)
-        self._first_worker = 0
-        super()._try_put_index()
-
-    def _get_data(self) -> Any:
-        in_use = list(self._workers_status)  # torch may mark a lost worker as unused before it raises
-        try:
-            return super()._get_data()  # type: ignore[no-untyped-call]
-        except Exception:
-            self.failed = True
-            self.lost = bool(self._dead(in_use))
-            raise
-
-    def _try_get_data(self, timeout: float = LOOK_FOR_DEAD_WORKERS_S) -> Any:
-        # Outside the main thread only this poll detects a lost worker. torch polls every five seconds or at the user's
-        # timeout, and detects nothing while another worker returns batches.
-        deadline_s = time.monotonic() + timeout
-        found = False, None
-        while not found[0] and time.monotonic() < deadline_s:
-            wait_s = min(LOOK_FOR_DEAD_WORKERS_S, max(0.01, deadline_s - time.monotonic()))
-            found = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
-            dead = self._dead(self._workers_status)
-            if dead:
-                pids = ", ".join(str(worker.pid) for worker in dead)
-                raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
-        return found
-
-    def _dead(self, in_use: list[bool]) -> list[Any]:
-        return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
-
-    def _shutdown_workers(self) -> None:
-        if self._is_interpreter_ending():
-            return
-        if self._process != os.getpid():
-            self._shutdown = True  # a forked copy of the iterator: the workers belong to the parent
-            return
-        if not self._shutdown:
-            queue: Any
-            for queue in self._index_queues:
-                # An interrupt inside `put` may leave the lock of the queue held, and torch calls `put` once more.
-                queue._notempty.acquire(timeout=GRACE_S)
-                queue._notempty.release()
-            # torch waits up to five seconds for each busy worker, but its batches are no longer needed. Workers that
-            # have answered all requests may take that time to exit.
-            if not 0 < self._rcvd_idx == self._send_idx:
-                deadline_s = time.monotonic() + GRACE_S
-                self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
-        super()._shutdown_workers()
-
-    def end_workers(self) -> None:
-        """End the workers that still run at exit. multiprocessing would wait forever for a worker that hangs."""
-        # The signal kills a spawned worker that is still starting, which torch would report as a lost worker.
-        if self._worker_pids_set:
-            with contextlib.suppress(ValueError):  # another thread was faster
-                signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
-            self._worker_pids_set = False
-        for worker in self._workers:
-            worker._popen.terminate()
-        until_s = time.monotonic() + END_S
-        for worker in self._workers:
-            _Impatient(worker, until_s).join()
-            if worker.is_alive():
-                worker.kill()
-
-
-class _Impatient:
-    """A worker process whose ``join`` returns by a deadline. ``terminate`` kills the process if it does not end."""
-
-    def __init__(self, process: Any, deadline_s: float) -> None:
-        self._process, self._deadline_s = process, deadline_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._process, name)
-
-    def join(self, timeout: float | None = None) -> None:
-        self._process.join(max(0.0, self._deadline_s - time.monotonic()))
-
-    def terminate(self) -> None:
-        self._process.terminate()
-        self._process.join(GRACE_S / 4)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join(GRACE_S)
-        self._deadline_s = time.monotonic() + GRACE_S
-
-
-_iterators: weakref.WeakSet[_WorkersIterator] = weakref.WeakSet()
-
-
-@at_exit
-def _end_workers() -> None:
-    for iterator in list(_iterators):
-        if iterator._process == os.getpid():
-            iterator.end_workers()

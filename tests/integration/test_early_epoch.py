@@ -306,6 +306,15 @@ def test_nothing_begins_early_where_code_of_the_users_may_decide_what_is_in_a_ba
     assert not begins_early(loader)
 
 
+def test_the_workers_are_asked_for_few_batches_until_the_next_epoch_is_taken(train: ImageFolder) -> None:
+    loader = loader_of(Subset(train, range(40)), batch_size=2, prefetch_factor=6)
+    list(loader)
+    assert len(loader._early._feed.requested()) == 2 * 2 * (loader.prefetch + 1)
+    batches = iter(loader)
+    assert len(batches._pool.requests.unanswered) == 2 * loader.prefetch_factor
+    assert len(list(batches)) == len(loader)
+
+
 def test_a_subset_begins_early(train: ImageFolder) -> None:
     found, went_on = epochs(loader_of(Subset(train, range(3, 33)), seed=3))
     expected, _ = epochs(never_early(loader_of(Subset(train, range(3, 33)), seed=3)))
