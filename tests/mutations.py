@@ -388,7 +388,7 @@ MUTATIONS = [
     ),
     Mutation(
         "after a break the next order is drawn from a generator that is too far ahead",
-        "workers/request_sampler.py",
+        "workers/draws_ahead.py",
         "            generator.set_state(self._states[0])",
         "            generator.set_state(self._states[-1])",
         "integration/test_torch_contract_use.py",
@@ -543,10 +543,24 @@ MUTATIONS = [
     ),
     Mutation(
         "workers go on behind what they drew for an epoch that was dropped",
-        "workers/early_draws.py",
-        "if dropped is not None and dropped == self._key:",
-        "if False:",
-        "integration/test_early_epoch.py",
+        "workers/draws_ahead.py",
+        "end = number if self._early_from is None else self._early_from",
+        "end = number",
+        "workers/test_draws_ahead.py integration/test_early_epoch.py",
+    ),
+    Mutation(
+        "workers go on behind what they drew for a loop that was left",
+        "workers/draws_ahead.py",
+        "needed = min(self._end_of_torch, end)",
+        "needed = end",
+        "integration/test_torch_contract.py",
+    ),
+    Mutation(
+        "a worker goes back to where it was before the last request that was not needed",
+        "workers/draws_ahead.py",
+        "        first = next((at for at, (past, _) in enumerate(self._before)",
+        "        first = next((at for at, (past, _) in reversed(list(enumerate(self._before)))",
+        "workers/test_draws_ahead.py",
     ),
     Mutation(
         "the next epoch does not see what was changed before it",

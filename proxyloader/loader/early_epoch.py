@@ -16,9 +16,9 @@ if it is the one that would begin now, which is known of
   early there.
 
 Else the epoch is dropped, like a loop that is left before its first batch. The workers set their generators back to
-where they were before it. Loops over other loaders, as for validation, draw a seed each. So the number of seeds that
-were drawn is expected the next time. After another epoch that was dropped none begins early, so that little is read in
-vain.
+where they were before it: see NOTE [ As many draws as torch's ] in ``workers/draws_ahead.py``. Loops over other
+loaders, as for validation, draw a seed each. So the number of seeds that were drawn is expected the next time. After
+another epoch that was dropped none begins early, so that little is read in vain.
 """
 
 from __future__ import annotations
@@ -101,11 +101,16 @@ class EarlyEpoch:
         finally:
             if not is_next:
                 self._drop(feed, self._draws)
-        return feed if is_next else None
+        if not is_next:
+            return None
+        assert feed.pool.requests is not None
+        feed.pool.requests.ahead.accept_early()
+        return feed
 
     def _is_next(self, loader: DataLoader[Any], feed: Feed) -> bool:
         state = loader._upcoming
         is_next = not state.resumes and state.epoch == feed.loader_state.epoch and feed.can_go_on(loader._pool)
+        is_next = is_next and feed.pool.requests is not None and feed.pool.requests.ahead.early_fits
         if self._changes is None or not (
             is_next and _is_known(loader, feed.pool) and self._decided_by == _decided_by(loader)
         ):
@@ -114,8 +119,6 @@ class EarlyEpoch:
 
     def _drop(self, feed: Feed, draws: EarlyDraws) -> None:
         feed.close()
-        assert feed.pool.requests is not None
-        feed.pool.requests.dropped = draws.key
         self._seeds = draws.seeds_drawn_meanwhile() if self._seeds == 0 else None
 
 

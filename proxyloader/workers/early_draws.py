@@ -1,4 +1,4 @@
-"""EarlyDraws: random numbers of an epoch that begins before it is asked for, and may be dropped. Both processes.
+"""EarlyDraws: random numbers of an epoch that begins before it is asked for, and may be dropped. Main process.
 
 See NOTE [ The next epoch, early ] in ``loader/early_epoch.py``.
 """
@@ -6,17 +6,10 @@ See NOTE [ The next epoch, early ] in ``loader/early_epoch.py``.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler
-
-from .._random_state import set_states, states_now
-
-_keys = itertools.count()
-
 
 MOST_SEEDS = 8
 """Most seeds that are looked for between two epochs."""
@@ -29,12 +22,11 @@ class EarlyDraws:
         seeds: number of seeds that will be drawn from the generator before the epoch is asked for.
 
     Attributes:
-        key: number of the epoch among all that began early.
         before: state of the generator when the epoch is asked for.
     """
 
     def __init__(self, seeds: int = 0) -> None:
-        self.key, self._at_first = next(_keys), torch.get_rng_state()
+        self._at_first = torch.get_rng_state()
         self.before = _behind(self._at_first, seeds)
         self._after: torch.Tensor | None = None
 
@@ -97,24 +89,3 @@ def draws_one_seed() -> bool:
 
 DRAWS_ONE_SEED = draws_one_seed()
 """Found out at import, as other threads may draw later."""
-
-
-class DrawsOfWorker:
-    """Sets the generators back where they were before an early epoch, if it was dropped. Worker."""
-
-    def __init__(self) -> None:
-        self._key: int | None = None
-        self._before: tuple[Any, ...] = ()
-
-    def settle(self, early: int | None, dropped: int | None) -> None:
-        """Prepare for a request.
-
-        Args:
-            early: key of the early epoch that it belongs to; None: it belongs to another.
-            dropped: key of the early epoch that was dropped last.
-        """
-        if dropped is not None and dropped == self._key:
-            set_states(self._before)
-            self._key = None
-        if early is not None and early != self._key:
-            self._key, self._before = early, states_now(beside_torch=True)

@@ -125,7 +125,9 @@ class WorkerPool:
             sampler = loader.batch_sampler if batched else loader.sampler
             ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
             requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
-            source = PackedDataset(fetcher, packer, arena, states, board)
+            # Without a seed, persistent workers draw from generators that go on from one epoch to the next.
+            most_ahead = 3 * (loader.prefetch + 1) if loader.persistent_workers and loader.seed is None else 0
+            source = PackedDataset(fetcher, packer, arena, states, board, most_ahead)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = Workers(**arguments, **_torch_arguments(loader, has_images, is_late))
         workers.first_worker = loader_state.next_worker

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from .._random_state import generator_of, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
+from .draws_ahead import DrawsAhead, RequestsAhead
 from .early_draws import EarlyDraws
 from .loader_state import LoaderState, is_stateful
 
@@ -66,7 +66,7 @@ class BatchRequest:
         indices: indices of the samples of the batch, or one index if batching is off.
         batched: whether ``indices`` is a batch.
         slot: slot that the worker may write to; None: no slot was free.
-        early, dropped: see ``DrawsOfWorker.settle``.
+        is_ahead, void: see ``RequestsAhead``.
     """
 
     number: int
@@ -74,45 +74,11 @@ class BatchRequest:
     indices: Any
     batched: bool
     slot: int | None
-    early: int | None = None
-    dropped: int | None = None
+    is_ahead: bool = False
+    void: tuple[range, ...] = ()
 
     def each(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
-
-
-class DrawsAhead:
-    """What a sampler has drawn from its own generator beyond what the stock loader would have asked for.
-
-    Decoded batches wait beside those that workers load, so the sampler is asked for more batches ahead than by torch's
-    loader. A sampler that draws as it goes then advances its generator further. torch's RandomSampler draws once more
-    at its end. After a loop that is left early the next epochs would have another order than with torch's loader.
-
-    ``requests`` is the number of requests that torch's loader makes before its first batch.
-    """
-
-    def __init__(self, requests: int) -> None:
-        self._of_torch, self._made = requests, 0  # requests so far
-        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
-
-    def note(self, generator: torch.Generator | None) -> None:
-        """Record that a request was made, and what was drawn for it."""
-        self._made += 1
-        if self._made <= self._of_torch:
-            self._states.clear()
-        if generator is not None:
-            self._states.append(generator.get_state())
-
-    def advance(self) -> None:
-        """Record that the training loop received a batch, so that torch's loader would have made another request."""
-        self._of_torch += 1
-        if len(self._states) > 1:
-            self._states.popleft()
-
-    def undo(self, generator: torch.Generator | None) -> None:
-        """Set the generator back to where torch's loader would have left it, if nothing else has drawn from it."""
-        if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
-            generator.set_state(self._states[0])
 
 
 class RequestSampler:
@@ -124,7 +90,7 @@ class RequestSampler:
         ahead: number of batches that torch's loader requests before it takes the first.
 
     Attributes:
-        dropped: key of the early epoch that was dropped last; None: none was.
+        ahead: which requests are made that torch's loader would not have made.
     """
 
     def __init__(
@@ -138,13 +104,13 @@ class RequestSampler:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
         self._iterator: Any = None
         self._has_ended = False
-        self.dropped: int | None = None
         self._draws_elsewhere = False
         self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
+        self.ahead = RequestsAhead(ahead)
         self.begin(LoaderState())
         self._unanswered: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
-        self._numbers = itertools.count()
+        self._next_number = 0
 
     def begin(self, loader_state: LoaderState, early: EarlyDraws | None = None) -> None:
         """Let the next iteration start at this state, and record in it what is needed to start there again."""
@@ -154,11 +120,11 @@ class RequestSampler:
         self.forget_unanswered()  # torch begins an epoch after the workers have finished the one before
         self.undo_draws_ahead()
         self._draws_ahead, self._has_ended = DrawsAhead(self._ahead), False
+        self.ahead.begin(self._next_number, is_early=self._early is not None)
         loader_state = self._loader_state
         self._settle_sampler(loader_state)
-        with self._known_generators(
-            loader_state, "iter"
-        ):  # at once, because torch creates the iterator before it draws seeds
+        # At once, because torch creates the iterator before it draws seeds.
+        with self._known_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
         return self._requests(loader_state, remaining)
 
@@ -176,10 +142,9 @@ class RequestSampler:
             if self._batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
-            early = None if self._early is None else self._early.key
-            request = BatchRequest(
-                next(self._numbers), loader_state.epoch, indices, self._batched, slot, early, self.dropped
-            )
+            number, epoch, ahead = self._next_number, loader_state.epoch, self.ahead
+            request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.is_ahead(number), ahead.void)
+            self._next_number += 1
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
                 self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
@@ -208,6 +173,7 @@ class RequestSampler:
     def handed_out(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of its epoch that the training loop received a batch."""
         self._draws_ahead.advance()
+        self.ahead.received(request.number)
         loader_state.batches += 1
         loader_state.samples += self._places(request)
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)

@@ -23,7 +23,7 @@ from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
-from .early_draws import DrawsOfWorker
+from .draws_ahead import DrawsOfWorker
 from .fetch import Fetched, Fetcher
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
@@ -42,10 +42,11 @@ class PackedDataset(Dataset[Any]):
         arena: Arena | None,
         states: WorkerStates | None = None,
         board: StateBoard | None = None,
+        most_ahead: int = 0,
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
-        self._draws = DrawsOfWorker()
+        self._draws = DrawsOfWorker(most_ahead) if most_ahead else None
 
     def begin(self, worker_id: int) -> None:
         """Restore the state of the dataset in this worker before the first batch."""
@@ -58,7 +59,8 @@ class PackedDataset(Dataset[Any]):
 
     def __getitems__(self, request: BatchRequest) -> BatchMessage:
         info = self.fetcher.worker_info()
-        self._draws.settle(request.early, request.dropped)
+        if self._draws is not None:
+            self._draws.settle(request.number, request.is_ahead, request.void)
         if self._arena is not None and request.slot is not None:
             memory = self._arena.memory_to_write(request.slot, self._arena.batch_bytes)
             batch_memory.begin(memory[: self._arena.sent_bytes * 5 // 4])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,38 @@ def test_out_of_order_the_same_batches_come(make: Make, persistent: bool) -> Non
 
     arguments: dict[str, Any] = dict(num_workers=2, in_order=False, persistent_workers=persistent)
     assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, **arguments), numbers)
+
+
+class Several(ImageFolder):
+    """Photographs, and a number from each of the generators that a worker seeds."""
+
+    def __getitem__(self, index: int) -> Any:
+        return *super().__getitem__(index), torch.rand(2), random.random(), float(np.random.rand())
+
+
+@pytest.mark.parametrize("taken", [[1], [3, 0, 2], [11], [9, 13, 1]], ids=str)
+@pytest.mark.parametrize("kind", [ImageFolder, Several])
+@pytest.mark.parametrize(
+    "arguments",
+    [dict(num_workers=1, prefetch_factor=1), dict(num_workers=2), dict(num_workers=3, prefetch_factor=1)],
+    ids=str,
+)
+def test_persistent_workers_draw_on_behind_a_loop_that_is_left_as_torchs_do(
+    root: Path, kind: type[ImageFolder], arguments: dict[str, Any], taken: list[int], device: str
+) -> None:
+    def some_of_each_epoch(loader: Any) -> Any:
+        seen = []
+        for steps in (*taken, SAMPLES, SAMPLES):
+            batches = iter(loader)
+            for _ in range(steps):
+                time.sleep(0.02)  # the workers are ahead of the loop
+                seen.append(next(batches))
+        return seen
+
+    def build(loader_class: Any) -> Any:
+        return loader_class(kind(str(root), TRANSFORM), shuffle=True, persistent_workers=True, **arguments)
+
+    assert_as_torch(build, some_of_each_epoch, device=device)
 
 
 def test_the_pictures_compared_here_are_those_that_were_asked_for(root: Path, device: str) -> None:

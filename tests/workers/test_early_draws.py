@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import RandomSampler
 
 from proxyloader.workers import early_draws
-from proxyloader.workers.early_draws import DRAWS_ONE_SEED, MOST_SEEDS, DrawsOfWorker, EarlyDraws, draws_one_seed
+from proxyloader.workers.early_draws import DRAWS_ONE_SEED, MOST_SEEDS, EarlyDraws, draws_one_seed
 
 
 @pytest.mark.parametrize(
@@ -108,40 +106,3 @@ def test_other_draws_are_not_taken_for_seeds() -> None:
     for _ in range(MOST_SEEDS):
         list(TorchDataLoader([1, 2]))
     assert early.seeds_drawn_meanwhile() is None
-
-
-def numbers() -> tuple[float, float, float]:
-    return torch.rand(1).item(), float(np.random.rand()), random.random()
-
-
-def test_a_worker_goes_back_before_an_epoch_that_was_dropped_and_only_then() -> None:
-    draws = DrawsOfWorker()
-    draws.settle(None, None)
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    expected = [numbers() for _ in range(4)]
-    torch.set_rng_state(states[0])
-    np.random.set_state(states[1])
-    random.setstate(states[2])
-
-    assert numbers() == expected[0]
-    draws.settle(7, None)
-    assert numbers() == expected[1]
-    draws.settle(7, None)
-    assert numbers() == expected[2]
-    draws.settle(None, 7)
-    assert numbers() == expected[1]
-    draws.settle(None, 7)  # each request says so
-    assert numbers() == expected[2]
-    draws.settle(9, 7)
-    assert numbers() == expected[3]
-    draws.settle(None, 9)
-    assert numbers() == expected[3]
-
-
-def test_a_worker_without_requests_of_an_epoch_that_was_dropped_goes_on() -> None:
-    draws = DrawsOfWorker()
-    draws.settle(7, None)
-    numbers()
-    here = torch.get_rng_state()
-    draws.settle(None, 8)
-    assert torch.equal(torch.get_rng_state(), here)

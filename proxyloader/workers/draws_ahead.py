@@ -1,0 +1,128 @@
+"""As many random numbers as torch's loader would have drawn, although workers are asked for more. Both processes.
+
+NOTE [ As many draws as torch's ]
+Decoded batches wait beside those that workers load. So the sampler and the workers are asked for more batches ahead
+than by torch's loader, and for the first ones of the next epoch. If these are not needed, after a loop that is left
+early or for an epoch that is dropped, what was drawn for them is undone. Else the next epochs would not be those of
+torch's loader, and would depend on the time: samplers may draw from a generator that goes on, and transforms in
+persistent workers do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from .._random_state import set_states, states_now
+
+
+class DrawsAhead:
+    """What a sampler has drawn from its own generator beyond what the stock loader would have asked for.
+
+    A sampler that draws as it goes advances its generator further. torch's RandomSampler draws once more at its end.
+
+    ``requests`` is the number of requests that torch's loader makes before its first batch.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self._of_torch, self._made = requests, 0  # requests so far
+        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
+
+    def note(self, generator: torch.Generator | None) -> None:
+        """Record that a request was made, and what was drawn for it."""
+        self._made += 1
+        if self._made <= self._of_torch:
+            self._states.clear()
+        if generator is not None:
+            self._states.append(generator.get_state())
+
+    def advance(self) -> None:
+        """Record that the training loop received a batch, so that torch's loader would have made another request."""
+        self._of_torch += 1
+        if len(self._states) > 1:
+            self._states.popleft()
+
+    def undo(self, generator: torch.Generator | None) -> None:
+        """Set the generator back to where torch's loader would have left it, if nothing else has drawn from it."""
+        if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
+            generator.set_state(self._states[0])
+
+
+class RequestsAhead:
+    """Which requests to the workers torch's loader would not have made. Main process.
+
+    ``requests`` is the number of requests that torch's loader makes before its first batch.
+
+    Attributes:
+        void: the numbers of requests that were made and are not needed, of which some worker may not know yet.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self._before_first = requests
+        self.void: tuple[range, ...] = ()
+        self._early_from: int | None = None  # number of the first request of an epoch that is not asked for yet
+        self._enter(0)
+
+    def _enter(self, number: int) -> None:
+        self._first, self._early_from = number, None
+        self._end_of_torch = number + self._before_first  # torch's loader would have made those below it
+
+    def begin(self, number: int, is_early: bool) -> None:
+        """Begin an epoch, with the number of its first request. ``is_early``: before it is asked for."""
+        if is_early:
+            self._early_from = number
+            return
+        end = number if self._early_from is None else self._early_from
+        if end - self._first >= self._before_first:
+            self.void = ()  # each worker has had a request
+        needed = min(self._end_of_torch, end)
+        if needed < number:
+            self.void += (range(needed, number),)
+        self._enter(number)
+
+    def is_ahead(self, number: int) -> bool:
+        """Return whether torch's loader would not have made a request yet, so that it may not be needed."""
+        return self._early_from is not None or number >= self._end_of_torch
+
+    @property
+    def early_fits(self) -> bool:
+        """Whether all requests before an epoch that began early are needed."""
+        return self._early_from is not None and self._end_of_torch >= self._early_from
+
+    def accept_early(self) -> None:
+        """Let the epoch that began early be that of the loop."""
+        if self._early_from is not None:
+            self._enter(self._early_from)
+
+    def received(self, number: int) -> None:
+        """Record that the training loop received a batch, so that torch's loader would have made another request."""
+        if number >= self._first:
+            self._end_of_torch += 1
+
+
+class DrawsOfWorker:
+    """Sets the generators back to where they were before requests that were not needed. Worker.
+
+    ``most`` is the maximum number of these.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._before: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=most)
+
+    def settle(self, number: int, is_ahead: bool, void: tuple[range, ...]) -> None:
+        """Prepare for a request.
+
+        Args:
+            number: number of the request.
+            is_ahead: whether it may not be needed.
+            void: numbers of requests that were not needed.
+        """
+        first = next((at for at, (past, _) in enumerate(self._before) if any(past in each for each in void)), None)
+        if first is not None:
+            set_states(self._before[first][1])
+            while len(self._before) > first:
+                self._before.pop()
+        if is_ahead:
+            self._before.append((number, states_now(beside_torch=True)))
