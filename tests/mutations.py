@@ -551,8 +551,8 @@ MUTATIONS = [
     Mutation(
         "workers go on behind what they drew for a loop that was left",
         "workers/draws_ahead.py",
-        "needed = min(self._end_of_torch, end)",
-        "needed = end",
+        "first = min(self.needed, end)",
+        "first = end",
         "integration/test_torch_contract.py",
     ),
     Mutation(

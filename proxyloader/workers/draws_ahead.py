@@ -56,6 +56,7 @@ class RequestsAhead:
     ``requests`` is the number of requests that torch's loader makes before its first batch.
 
     Attributes:
+        needed: number below which all requests are needed that are not void.
         void: the numbers of requests that were made and are not needed, of which some worker may not know yet.
     """
 
@@ -67,29 +68,26 @@ class RequestsAhead:
 
     def _enter(self, number: int) -> None:
         self._first, self._early_from = number, None
-        self._end_of_torch = number + self._before_first  # torch's loader would have made those below it
+        self.needed = number + self._before_first  # torch's loader would have made those below it, if there are any
 
     def begin(self, number: int, is_early: bool) -> None:
         """Begin an epoch, with the number of its first request. ``is_early``: before it is asked for."""
         if is_early:
             self._early_from = number
+            self.needed = min(self.needed, number)
             return
         end = number if self._early_from is None else self._early_from
         if end - self._first >= self._before_first:
             self.void = ()  # each worker has had a request
-        needed = min(self._end_of_torch, end)
-        if needed < number:
-            self.void += (range(needed, number),)
+        first = min(self.needed, end)
+        if first < number:
+            self.void += (range(first, number),)
         self._enter(number)
-
-    def is_ahead(self, number: int) -> bool:
-        """Return whether torch's loader would not have made a request yet, so that it may not be needed."""
-        return self._early_from is not None or number >= self._end_of_torch
 
     @property
     def early_fits(self) -> bool:
         """Whether all requests before an epoch that began early are needed."""
-        return self._early_from is not None and self._end_of_torch >= self._early_from
+        return self.needed == self._early_from
 
     def accept_early(self) -> None:
         """Let the epoch that began early be that of the loop."""
@@ -98,31 +96,24 @@ class RequestsAhead:
 
     def received(self, number: int) -> None:
         """Record that the training loop received a batch, so that torch's loader would have made another request."""
-        if number >= self._first:
-            self._end_of_torch += 1
+        if self._first <= number and self.needed != self._early_from:
+            self.needed += 1
 
 
 class DrawsOfWorker:
-    """Sets the generators back to where they were before requests that were not needed. Worker.
+    """Sets the generators back to where they were before requests that were not needed. Worker."""
 
-    ``most`` is the maximum number of these.
-    """
+    def __init__(self) -> None:
+        self._before: deque[tuple[int, tuple[Any, ...]]] = deque()
 
-    def __init__(self, most: int) -> None:
-        self._before: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=most)
-
-    def settle(self, number: int, is_ahead: bool, void: tuple[range, ...]) -> None:
-        """Prepare for a request.
-
-        Args:
-            number: number of the request.
-            is_ahead: whether it may not be needed.
-            void: numbers of requests that were not needed.
-        """
+    def settle(self, number: int, needed: int, void: tuple[range, ...]) -> None:
+        """Prepare for a request with its number. ``needed``, ``void``: see ``RequestsAhead``."""
         first = next((at for at, (past, _) in enumerate(self._before) if any(past in each for each in void)), None)
         if first is not None:
             set_states(self._before[first][1])
             while len(self._before) > first:
                 self._before.pop()
-        if is_ahead:
+        while self._before and self._before[0][0] < needed:
+            self._before.popleft()
+        if number >= needed:
             self._before.append((number, states_now(beside_torch=True)))

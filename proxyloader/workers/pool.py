@@ -125,9 +125,8 @@ class WorkerPool:
             sampler = loader.batch_sampler if batched else loader.sampler
             ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
             requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
-            # Without a seed, persistent workers draw from generators that go on from one epoch to the next.
-            most_ahead = 3 * (loader.prefetch + 1) if loader.persistent_workers and loader.seed is None else 0
-            source = PackedDataset(fetcher, packer, arena, states, board, most_ahead)
+            goes_on = loader.persistent_workers and loader.seed is None  # from epoch to epoch with the same generators
+            source = PackedDataset(fetcher, packer, arena, states, board, goes_on)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = Workers(**arguments, **_torch_arguments(loader, has_images, is_late))
         workers.first_worker = loader_state.next_worker

@@ -66,7 +66,7 @@ class BatchRequest:
         indices: indices of the samples of the batch, or one index if batching is off.
         batched: whether ``indices`` is a batch.
         slot: slot that the worker may write to; None: no slot was free.
-        is_ahead, void: see ``RequestsAhead``.
+        needed, void: see ``RequestsAhead``.
     """
 
     number: int
@@ -74,7 +74,7 @@ class BatchRequest:
     indices: Any
     batched: bool
     slot: int | None
-    is_ahead: bool = False
+    needed: int = 0
     void: tuple[range, ...] = ()
 
     def each(self) -> list[Any]:
@@ -143,7 +143,7 @@ class RequestSampler:
                 indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
             number, epoch, ahead = self._next_number, loader_state.epoch, self.ahead
-            request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.is_ahead(number), ahead.void)
+            request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.needed, ahead.void)
             self._next_number += 1
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):

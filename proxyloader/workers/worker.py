@@ -42,11 +42,11 @@ class PackedDataset(Dataset[Any]):
         arena: Arena | None,
         states: WorkerStates | None = None,
         board: StateBoard | None = None,
-        most_ahead: int = 0,
+        goes_on: bool = False,
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
-        self._draws = DrawsOfWorker(most_ahead) if most_ahead else None
+        self._draws = DrawsOfWorker() if goes_on else None
 
     def begin(self, worker_id: int) -> None:
         """Restore the state of the dataset in this worker before the first batch."""
@@ -60,7 +60,7 @@ class PackedDataset(Dataset[Any]):
     def __getitems__(self, request: BatchRequest) -> BatchMessage:
         info = self.fetcher.worker_info()
         if self._draws is not None:
-            self._draws.settle(request.number, request.is_ahead, request.void)
+            self._draws.settle(request.number, request.needed, request.void)
         if self._arena is not None and request.slot is not None:
             memory = self._arena.memory_to_write(request.slot, self._arena.batch_bytes)
             batch_memory.begin(memory[: self._arena.sent_bytes * 5 // 4])

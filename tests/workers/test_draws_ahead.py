@@ -19,29 +19,29 @@ def test_a_worker_goes_back_before_requests_that_were_not_needed_once() -> None:
     before = states_now(beside_torch=True)
     expected = [numbers() for _ in range(4)]
     set_states(before)
-    draws, void = DrawsOfWorker(3), (range(5, 9),)
+    draws, void = DrawsOfWorker(), (range(5, 9),)
 
-    draws.settle(3, False, ())
+    draws.settle(3, 4, ())
     assert numbers() == expected[0]
-    draws.settle(4, True, ())
+    draws.settle(4, 4, ())
     assert numbers() == expected[1]
     for number in (6, 8):  # other workers had the others
-        draws.settle(number, True, ())
+        draws.settle(number, 5, ())
         numbers()
-    draws.settle(9, False, void)
+    draws.settle(9, 12, void)
     assert numbers() == expected[2]
-    draws.settle(11, True, void)  # each request says so, until all workers must know
+    draws.settle(12, 12, void)  # each request says so, until all workers must know
     assert numbers() == expected[3]
-    draws.settle(13, False, (*void, range(10, 12)))
+    draws.settle(14, 18, (*void, range(11, 14)))
     assert numbers() == expected[3]
 
 
 def test_a_worker_that_had_none_of_them_goes_on() -> None:
-    draws = DrawsOfWorker(3)
-    draws.settle(0, True, ())
+    draws = DrawsOfWorker()
+    draws.settle(0, 0, ())
     numbers()
     here = torch.get_rng_state()
-    draws.settle(9, False, (range(4, 8),))
+    draws.settle(9, 9, (range(4, 8),))
     assert torch.equal(torch.get_rng_state(), here)
 
 
@@ -49,7 +49,7 @@ def test_requests_beyond_those_of_torchs_loader_are_void_if_a_loop_is_left() -> 
     ahead = RequestsAhead(4)
     ahead.begin(0, is_early=False)
     ahead.received(0)
-    assert [ahead.is_ahead(number) for number in (4, 5, 6)] == [False, True, True]
+    assert ahead.needed == 5
     ahead.begin(8, is_early=False)  # torch's would have made 5
     assert ahead.void == (range(5, 8),)
     for number in range(8, 18):
@@ -63,12 +63,12 @@ def test_requests_of_an_epoch_that_began_early_and_is_dropped_are_void() -> None
     for number in range(6):
         ahead.received(number)
     ahead.begin(6, is_early=True)
-    assert ahead.early_fits and ahead.is_ahead(6)
+    assert ahead.early_fits and ahead.needed == 6
     ahead.begin(9, is_early=False)
     assert ahead.void == (range(6, 9),)
     ahead.begin(13, is_early=True)
     ahead.accept_early()
-    assert not ahead.is_ahead(16) and ahead.is_ahead(17)
+    assert ahead.needed == 17
 
 
 def test_an_early_epoch_does_not_fit_behind_a_loop_that_was_left_before_all_was_needed() -> None:
