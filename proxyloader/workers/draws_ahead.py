@@ -76,12 +76,11 @@ class RequestsAhead:
             self._early_from = number
             self.needed = min(self.needed, number)
             return
-        end = number if self._early_from is None else self._early_from
-        if end - self._first >= self._before_first:
+        made = (number if self._early_from is None else self._early_from) - self._first
+        if made >= self._before_first:
             self.void = ()  # each worker has had a request
-        first = min(self.needed, end)
-        if first < number:
-            self.void += (range(first, number),)
+        if self.needed < number:
+            self.void += (range(self.needed, number),)
         self._enter(number)
 
     @property
