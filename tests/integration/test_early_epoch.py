@@ -91,10 +91,6 @@ def are_same(ours: list[Epoch], theirs: list[Epoch]) -> bool:
     )
 
 
-def without_images(found: list[Epoch]) -> list[Epoch]:
-    return [[(labels, labels) for _, labels in epoch] for epoch in found]
-
-
 @pytest.mark.parametrize("seed", [None, 3], ids=["no seed", "a seed"])
 @pytest.mark.parametrize(
     "arguments",
@@ -224,8 +220,6 @@ def test_what_is_done_between_two_epochs_has_its_effect_on_the_second(
     torch.manual_seed(5)
     loader = loader_of(train, seed=seed)
     found, _ = epochs(loader, between, count=5)
-    if between is leaves_a_loop and seed is None:  # how far the workers are then depends on the time
-        found, expected = without_images(found), without_images(expected)
     assert are_same(found, expected)
     assert torch.equal(torch.rand(3), drawn)
 
