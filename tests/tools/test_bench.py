@@ -538,3 +538,10 @@ def test_records_of_other_settings_are_not_compared(photos: Path) -> None:
     check_settings(record, recorded(photos, {}, augmentations=("AugMix",)))
     with pytest.raises(ValueError, match="of other settings: batch_size 16, now 8; dtype float32, now float16. Give"):
         check_settings(record, recorded(photos, {}, batch_size=8, dtype="float16"))
+
+
+def test_records_of_another_method_are_not_compared(photos: Path) -> None:
+    record = recorded(photos, {})
+    earlier = {name: value for name, value in record.items() if name != "method"}
+    with pytest.raises(ValueError, match=rf"in another way \(method 1, now {record['method']}\)"):
+        check_settings(earlier, record)

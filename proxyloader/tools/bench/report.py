@@ -17,10 +17,23 @@ from .runner import Outcome
 from .sweep import Sweep
 from .system_info import machine
 
+METHOD = 3
+"""Number of the way of measuring. ``benchmarks/README.md`` says how the ways differ."""
+
 SLOWER = 0.9
 """A figure below this share of the earlier one counts as worse. Equal runs differ by up to 10 %."""
 
-BESIDE_SETTINGS = ("date", "benchmark", "command", "machine", "cases", "left_out", "augmentations", "datasets")
+BESIDE_SETTINGS = (
+    "date",
+    "benchmark",
+    "method",
+    "command",
+    "machine",
+    "cases",
+    "left_out",
+    "augmentations",
+    "datasets",
+)
 """Keys in which two records that are compared may differ. Each augmentation and each dataset is a case of its own."""
 
 SUMMARIES: dict[str, tuple[Callable[[Sequence[float]], float], int]] = {
@@ -52,6 +65,7 @@ def record_of(
     return {
         "date": datetime.date.today().isoformat(),
         "benchmark": "bench",
+        "method": METHOD,
         "command": command,
         "machine": machine(),
         **setting.in_record(),
@@ -109,7 +123,12 @@ def last_of(path: Path) -> Record:
 
 
 def check_settings(earlier: Record, record: Record) -> None:
-    """Raise ValueError if a setting differs from that of an earlier record."""
+    """Raise ValueError if an earlier record has another method, or a setting that differs."""
+    if (method := earlier.get("method", 1)) != METHOD:
+        raise ValueError(
+            f"the record to compare with was measured in another way (method {method}, now {METHOD}), so its figures "
+            "are of something else; measure that version once more"
+        )
     before = {"size": "imagenet"} | earlier  # as of records that do not say so
     pairs = {name: (before.get(name), record[name]) for name in record if name not in BESIDE_SETTINGS}
     pairs["gpu"] = earlier["machine"]["gpu"], record["machine"]["gpu"]
