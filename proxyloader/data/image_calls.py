@@ -50,10 +50,17 @@ def _note_calls(content: Any, found: dict[int, ImageCall]) -> bool:
 
 
 def _calls_of(node: Any) -> list[ImageCall]:
-    """Return the calls that a node is made of."""
-    if isinstance(node, Operation):
-        return [call for each in leaves((node.args, node.kwargs)) for call in _calls_of(each)]
-    calls = [node.call] if isinstance(node, ProxySample) else node.run.calls if isinstance(node, ProxyBatch) else []
+    """Return the calls that a node is made of. Several operations may be on the result of the same one."""
+    calls: list[Any] = []
+    seen, waiting = set(), [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Operation) and id(node) not in seen:
+            seen.add(id(node))
+            waiting += reversed([*leaves((node.args, node.kwargs))])
+        calls += (
+            [node.call] if isinstance(node, ProxySample) else node.run.calls if isinstance(node, ProxyBatch) else ()
+        )
     return [call for call in calls if isinstance(call, ImageCall)]
 
 

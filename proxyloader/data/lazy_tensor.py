@@ -31,7 +31,7 @@ from torchvision import tv_tensors
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
 from .recordable import USES_VALUES, WITHOUT_VALUES, on_meta, result_like, uses_values
-from .recorded import Node, Operation, leaves, mapped, stack_of, value_of
+from .recorded import Node, Operation, leaves, mapped, may_go_on, stack_of, value_of
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
 """Advice for images of several numbers of channels."""
@@ -263,7 +263,7 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return operator(*mapped(_empty, args), **mapped(_empty, kwargs))
     if operator is torch.ops.aten.stack.default and _is_first(*args[1:], **kwargs):
         return stacked(args[0])
-    if all(map(is_real, found)) or uses_values(packet, tags, args):
+    if not may_go_on(*(each._node for each in found)) or uses_values(packet, tags, args):
         return NotImplemented
     is_in_place = operator._schema.is_mutable
     if is_in_place and not _is_alone(operator, args):
@@ -328,7 +328,7 @@ def _shared(made: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int |
 
 def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """``tensor[index] = value``"""
-    alone = isinstance(tensor, LazyTensor) and not is_real(tensor) and all(o is tensor for o in _sharers(tensor))
+    alone = isinstance(tensor, LazyTensor) and may_go_on(tensor._node) and all(o is tensor for o in _sharers(tensor))
     if alone:
         try:
             with no_dispatch():

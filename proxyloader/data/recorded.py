@@ -16,20 +16,25 @@ import torch
 
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 
+DEEPEST = 50
+"""Number of operations, one on the result of another, after which values are made. Pickle recurses for each of them."""
+
 
 class Operation:
     """An operation whose values are not computed yet. In its arguments nodes stand for tensors.
 
     ``name`` is that of torch's operator, such as "aten.mul.Tensor". "set" assigns to an index of a copy. "take" takes
     one of several results. ``keeps_shape`` says that the result has the shape of the first argument, not that of a
-    number; ``keeps_kind``, that it has its dtype, too.
+    number; ``keeps_kind``, that it has its dtype, too. ``depth`` is the number of operations that it is the last of.
     """
 
-    __slots__ = ("_real", "args", "keeps_kind", "keeps_shape", "kwargs", "name")
+    __slots__ = ("_real", "args", "depth", "keeps_kind", "keeps_shape", "kwargs", "name")
 
     def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False, keeps_kind: bool = False) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs
         self.keeps_shape, self.keeps_kind = keeps_shape, keeps_kind
+        before = (each.depth for each in leaves((args, kwargs)) if isinstance(each, Operation))
+        self.depth: int = 1 + max(before, default=0)
         self._real: Any = None
 
     def real(self) -> Any:
@@ -81,6 +86,12 @@ def _as_recorded(value: Any) -> Any:
 
 Node = Operation | ProxySample | ProxyBatch
 """What the values of a tensor will be: the result of an operation, or an output of DALI's."""
+
+
+def may_go_on(*nodes: Any) -> bool:
+    """Return whether an operation on nodes and tensors is recorded: one has no values yet, and none is too deep."""
+    is_deep = any(isinstance(each, Operation) and each.depth >= DEEPEST for each in nodes)
+    return not is_deep and any(isinstance(each, Node) for each in nodes)
 
 
 def value_of(node: Any) -> Any:

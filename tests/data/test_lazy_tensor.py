@@ -366,6 +366,31 @@ def test_what_is_changed_after_it_was_used_counts_as_it_was() -> None:
     assert_same(found[0], found[1])
 
 
+def in_many_steps(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(300):
+        x = x * 1.001 + 0.0001
+    return x
+
+
+def of_itself(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(40):
+        x = 0.5 * x + 0.5 * x.flip(2)
+    return x
+
+
+def assigned_often(x: torch.Tensor) -> torch.Tensor:
+    for k in range(300):
+        x[0, k % 8, k % 10] = k
+    return x
+
+
+@pytest.mark.parametrize("steps", [in_many_steps, of_itself, assigned_often])
+def test_however_many_operations_are_done_one_on_the_other(steps: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    late, real = both()
+    made = [steps(each) for each in late]
+    assert_same(replayed(made), [steps(each) for each in real])
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", WITH_VALUES)
 def test_who_asks_for_values_gets_the_real_ones(name: str) -> None:
