@@ -30,7 +30,7 @@ from torchvision import tv_tensors
 
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recordable import USES_VALUES, WITHOUT_VALUES, on_meta, result_like, uses_values
+from .recordable import SET_DATA, USES_VALUES, WITHOUT_VALUES, on_meta, result_like, uses_values
 from .recorded import Node, Operation, leaves, mapped, may_go_on, stack_of, value_of
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
@@ -108,7 +108,7 @@ class LazyTensor(torch.Tensor):
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _set(*args)
-        if name in USES_VALUES:
+        if name in USES_VALUES or function == SET_DATA:
             return function(*mapped(real, args), **mapped(real, kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs or {})

@@ -8,6 +8,9 @@ import torch
 
 from .recorded import leaves, mapped
 
+SET_DATA = vars(torch._C.TensorBase)["data"].__set__
+"""What ``tensor.data = other`` calls."""
+
 USES_VALUES = frozenset(
     {
         *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),

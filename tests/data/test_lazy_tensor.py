@@ -391,6 +391,15 @@ def test_however_many_operations_are_done_one_on_the_other(steps: Callable[[torc
     assert_same(replayed(made), [steps(each) for each in real])
 
 
+@pytest.mark.parametrize("of", [torch.zeros_like, lambda x: 2 * x, lambda x: x.data.clamp(0.4, 0.6)])
+def test_data_that_are_put_in_place_of_its_own_are_its_values(of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    (late, *_), (real, *_) = both()
+    for each in (late, real):
+        each.data = of(each)
+    assert_same(replayed(late), real)
+    assert_same(late, real)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", WITH_VALUES)
 def test_who_asks_for_values_gets_the_real_ones(name: str) -> None:
