@@ -197,6 +197,20 @@ MUTATIONS = [
         "data/test_lazy_tensor.py",
     ),
     Mutation(
+        "operations are recorded without end",
+        "data/recorded.py",
+        "each.depth >= DEEPEST",
+        "False",
+        "data/test_lazy_tensor.py",
+    ),
+    Mutation(
+        "data that are put in place of a tensor's own are lost",
+        "data/lazy_tensor.py",
+        "name in USES_VALUES or function == SET_DATA",
+        "name in USES_VALUES",
+        "data/test_lazy_tensor.py",
+    ),
+    Mutation(
         "an image that is not decoded equals none of Pillow's",
         "data/lazy_image.py",
         "return self._taken_for",

@@ -55,12 +55,13 @@ def _calls_of(node: Any) -> list[ImageCall]:
     seen, waiting = set(), [node]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Operation) and id(node) not in seen:
+        if isinstance(node, ProxySample):
+            calls.append(node.call)
+        elif isinstance(node, ProxyBatch):
+            calls += node.run.calls
+        elif isinstance(node, Operation) and id(node) not in seen:
             seen.add(id(node))
             waiting += reversed([*leaves((node.args, node.kwargs))])
-        calls += (
-            [node.call] if isinstance(node, ProxySample) else node.run.calls if isinstance(node, ProxyBatch) else ()
-        )
     return [call for call in calls if isinstance(call, ImageCall)]
 
 

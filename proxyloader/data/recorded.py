@@ -17,7 +17,7 @@ import torch
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 
 DEEPEST = 50
-"""Number of operations, one on the result of another, after which values are made. Pickle recurses for each of them."""
+"""Number of operations, each on the result of the one before, after which values are made. Pickle recurses as deep."""
 
 
 class Operation:
@@ -25,7 +25,7 @@ class Operation:
 
     ``name`` is that of torch's operator, such as "aten.mul.Tensor". "set" assigns to an index of a copy. "take" takes
     one of several results. ``keeps_shape`` says that the result has the shape of the first argument, not that of a
-    number; ``keeps_kind``, that it has its dtype, too. ``depth`` is the number of operations that it is the last of.
+    number; ``keeps_kind``, that it has its dtype, too. ``depth`` counts it and those before it.
     """
 
     __slots__ = ("_real", "args", "depth", "keeps_kind", "keeps_shape", "kwargs", "name")

@@ -373,8 +373,8 @@ def in_many_steps(x: torch.Tensor) -> torch.Tensor:
 
 
 def of_itself(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(40):
-        x = 0.5 * x + 0.5 * x.flip(2)
+    for _ in range(45):  # a search that goes twice through what is used twice would never end
+        x = x + x
     return x
 
 
