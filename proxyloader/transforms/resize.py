@@ -100,7 +100,7 @@ ROUNDING = "values half-way between two levels are rounded up, by DALI to the ev
 LARGE = "the outermost pixels differ more, and a CPU does not round between two passes, as Pillow does"
 CUT = "without a GPU, hard borders as of text are up to 36 off, as Pillow cuts at 0 and 255 between two passes"
 FILTERED = {
-    "bilinear": Tolerance(0.2, 6, 16, f"of photographs; {ROUNDING}; from 128 pixels on, {LARGE}"),
+    "bilinear": Tolerance(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}; the bounds are those of photographs"),
     "bicubic": Tolerance(0.3, 6, 16, f"of photographs; {CUT}; {ROUNDING}; from 128 pixels on, {LARGE}"),
     "lanczos": Tolerance(0.1, 2, 12, ROUNDING),
 }
