@@ -247,11 +247,11 @@ class TestTheVerdict:
                 return 64
 
             def __getitems__(self, indices: list[int]) -> list[int]:
-                time.sleep(0.06)  # long beside what a busy machine adds
+                time.sleep(0.2)  # long beside what a busy machine adds
                 return indices
 
         loader = kind(Batches(), batch_size=4)
-        alone = measured_alone(loader, 0.3).phase
+        alone = measured_alone(loader, 1.0).phase
         (trial,) = [each for each in trials(loader, torch.zeros(4), alone, 3.0) if "batch_size" in each.change]
         assert trial.change == "batch_size=8" and 1.5 < trial.gain < 2.5
 
