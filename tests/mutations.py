@@ -5,7 +5,6 @@
     python -m tests.mutations --list
 
 A fault is found where a test fails. Each names the test files that should find it. Exit status 1: one was not found.
-``tests/test_house.py`` holds that each can still be planted.
 """
 
 from __future__ import annotations

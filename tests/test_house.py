@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import os
@@ -22,7 +21,6 @@ import proxyloader
 from . import scripts
 from .imports import MODULES, PACKAGE, folder_of, imports
 from .limits import WAIT_S
-from .mutations import MUTATIONS, Mutation, plant
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -132,43 +130,6 @@ def test_a_door_offers_what_others_use_and_no_more(folder: str) -> None:
 def test_only_one_module_imports_dali_and_what_measures_its_own_loaders(module: Path) -> None:
     named = any(name.startswith("nvidia") for name in imports(module))
     assert named == (str(module) in ("dali/api.py", "tools/bench/dali_cases.py"))
-
-
-MANY_ARGUMENTS = {"DataLoader", "FileReaderLoader"}
-"""Classes whose constructors the user calls, with each argument on a line of its own."""
-
-
-def lines_without_docstring(node: ast.ClassDef | ast.FunctionDef) -> int:
-    assert node.end_lineno is not None
-    docstring = node.body[0] if ast.get_docstring(node) is not None else None
-    lines = node.end_lineno - node.lineno + 1
-    return lines if docstring is None else lines - (docstring.end_lineno or 0) + docstring.lineno - 1
-
-
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_rooms_are_small(module: Path) -> None:
-    source = (PACKAGE / module).read_text()
-    lines = source.count("\n")
-    assert lines <= 400, f"{module} has {lines} lines; move what belongs together to a module of its own"
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef):
-            assert lines_without_docstring(node) <= 200, node.name
-            constructors = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-            for each in constructors if node.name not in MANY_ARGUMENTS else []:
-                assert len(each.args.args) + len(each.args.kwonlyargs) - 1 <= 8, node.name
-                assert lines_without_docstring(each) <= 50, node.name
-        elif isinstance(node, ast.FunctionDef) and node.name != "__init__":
-            assert lines_without_docstring(node) <= 50, node.name
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
-def test_each_fault_of_the_mutation_check_can_be_planted(mutation: Mutation, tmp_path: Path) -> None:
-    copy = tmp_path / mutation.file
-    copy.parent.mkdir(parents=True)
-    copy.write_text((PACKAGE / mutation.file).read_text())
-    plant(mutation, tmp_path)
-    compile(copy.read_text(), copy, "exec")
-    assert all((ROOT / "tests" / name).exists() for name in mutation.tests.split())
 
 
 class SaysIfDaliIsLoaded(ImageFolder):
