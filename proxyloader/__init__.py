@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from .data.remote_folder import RemoteImageFolder as RemoteImageFolder
     from .data.sharded_sampler import LastBatchPolicy as LastBatchPolicy
     from .data.sharded_sampler import ShardedSampler as ShardedSampler
-    from .errors import AuditError as AuditError
     from .errors import ImageError as ImageError
     from .errors import InputError as InputError
     from .errors import MissingDaliError as MissingDaliError
     from .errors import PipelineError as PipelineError
     from .errors import ProxyLoaderError as ProxyLoaderError
     from .errors import UnsupportedTransformError as UnsupportedTransformError
-    from .loader.audit import Audit as Audit
     from .loader.dataloader import DataLoader as DataLoader
     from .loader.stats import LoaderStats as LoaderStats
     from .reader.loader import FileReaderLoader as FileReaderLoader
@@ -45,8 +43,6 @@ if os.environ.get("PROXYLOADER_KEEP_ENVIRONMENT") != "1":
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
-    "Audit": "loader.audit",
-    "AuditError": "errors",
     "DataLoader": "loader.dataloader",
     "EncodedImage": "data.encoded_image",
     "FileReaderLoader": "reader.loader",

@@ -8,7 +8,6 @@
     │   └── LargeImageError (PIL.Image.DecompressionBombError)
     ├── InputError (ValueError)                  the proxy was called with something DALI cannot take
     ├── PipelineError (RuntimeError)             DALI failed on a batch whose images are all sound
-    ├── AuditError (RuntimeError)                DALI made another picture than the stock loader, and audit is to raise
     └── MissingDaliError (ImportError)           DALI is needed and not installed
 
 There is one class for each decision that a caller can take. The exception beside each is the one that torchvision,
@@ -175,22 +174,6 @@ class PipelineError(ProxyLoaderError, RuntimeError):
     def __init__(self, message: str, *, code: str = "", indices: Sequence[Any] | None = None) -> None:
         super().__init__(message, code=code)
         self.indices = indices
-
-
-class AuditError(ProxyLoaderError, RuntimeError):
-    """An image of DALI's that differs from the stock loader's by more than its transform allows. See ``Audit``.
-
-    Attributes:
-        index: index of the sample in the dataset; None if unknown.
-        path: path of the file; "" if unknown.
-        folder: the folder with both pictures; "" if it could not be written.
-    """
-
-    CODES = {"audit": "an image that was audited differs by more than the bound"}
-
-    def __init__(self, message: str, *, index: Any = None, path: str = "", folder: str = "") -> None:
-        super().__init__(message)
-        self.index, self.path, self.folder = index, path, folder
 
 
 class MissingDaliError(ProxyLoaderError, ImportError):

@@ -499,27 +499,6 @@ MUTATIONS = [
         "workers/test_arena.py integration",
     ),
     Mutation(
-        "an audit looks at another image",
-        "loader/audit.py",
-        "image = output[stock.row].cpu()",
-        "image = output[0].cpu()",
-        "loader/test_audit.py",
-    ),
-    Mutation(
-        "an audit takes what is no number for right",
-        "transforms/closeness.py",
-        "return self.mean <= bound.mean and self.p999 <= bound.p999",
-        "return not (self.mean > bound.mean or self.p999 > bound.p999)",
-        "transforms/test_closeness.py",
-    ),
-    Mutation(
-        "an audit looks at the same images in each epoch",
-        "workers/stock_images.py",
-        "seed_for(0, epoch, call.source, *parts)",
-        "seed_for(0, call.source, *parts)",
-        "workers/test_stock_images.py",
-    ),
-    Mutation(
         "the user's collate_fn draws other numbers each time",
         "loader/assembly.py",
         "                fetcher.seed_batch(batch.request)",
@@ -548,20 +527,6 @@ MUTATIONS = [
         "integration/test_torch_contract.py integration/test_live_datasets.py loader",
     ),
     Mutation(
-        "the next epoch keeps an order that was drawn before the loop drew something else",
-        "workers/early_draws.py",
-        "if not torch.equal(torch.get_rng_state(), self.before):",
-        "if False:",
-        "workers/test_early_draws.py integration/test_early_epoch.py",
-    ),
-    Mutation(
-        "workers go on behind what they drew for an epoch that was dropped",
-        "workers/draws_ahead.py",
-        "            self.needed = min(self.needed, number)\n",
-        "",
-        "workers/test_draws_ahead.py integration/test_early_epoch.py",
-    ),
-    Mutation(
         "workers go on behind what they drew for a loop that was left",
         "workers/draws_ahead.py",
         "            self.void += (range(self.needed, number),)\n",
@@ -574,34 +539,6 @@ MUTATIONS = [
         "        first = next((at for at, (past, _) in enumerate(self._before)",
         "        first = next((at for at, (past, _) in reversed(list(enumerate(self._before)))",
         "workers/test_draws_ahead.py",
-    ),
-    Mutation(
-        "the next epoch does not see what was changed before it",
-        "loader/early_epoch.py",
-        " and self._decided_by == _decided_by(loader)",
-        "",
-        "integration/test_early_epoch.py",
-    ),
-    Mutation(
-        "the next epoch does not see that files have changed",
-        "data/file_changes.py",
-        "if found.st_ctime_ns >= since_ns:",
-        "if found.st_mtime_ns >= since_ns:",
-        "data/test_file_changes.py integration/test_early_epoch.py",
-    ),
-    Mutation(
-        "an epoch that began early ends with the batches that were asked for early",
-        "loader/feed.py",
-        "        self.pool.workers.ask_for_the_rest()\n",
-        "",
-        "integration/test_early_epoch.py",
-    ),
-    Mutation(
-        "the next epoch begins early though code of the user's may decide what is in it",
-        "loader/early_epoch.py",
-        "        and folders.knows(pool.fetcher.dataset)\n",
-        "",
-        "integration/test_early_epoch.py",
     ),
     # --- stopping ---
     Mutation(

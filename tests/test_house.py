@@ -163,8 +163,6 @@ def test_importing_sets_nothing_where_that_is_forbidden() -> None:
 
 def test_the_public_names_are_these_and_each_is_there() -> None:
     assert sorted(proxyloader.__all__) == [
-        "Audit",
-        "AuditError",
         "DataLoader",
         "EncodedImage",
         "FileReaderLoader",
@@ -249,9 +247,6 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
             marks=pytest.mark.exhaustive,
         ),
         pytest.param("interrupted.py --trainings 1 --images 32 --limit 15", marks=pytest.mark.exhaustive),
-        pytest.param(
-            "overhead.py --images 16 --batch-size 4 --workers 1 --rounds 1 --shares 0.5", marks=pytest.mark.exhaustive
-        ),
         pytest.param("parts.py --images 16", marks=pytest.mark.exhaustive),
         pytest.param(
             "remote.py --images 16 --image-size 64 48 --crop 32 --batch-size 4 --rounds 1 --stores moto waits "

@@ -8,7 +8,6 @@ __all__ = [
     "dataset",
     "distributed",
     "encoded_image",
-    "file_changes",
     "image_calls",
     "jpeg_header",
     "jpeg_integrity",

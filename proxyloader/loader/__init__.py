@@ -1,4 +1,4 @@
 """DataLoader: the training loop's side. Main process."""
 
-__all__ = ["audit", "dataloader", "stats"]
+__all__ = ["dataloader", "stats"]
 """Modules that other folders may import."""

@@ -17,7 +17,6 @@ from ..data.lazy_tensor import RESIZE, refuse_several_sizes
 from ..errors import ImageError, PipelineError
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
-from .audit import Audit, Auditor
 from .backend import ImageCounts
 from .feed import Feed
 from .options import LoaderOptions
@@ -52,13 +51,12 @@ class BatchAssembler:
         counts: ImageCounts,
         pin: bool,
         options: LoaderOptions,
-        auditor: Auditor,
     ) -> None:
         pool, servers = feed.pool, feed.servers
         self._pool, self._servers, self._errors, self._collate_fn = pool, servers, errors, collate_fn
         self._pin = pin and not pool.workers.pin_memory and torch.cuda.is_available()
         self._on_error, self._format = options.on_error, options.format
-        self._options, self._counts, self._auditor = options, counts, auditor
+        self._options, self._counts = options, counts
         self._recovery = BatchRecovery(servers, pool, options)
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
@@ -93,8 +91,6 @@ class BatchAssembler:
             if saved.lost:
                 return self._without_lost(batch, saved)
             outputs = saved.outputs
-        if batch.stock_images:
-            self._auditor.compare(batch, outputs, self._pool.plans, Audit.of(self._options.audit))
         by_hand = any(run.server not in self._pool.plans for run in batch.runs)
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if by_hand else RESIZE)
         content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept, self._options.images_on).load()
@@ -103,11 +99,9 @@ class BatchAssembler:
         return self._format.of_batch(content) if batch.is_computed else content
 
     def warn_of_idle(self, batch: PackedBatch | None) -> None:
-        """Log a warning if the loader has a server, or an audit, for which the first batch has nothing."""
+        """Log a warning if nothing in the first batch goes through the loader's server."""
         if batch is None or batch.is_empty:
             return
-        if self._options.audit_share:
-            self._auditor.warn_of_nothing(batch, self._pool.plans)
         if self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}:
             log.warning(
                 "the loader was given a server=, and nothing in its first batch goes through that: let the dataset's "
@@ -117,7 +111,6 @@ class BatchAssembler:
     def end_epoch(self, has_given: bool) -> None:
         """Log what the first epoch was made by. ImageError: every sample of an epoch was skipped."""
         self._counts.end_epoch()
-        self._auditor.end_epoch()
         if has_given or not self._errors or self._on_error != "skip":
             return
         first = self._errors[0]

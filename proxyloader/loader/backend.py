@@ -20,7 +20,6 @@ from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
-from .audit import Auditor
 from .options import LoaderOptions
 from .plan_servers import PlanServers
 from .stats import LoaderStats, StatsRecorder
@@ -146,7 +145,6 @@ class DescribedLoader(TorchDataLoader[T]):
     _counts: ImageCounts
     _loader_state: LoaderState | None
     _recorder: StatsRecorder
-    _auditor: Auditor
     _errors: UnreadableSamples
     _pool: WorkerPool | None
 
@@ -178,12 +176,9 @@ class DescribedLoader(TorchDataLoader[T]):
 
     def _new_counts(self) -> dict[str, Any]:
         """Return the attributes that count what the loader gives, at zero."""
-        name = name_of(self.dataset)
-        recorder = StatsRecorder(name, self.num_workers)
         return {
             "_counts": ImageCounts(self.dataset, self._options.on_gpu),
-            "_recorder": recorder,
-            "_auditor": Auditor(name),
+            "_recorder": StatsRecorder(name_of(self.dataset), self.num_workers),
         }
 
     def __repr__(self) -> str:

@@ -20,20 +20,16 @@ from ..data.called_transforms import meet_transforms
 from ..data.distributed import Auto
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, build_sampler
-from ..workers.early_draws import EarlyDraws
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool, run_size
 from ..workers.scan_checks import IntegrityTable
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
-from .audit import Audit
 from .checkpoint import CheckpointedLoader
-from .early_epoch import EarlyEpoch
 from .feed import Feed
 from .iterator import LoaderIterator
 from .options import CheckScans, LoaderOptions, Unsupported
 from .plan_servers import PlanServers
-from .ray import let_ray_keep_loaders
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -115,21 +111,20 @@ class DataLoader(CheckpointedLoader[T]):
             of them. If this and ``num_threads`` are "auto", there are 12 cores or more for this process, and the JPEGs
             of the first batch have 1.2 million pixels or more on average, the share is 0.65, and there are up to 16
             threads. There are up to 16 threads, too, if one in 50 is progressive, as CUDA decodes these.
-        audit: share of the JPEGs that DALI decodes, 0 to 1, that the workers also make as the stock loader makes them,
-            to be compared with DALI's. Beyond the bound of its transforms, an image is saved, and a warning names it.
-            ``Audit`` says what else can be done then. Batches are the same with and without an audit.
 
     Raises:
         UnsupportedTransformError: a part of ``.transform`` is not translated, and ``unsupported`` is "raise", or
             "batch" and it cannot be called on batches. The error names its position and class.
         ImageError: an image cannot be read. Raised by the loop at the batch of the image, with the dataset index and
             the file. The loop may continue with the next batch.
-        AuditError: an audited image differs by more than its bound, and the ``Audit`` is to raise. As above.
         TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
     """
 
     _pool: WorkerPool | None = None
-    _early: EarlyEpoch
+
+    _running: weakref.ref[LoaderIterator] | None = None
+    """The iterator over persistent workers. As in torch, ``iter()`` restarts it and returns the same object."""
+
     _process: int
 
     def __init__(
@@ -168,7 +163,6 @@ class DataLoader(CheckpointedLoader[T]):
         prefetch: int = 2,
         num_threads: int | Literal["auto"] = "auto",
         hw_decoder_load: float | Literal["auto"] = "auto",
-        audit: float | Audit = 0.0,
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
             raise TypeError("pass the server by keyword: DataLoader(dataset, ..., server=server)")
@@ -220,7 +214,6 @@ class DataLoader(CheckpointedLoader[T]):
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
-        self.audit = audit
         LoaderOptions.of(self)  # which checks them
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
@@ -228,7 +221,6 @@ class DataLoader(CheckpointedLoader[T]):
         vars(self).update(_of_this_process(self))
         vars(self).update(self._new_counts())
         keep_loaders()
-        let_ray_keep_loaders()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
     _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]
@@ -247,28 +239,36 @@ class DataLoader(CheckpointedLoader[T]):
         with _one_begins:
             if self._process != os.getpid():
                 vars(self).update(_of_this_process(self))  # a forked copy: those belong to the parent process
-            early = self._early.take(self)
-            loader_state = self._upcoming if early is None else early.loader_state
-            pool = self._pool_for_epoch(loader_state) if early is None else early.pool
+            loader_state = self._upcoming
+            iterator = self._running() if self._running is not None else None
+            if iterator is not None:
+                iterator.close()
+            pool = self._pool_for_epoch(loader_state)
             at_first = loader_state.copied()
             self._next_epoch = loader_state.following()  # another thread may begin this epoch meanwhile
         try:
-            feed = self._begin_epoch(pool, loader_state) if early is None else early
-            iterator = _iterator_over(feed, self)
+            feed = self._begin_epoch(pool, loader_state)
+            assembler = BatchAssembler(
+                feed, self._errors, self.collate_fn, self._counts, self.pin_memory, self._options
+            )
+            if iterator is None:
+                iterator = LoaderIterator(self._recorder)
+            iterator.begin(feed, assembler)
         except BaseException:
             self._begin(at_first)  # the next iteration tries this epoch again
             raise
         self._loader_state = loader_state
+        self._running = weakref.ref(iterator) if self.persistent_workers else None
         return iterator
 
-    def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState, early: EarlyDraws | None = None) -> Feed:
+    def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState) -> Feed:
         batches: Any = None
         try:
             # Workers start while the pipelines are built. They are forked before DALI starts threads.
             try:
-                batches = self._start(pool, loader_state, early)
+                batches = self._start(pool, loader_state)
             except RuntimeError as error:
-                if not self.persistent_workers or early is not None:
+                if not self.persistent_workers:
                     raise
                 log.warning("a persistent worker was lost (%s); starting new ones", str(error))
                 pool.broken = True
@@ -278,15 +278,14 @@ class DataLoader(CheckpointedLoader[T]):
             servers = self._servers.of(pool.plans, options)
             self._say_what_begins()
             serve = functools.partial(self._servers.serve, options=options)
-            begin_next = functools.partial(_begin_next, weakref.ref(self))
-            return Feed(batches, pool, servers, serve, loader_state, options.prefetch, begin_next)
+            return Feed(batches, pool, servers, serve, loader_state, options.prefetch)
         except BaseException:
             pool.let_go(batches)
             raise
 
-    def _start(self, pool: WorkerPool, loader_state: LoaderState, early: EarlyDraws | None = None) -> Any:
+    def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
         pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # for torch's warning
-        return pool.start(loader_state, self.seed, self.generator, self._generator_of_seeds, early)
+        return pool.start(loader_state, self.seed, self.generator, self._generator_of_seeds)
 
     @property
     def errors(self) -> UnreadableSamples:
@@ -324,22 +323,7 @@ class DataLoader(CheckpointedLoader[T]):
         return self._pool
 
 
-def _iterator_over(feed: Feed, loader: DataLoader[Any]) -> LoaderIterator:
-    errors, counts, auditor = loader._errors, loader._counts, loader._auditor
-    assembler = BatchAssembler(feed, errors, loader.collate_fn, counts, loader.pin_memory, loader._options, auditor)
-    return LoaderIterator(feed, assembler, loader._recorder)
-
-
 def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the attributes of a loader that has no workers and no pipelines yet in this process."""
     servers = PlanServers(run_size(loader))
-    return {"_pool": None, "_servers": servers, "_early": EarlyEpoch(), "_process": os.getpid()}
-
-
-def _begin_next(loader_ref: weakref.ref[DataLoader[Any]]) -> EarlyEpoch | None:
-    """Begin the next epoch of a loader if it still exists, as an iterator does not keep its loader."""
-    loader = loader_ref()
-    if loader is None:
-        return None
-    with _one_begins:
-        return loader._early if loader._early.begin(loader) else None
+    return {"_pool": None, "_servers": servers, "_running": None, "_process": os.getpid()}

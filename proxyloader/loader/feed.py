@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..data.lazy_image import opened_late
 from ..transforms.plan import Plan
@@ -45,13 +45,6 @@ OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
 """Attributes of torch's iterator that it has with workers, and with a thread that pins memory."""
 
 
-class NextEpoch(Protocol):
-    """An epoch that has begun before it was asked for."""
-
-    def feed(self, most: int) -> None:
-        """Give DALI the batches that are ready in the workers, until ``most`` are in flight. This does not wait."""
-
-
 class Feed:
     """The batches of an epoch between the workers and the training loop.
 
@@ -61,7 +54,6 @@ class Feed:
         serve: returns the run queue of a plan.
         loader_state: the position in the epoch at which it starts.
         prefetch: maximum number of decoded batches that wait.
-        begin_next: lets the next epoch begin when the workers have given all of this one; None: they have not left it.
 
     Attributes:
         pool, servers, loader_state: see above.
@@ -84,14 +76,11 @@ class Feed:
         serve: Callable[[Plan], RunQueue],
         loader_state: LoaderState,
         prefetch: int,
-        begin_next: Callable[[], NextEpoch | None],
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
         self.pool, self.loader_state, self.servers, self._serve = pool, loader_state, servers, serve
         self._submitter = RunSubmitter(pool, servers)
-        self._begin_next = begin_next
-        self._next_epoch: NextEpoch | None = None
         # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
         # server, no run is started ahead, as a loop that is left early must not change what later runs draw.
         runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
@@ -106,9 +95,8 @@ class Feed:
         self.process = os.getpid()
 
     def begin(self) -> None:
-        """Take the workers from an earlier loop, and ask them for all batches that torch would if this began early."""
+        """Claim the workers."""
         self.pool.user = weakref.ref(self)
-        self.pool.workers.ask_for_the_rest()
 
     def __del__(self) -> None:
         if not self._is_interpreter_ending():
@@ -146,14 +134,6 @@ class Feed:
         while self._should_take():
             self._take_from_workers(is_urgent=len(self._in_flight) < ENOUGH or loop_s < LONG_STEP_S)
             self._wait_while_dali_is_busy()
-        self._go_on_with_next_epoch()
-
-    def fill_early(self, most: int) -> None:
-        """Take the batches that are ready in the workers, until ``most`` are in flight. This does not wait."""
-        while (
-            self._batches is not None and len(self._in_flight) < most and self._has_room() and self._has_ready_batch()
-        ):
-            self._take_from_workers(is_urgent=True)
 
     def take(self) -> InFlightBatch | None:
         """Return the oldest batch in flight; None if there is none."""
@@ -172,37 +152,9 @@ class Feed:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
             self.pool.arena.give_back(in_flight.batch.request.slot, in_flight)
 
-    def requested(self) -> list[Any]:
-        """Return the indices of all samples that are in flight or were asked for."""
-        requests = [each.batch.request for each in self._in_flight if each.batch is not None and each.batch.request]
-        if self.pool.requests is not None:
-            requests += self.pool.requests.unanswered
-        return [index for request in requests for index in request.each()]
-
-    def can_go_on(self, pool: WorkerPool | None) -> bool:
-        """Return whether the workers of a pool are those of this epoch, and all of them live."""
-        return self.pool is pool and not self.pool.broken and all(each.is_alive() for each in self.worker_processes)
-
-    def _go_on_with_next_epoch(self) -> None:
-        """Let the next epoch begin when the workers have given all of this one, and DALI go on with its batches."""
-        requests = self.pool.requests
-        if self._batches is not None and requests is not None and requests.is_exhausted:
-            self._next_epoch = self._begin_next()
-            if self._next_epoch is not None:
-                self._batches = None
-        if self._next_epoch is not None:
-            for each in self._in_flight:  # they come before those of the next epoch
-                self._submitter.start(each)
-            self._next_epoch.feed(self._ahead + 1 - len(self._in_flight))
-
     def _should_take(self) -> bool:
         if self._batches is None:
             return False
-        if self.pool.user is None or self.pool.user() is not self:
-            raise RuntimeError(
-                "a newer iterator of this DataLoader has taken its persistent workers; finish one before the next "
-                "begins, or use persistent_workers=False"
-            )
         return not self._in_flight or (self._has_room() and self._has_ready_batch())
 
     def _has_room(self) -> bool:

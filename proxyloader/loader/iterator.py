@@ -19,22 +19,30 @@ class LoaderIterator:
     """The iterator of a DataLoader.
 
     Args:
-        feed: the batches of the epoch. The position of its ``loader_state`` is updated here.
-        assembler: makes the user's batches of them.
         recorder: counts the batches of the loader.
     """
 
-    def __init__(self, feed: Feed, assembler: BatchAssembler, recorder: StatsRecorder) -> None:
-        feed.begin()
-        self._feed, self._pool, self._loader_state = feed, feed.pool, feed.loader_state
-        self._assembler, self._recorder = assembler, recorder
-        self._profile_name = next_row(self._pool.workers.num_workers > 0)
-        # Scripts read these attributes of torch's iterators to check that the workers end.
-        vars(self).update(feed.of_torchs_iterator)
-        self._nothing_yet = not self._loader_state.batches
-        self._handed_out_s = time.monotonic()
-        self._was_interrupted = False
+    def __init__(self, recorder: StatsRecorder) -> None:
+        self._recorder = recorder
         self._turn = threading.RLock()  # threads that share the iterator take turns
+
+    def begin(self, feed: Feed, assembler: BatchAssembler) -> None:
+        """Begin an epoch.
+
+        Args:
+            feed: the batches of the epoch. The position of its ``loader_state`` is updated here.
+            assembler: makes the user's batches of them.
+        """
+        with self._turn:
+            feed.begin()
+            self._feed, self._pool, self._loader_state = feed, feed.pool, feed.loader_state
+            self._assembler = assembler
+            self._profile_name = next_row(self._pool.workers.num_workers > 0)
+            # Scripts read these attributes of torch's iterators to check that the workers end.
+            vars(self).update(feed.of_torchs_iterator)
+            self._nothing_yet = not self._loader_state.batches
+            self._handed_out_s = time.monotonic()
+            self._was_interrupted = False
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -44,7 +52,8 @@ class LoaderIterator:
 
     def close(self) -> None:
         """Cancel the batches in flight and release the workers. So does dropping the iterator."""
-        self._feed.close()
+        with self._turn:
+            self._feed.close()
 
     def __next__(self) -> Any:
         if self._feed.process != os.getpid():

@@ -12,7 +12,6 @@ from .._validation import check_int, check_num_threads
 from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
-from .audit import Audit
 
 Unsupported = Literal["auto", "raise", "batch", "cpu"]
 CheckScans = bool | Literal["strict"]
@@ -36,7 +35,6 @@ class LoaderOptions:
     prefetch: int
     num_threads: int | Literal["auto"]
     hw_decoder_load: float | Literal["auto"]
-    audit: float | Audit
 
     def __post_init__(self) -> None:
         check_int("prefetch", self.prefetch, 1)
@@ -56,7 +54,6 @@ class LoaderOptions:
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {share!r}")
         if self.unsupported not in UNSUPPORTED:
             raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {self.unsupported!r}")
-        Audit.of(self.audit)
         check_device(self.device)
         OutputFormat(self.dtype, self.memory_format)
         if self.server is not None and not hasattr(self.server, "runs"):
@@ -76,11 +73,6 @@ class LoaderOptions:
     @property
     def format(self) -> OutputFormat:
         return OutputFormat(self.dtype, self.memory_format)
-
-    @property
-    def audit_share(self) -> float:
-        """Share of the images that workers also make as the stock loader does."""
-        return Audit.of(self.audit).share
 
     @property
     def on_gpu(self) -> bool:

@@ -1,4 +1,4 @@
-"""PreparedLoader: the loader inside one of Accelerate's or Ray's. Main process."""
+"""PreparedLoader: the loader inside one of Accelerate's. Main process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_TORCHDATA = {"_sampler_iter_yielded": 0, "_num_yielded": 0, "_index_sampler_s
 class PreparedLoader(DataLoader[T]):
     """A DataLoader that a trainer has built from another one.
 
-    See NOTE [ Loaders that Accelerate prepares ] and NOTE [ Loaders that Ray prepares ].
+    See NOTE [ Loaders that Accelerate prepares ].
     """
 
     _prepared_by: weakref.ref[Any] | None = None
@@ -34,7 +34,7 @@ class PreparedLoader(DataLoader[T]):
         """Build a loader with the arguments of ``loader`` that torch's does not have, at the same epoch.
 
         Args:
-            prepared_by: Accelerate's loader around it; None: it is handed out as it is.
+            prepared_by: Accelerate's loader around it; None: there is none.
             has_state: whether Accelerate is to keep its state.
             arguments: of torch's loader.
         """

@@ -19,7 +19,6 @@ __all__ = [
     "augment",
     "auto_augment",
     "chain",
-    "closeness",
     "color",
     "geometry",
     "multi_crop",

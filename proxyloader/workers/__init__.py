@@ -2,15 +2,12 @@
 
 __all__ = [
     "dataset_state",
-    "early_draws",
     "fetch",
-    "fetch_folder",
     "loader_state",
     "messages",
     "packing",
     "pool",
     "request_sampler",
     "scan_checks",
-    "stock_images",
 ]
 """Modules that other folders may import."""

@@ -1,11 +1,10 @@
-"""As many random numbers as torch's loader would have drawn, although workers are asked for more. Both processes.
+"""Keep generator states in step with torch's loader despite deeper prefetching. Both processes.
 
 NOTE [ As many draws as torch's ]
-Decoded batches wait beside those that workers load. So the sampler and the workers are asked for more batches ahead
-than by torch's loader, and for the first ones of the next epoch. If these are not needed, after a loop that is left
-early or for an epoch that is dropped, what was drawn for them is undone. Else the next epochs would not be those of
-torch's loader, and would depend on the time: samplers may draw from a generator that goes on, and transforms in
-persistent workers do.
+Decoded batches wait beside those that workers load, so the sampler and the workers are asked for more batches ahead
+than by torch's loader. After a loop that is left early these batches are not needed, and what was drawn for them is
+undone. Otherwise the next epochs would differ from those of torch's loader, and depend on timing: samplers may draw
+from a generator that goes on from epoch to epoch, and transforms in persistent workers do.
 """
 
 from __future__ import annotations
@@ -61,41 +60,20 @@ class RequestsAhead:
     """
 
     def __init__(self, requests: int) -> None:
-        self._before_first = requests
+        self._before_first, self._first, self.needed = requests, 0, requests
         self.void: tuple[range, ...] = ()
-        self._early_from: int | None = None  # number of the first request of an epoch that is not asked for yet
-        self._enter(0)
 
-    def _enter(self, number: int) -> None:
-        self._first, self._early_from = number, None
-        self.needed = number + self._before_first  # torch's loader would have made those below it, if there are any
-
-    def begin(self, number: int, is_early: bool) -> None:
-        """Begin an epoch, with the number of its first request. ``is_early``: before it is asked for."""
-        if is_early:
-            self._early_from = number
-            self.needed = min(self.needed, number)
-            return
-        made = (number if self._early_from is None else self._early_from) - self._first
-        if made >= self._before_first:
+    def begin(self, number: int) -> None:
+        """Begin an epoch, with the number of its first request."""
+        if number - self._first >= self._before_first:
             self.void = ()  # each worker has had a request
         if self.needed < number:
             self.void += (range(self.needed, number),)
-        self._enter(number)
-
-    @property
-    def early_fits(self) -> bool:
-        """Whether all requests before an epoch that began early are needed."""
-        return self.needed == self._early_from
-
-    def accept_early(self) -> None:
-        """Let the epoch that began early be that of the loop."""
-        if self._early_from is not None:
-            self._enter(self._early_from)
+        self._first, self.needed = number, number + self._before_first
 
     def received(self, number: int) -> None:
         """Record that the training loop received a batch, so that torch's loader would have made another request."""
-        if self._first <= number and self.needed != self._early_from:
+        if self._first <= number:
             self.needed += 1
 
 

@@ -17,7 +17,6 @@ sample by sample.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -76,25 +75,6 @@ class FolderFetcher:
             set_states(before)
             return None
         return [(image, target) for image, (_, target) in zip(transformed, chosen)]
-
-    def knows(self, dataset: Any) -> bool:
-        """Return whether no code of the user's, and no memory that others write to, has a part in a batch."""
-        while type(dataset) is Subset:
-            if type(dataset.indices) not in (list, tuple, range):  # a tensor may be in shared memory
-                return False
-            dataset = dataset.dataset
-        return bool(self._plans) and _torch_collates() and _is_known(dataset)
-
-    @staticmethod
-    def root_of(dataset: Any) -> str:
-        """Return the folder that all files of a dataset that is known are in."""
-        return str(os.fspath(_folder_of(dataset).root))
-
-    @staticmethod
-    def files_of(dataset: Any, indices: Sequence[Any]) -> list[str]:
-        """Return the files of samples of a dataset that is known."""
-        samples = _folder_of(dataset).samples
-        return [samples[place][0] for place in _places_of(dataset, indices)]
 
     def _transformed(
         self,

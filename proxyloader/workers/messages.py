@@ -23,7 +23,6 @@ from ..errors import ProxyLoaderError
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .request_sampler import BatchRequest
-from .stock_images import StockImage
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,6 @@ class PackedBatch:
         is_computed: whether the content has tensors that are computed from outputs of the runs.
         batched: whether the batch was made from a list of samples, not from one sample.
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
-        stock_images: what the stock loader makes of some images, for the audit.
         indices: indices of the samples, if they differ from those of the request.
         unreadable: samples that are missing because they could not be read.
         plans: plans of the runs that the loader did not know before.
@@ -161,7 +159,6 @@ class PackedBatch:
     is_computed: bool = False
     batched: bool = True
     samples: tuple[bytes, ...] = ()
-    stock_images: tuple[StockImage, ...] = ()
     indices: Sequence[Any] | None = None
     unreadable: tuple[UnreadableSample, ...] = ()
     plans: tuple[Plan, ...] = ()

@@ -32,7 +32,6 @@ from ..transforms.chain import MOST_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
-from .stock_images import stock_images
 
 LARGE_TENSOR_BYTES = 1 << 18
 
@@ -55,7 +54,6 @@ class Packer:
         has_images: whether the loader has servers. If not, the dataset may still hold compiled transforms that the
             loader did not find.
         plans: keys of the plans that the loader knows.
-        audit_share: share of the images that DALI decodes that are also made as by the stock loader, 0 to 1.
     """
 
     def __init__(
@@ -67,11 +65,10 @@ class Packer:
         keep_samples: bool = False,
         has_images: bool = True,
         plans: Collection[str] = (),
-        audit_share: float = 0.0,
     ) -> None:
         self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self._batched, self._keep_samples = batched, keep_samples
-        self._has_images, self._plans, self._audit_share = has_images, plans, audit_share
+        self._has_images, self._plans = has_images, plans
         self._new_plans: set[str] = set()
         self._alone: set[str] = set()  # plans of one image so far
         self.begin_batch()
@@ -107,8 +104,6 @@ class Packer:
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
-        epoch, share = request.epoch if request is not None else 0, self._audit_share
-        known = each if len(each) == num_samples else ()  # __getitems__ may return more than it was asked for
         plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], ImageCall)}
         return PackedBatch(
             request,
@@ -121,7 +116,6 @@ class Packer:
             is_computed=pickler.is_computed,
             batched=self._batched,
             samples=samples_alone,
-            stock_images=stock_images(pickler.runs, known, share, epoch) if share else (),
             plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
             **made_by,
         )

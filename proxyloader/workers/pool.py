@@ -20,7 +20,6 @@ from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
-from .early_draws import EarlyDraws
 from .fetch import Fetcher
 from .fetch_folder import FolderFetcher
 from .loader_state import LoaderState
@@ -110,7 +109,6 @@ class WorkerPool:
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
             plans=frozenset(plans),
-            audit_share=loader._options.audit_share,
         )
         requests = None
         source: Any
@@ -138,16 +136,15 @@ class WorkerPool:
         seed: int | None,
         generator: torch.Generator | None,
         generator_of_seeds: torch.Generator | None,
-        early: EarlyDraws | None = None,
     ) -> Any:
-        """Let torch start an epoch, and return its iterator. ``early``: before it is asked for.
+        """Let torch start an epoch, and return its iterator.
 
         With a seed, the seeds that torch draws for its workers follow from it. Without one they may be drawn from the
         user's own ``generator_of_seeds``.
         """
         self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
-            self.requests.begin(loader_state, early)
+            self.requests.begin(loader_state)
         if self.board is not None and (self.requests is None or not self.has_workers):
             self.board.forget()  # persistent workers write their states again, as they restart their streams
         states = loader_state.generator_states
@@ -234,8 +231,7 @@ def _fetcher_for(
 ) -> Fetcher:
     batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
     is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
-    is_for_torch = loader.collate_fn is default_collate and not loader._options.audit_share
-    plans = frozenset(translated.plans) if is_for_torch else frozenset()
+    plans = frozenset(translated.plans) if loader.collate_fn is default_collate else frozenset()
     folders = FolderFetcher(plans, scans, has_workers) if batched else None
     return Fetcher(translated.dataset, loader.on_error, loader.seed, scans, live, has_workers, is_shared, folders)
 

@@ -20,7 +20,6 @@ from .._random_state import generator_of, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
 from .draws_ahead import DrawsAhead, RequestsAhead
-from .early_draws import EarlyDraws
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -28,7 +27,7 @@ SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSam
 
 
 _END: Any = object()
-"""In the place of a batch's indices, at the end of the epoch."""
+"""Marks the end of the epoch in place of the indices of a batch."""
 
 _generator_is_lent = threading.RLock()
 """Held while such a sampler has a temporary generator. Threads that share a loader share its sampler."""
@@ -103,7 +102,6 @@ class RequestSampler:
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
         self._iterator: Any = None
-        self._has_ended = False
         self._draws_elsewhere = False
         self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
         self.ahead = RequestsAhead(ahead)
@@ -112,15 +110,15 @@ class RequestSampler:
         self._sampler_states: dict[int, dict[str, Any]] = {}
         self._next_number = 0
 
-    def begin(self, loader_state: LoaderState, early: EarlyDraws | None = None) -> None:
+    def begin(self, loader_state: LoaderState) -> None:
         """Let the next iteration start at this state, and record in it what is needed to start there again."""
-        self._loader_state, self._early = loader_state, early
+        self._loader_state = loader_state
 
     def __iter__(self) -> Iterator[BatchRequest]:
         self.forget_unanswered()  # torch begins an epoch after the workers have finished the one before
         self.undo_draws_ahead()
-        self._draws_ahead, self._has_ended = DrawsAhead(self._ahead), False
-        self.ahead.begin(self._next_number, is_early=self._early is not None)
+        self._draws_ahead = DrawsAhead(self._ahead)
+        self.ahead.begin(self._next_number)
         loader_state = self._loader_state
         self._settle_sampler(loader_state)
         # At once, because torch creates the iterator before it draws seeds.
@@ -137,7 +135,6 @@ class RequestSampler:
             first = False
             self._draws_ahead.note(own_generator(self._of_samples))
             if indices is _END:
-                self._has_ended = True
                 return
             if self._batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot be pickled
@@ -177,15 +174,6 @@ class RequestSampler:
         loader_state.batches += 1
         loader_state.samples += self._places(request)
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
-
-    @property
-    def unanswered(self) -> list[BatchRequest]:
-        return list(self._unanswered.values())
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the workers have answered all requests of the epoch."""
-        return self._has_ended and not self._unanswered
 
     def has_ready_batch(self, in_order: bool) -> bool:
         """Return whether torch can give the next batch without waiting for a worker, judging by the slots."""
@@ -284,10 +272,6 @@ class RequestSampler:
             elif moment == "next" and self._draws_elsewhere:
                 self._draws_elsewhere = False
                 draw_seed()
-        elif self._early is not None and type(sampler) is RandomSampler:
-            loader_state.random_states[moment] = self._early.before
-            with _generator_is_lent, self._early.lend_generator(sampler):
-                yield
         else:
             loader_state.random_states[moment] = torch.get_rng_state()
             yield

@@ -28,14 +28,6 @@ class Workers(TorchDataLoader[Any]):
     first_worker = 0
     """Number of the worker that gets the first request when workers start."""
 
-    first_requests: int | None = None
-    """Number of requests that an epoch begins with, until ``ask_for_the_rest``; None: as many as torch's."""
-
-    def ask_for_the_rest(self) -> None:
-        """Make the requests of an epoch that were put off, as it began with ``first_requests``."""
-        if isinstance(self._iterator, WorkersIterator):
-            self._iterator.ask_for_the_rest()
-
     def _get_iterator(self) -> Any:
         batches: Any = WorkersIterator(self) if self.num_workers else super()._get_iterator()
         batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
@@ -62,19 +54,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         super().__init__(loader)
         _iterators.add(self)
 
-    def _reset(self, loader: Workers, first_iter: bool = False) -> None:
-        self._first_requests, self._put_off = loader.first_requests, 0
-        super()._reset(loader, first_iter)
-
-    def ask_for_the_rest(self) -> None:
-        put_off, self._first_requests, self._put_off = self._put_off, None, 0
-        for _ in range(put_off):
-            self._try_put_index()
-
     def _try_put_index(self) -> None:
-        if self._first_requests is not None and self._send_idx >= self._first_requests:
-            self._put_off += 1
-            return
         for _ in range(self._first_worker):
             next(self._worker_queue_idx_cycle)
         self._first_worker = 0

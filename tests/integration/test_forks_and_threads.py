@@ -453,16 +453,21 @@ def test_a_loader_inside_its_own_loop(spelled_root: Path, device: str) -> None:
     assert numbers == ALL
 
 
-def test_a_loader_with_persistent_workers_inside_its_own_loop_is_refused_clearly(spelled_root: Path) -> None:
-    loader = loader_of(spelled_root, persistent_workers=True)
-    outer = iter(loader)
-    assert numbers_of(next(outer)) == ALL[:BATCH]
-    inner = iter(loader)
-    with pytest.raises(RuntimeError, match="a newer iterator .* has taken its persistent workers"):
-        for batch in outer:
-            numbers_of(batch)
-    assert all_numbers(inner) == ALL
-    assert all_numbers(loader) == ALL
+def test_two_loops_at_once_over_persistent_workers_share_an_iterator_as_with_torch(spelled_root: Path) -> None:
+    def told(kind: Any) -> list[Any]:
+        loader = kind(Spelled(spelled_root), BATCH, num_workers=2, persistent_workers=True)
+        outer = iter(loader)
+        first = numbers_of(next(outer))
+        inner = iter(loader)  # restarts the epoch
+        pairs = [(numbers_of(one), numbers_of(other)) for one, other in zip(outer, inner)]
+        nested = []
+        for k, batch in enumerate(loader):
+            nested.append(numbers_of(batch))
+            if k == 1:
+                nested += [numbers_of(each) for each in loader]
+        return [first, outer is inner, pairs, nested, [numbers_of(batch) for batch in loader]]
+
+    assert told(DataLoader) == told(torch.utils.data.DataLoader)
 
 
 def leave_untouched(loader: Any) -> None:

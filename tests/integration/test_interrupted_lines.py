@@ -215,7 +215,7 @@ def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were
     numbers_of(next(older))
     with interrupted_in(PlanServers, "of", monkeypatch):
         iter(loader)
-    with pytest.raises(RuntimeError, match="a newer iterator of this DataLoader has taken its persistent workers"):
+    with pytest.raises(RuntimeError, match="interrupted"):
         list(older)
     assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
 

@@ -32,7 +32,6 @@ OURS = {
     "prefetch": 3,
     "num_threads": 2,
     "hw_decoder_load": 0.5,
-    "audit": 0.25,
 }
 
 

@@ -354,21 +354,6 @@ def test_a_compiled_net_trains(photos: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert_same_training(told[1], told[0])
 
 
-def test_ray_train_takes_the_loader_as_it_is(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray.train.torch")
-    utils = importlib.import_module("ray.train.v2.torch.train_loop_utils")
-    loader = loader_of(OURS, photos, shuffle=False)
-
-    class Context:
-        get_world_size, get_world_rank = (lambda _: 2), (lambda _: 1)
-
-    monkeypatch.setattr("ray.train.get_context", Context)
-    monkeypatch.setattr("ray.train.torch.get_device", lambda: torch.device("cpu"))
-    prepared = utils.prepare_data_loader(loader, add_dist_sampler=False)
-    assert [numbers.tolist() for _, numbers in prepared] == [numbers.tolist() for _, numbers in loader]
-    assert_by_dali(loader)
-
-
 @quiet
 def test_hugging_faces_trainer_trains_evaluates_and_resumes(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

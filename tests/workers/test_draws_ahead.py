@@ -47,39 +47,12 @@ def test_a_worker_that_had_none_of_them_goes_on() -> None:
 
 def test_requests_beyond_those_of_torchs_loader_are_void_if_a_loop_is_left() -> None:
     ahead = RequestsAhead(4)
-    ahead.begin(0, is_early=False)
+    ahead.begin(0)
     ahead.received(0)
     assert ahead.needed == 5
-    ahead.begin(8, is_early=False)  # torch's would have made 5
+    ahead.begin(8)  # torch's would have made 5
     assert ahead.void == (range(5, 8),)
     for number in range(8, 18):
         ahead.received(number)
-    ahead.begin(18, is_early=False)  # all of these were needed, and each worker knows of those before
+    ahead.begin(18)  # all of these were needed, and each worker knows of those before
     assert ahead.void == ()
-
-
-def test_requests_of_an_epoch_that_began_early_and_is_dropped_are_void() -> None:
-    ahead = RequestsAhead(4)
-    for number in range(6):
-        ahead.received(number)
-    ahead.begin(6, is_early=True)
-    assert ahead.early_fits and ahead.needed == 6
-    ahead.begin(9, is_early=False)
-    assert ahead.void == (range(6, 9),)
-    ahead.begin(13, is_early=True)
-    ahead.accept_early()
-    assert ahead.needed == 17
-
-
-def test_an_early_epoch_does_not_fit_behind_a_loop_that_was_left_before_all_was_needed() -> None:
-    ahead = RequestsAhead(1)
-    for number in range(3):
-        ahead.received(number)
-    ahead.begin(6, is_early=True)
-    assert not ahead.early_fits
-    ahead.received(3)
-    ahead.received(4)
-    assert ahead.early_fits
-    ahead.received(5)
-    ahead.begin(8, is_early=False)
-    assert ahead.void == (range(6, 8),)

@@ -106,7 +106,6 @@ FIVE = v2.Compose([v2.FiveCrop(48), v2.ToImage(), v2.ToDtype(torch.float32, scal
         (JITTER, {}),
         (FIVE, {}),
         (TRAIN, {"collate_fn": mixed}),
-        (TRAIN, {"audit": 1.0}),
         (TRAIN, {"unsupported": "batch"}),
         (transforms.Compose([TRAIN, transforms.Lambda(lambda images: 1 - images)]), {"unsupported": "batch"}),
     ],
