@@ -126,7 +126,8 @@ class PackedBatch:
         blob: bytes of the runs if they are not in the slot.
         runs: pipeline runs whose outputs the content refers to.
         content: the rest of the batch. If there are runs, it is pickled, with references in place of images.
-        kept: tensors that the content refers to, if it stays in the process.
+        kept: objects that the content refers to by number: tensors that share memory with the worker, which must be
+            opened while it lives, and without workers all that stays the same object.
         collated: whether the content is a batch; otherwise it is the list of samples, for the collate_fn in the main
             process.
         images_by: number of images that DALI decodes; that Pillow has decoded and DALI transforms; and that the worker

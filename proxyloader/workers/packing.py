@@ -260,9 +260,14 @@ class _Pickler(ForkingPickler):
             obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
-        # In the main process nothing is sent anywhere, so tensors, and what cannot be imported, are the same objects.
-        is_kept = isinstance(obj, torch.Tensor) or (isinstance(obj, (type, FunctionType)) and "<" in obj.__qualname__)
-        return self.place(obj) if is_kept and get_worker_info() is None else None
+        if get_worker_info() is None:
+            # Nothing is sent anywhere, so tensors, and what cannot be imported, are the same objects.
+            is_kept = isinstance(obj, (torch.Tensor, *_STORAGES)) or (
+                isinstance(obj, (type, FunctionType)) and "<" in obj.__qualname__
+            )
+        else:
+            is_kept = isinstance(obj, (torch.Tensor, *_STORAGES)) and not _is_sent_by_value(obj)
+        return self.place(obj) if is_kept else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, LazyImageTensor):
@@ -272,15 +277,22 @@ class _Pickler(ForkingPickler):
             return computed, (self.owner.parts(obj),)
         if isinstance(obj, Operation):
             return self.owner.reduced(obj)
-        # Sending labels by value is cheaper than opening a shared file for each of them.
-        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
-            return NotImplemented
-        if obj.nbytes > LARGE_TENSOR_BYTES or not obj.is_contiguous():
+        if not _is_sent_by_value(obj):
             return NotImplemented
         values = obj.detach().resolve_conj().resolve_neg().reshape(-1)
         if values.stride() != (1,):  # as of a single value of a column
             values = values.clone(memory_format=torch.contiguous_format)
         return restore_tensor, (values.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.requires_grad)
+
+
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+
+
+def _is_sent_by_value(obj: Any) -> bool:
+    """Return whether a tensor travels as its bytes, as labels do: opening a shared file for each would cost more."""
+    if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
+        return False
+    return obj.nbytes <= LARGE_TENSOR_BYTES and obj.is_contiguous()
 
 
 def computed(tensor: torch.Tensor) -> torch.Tensor:

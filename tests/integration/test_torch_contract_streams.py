@@ -4,6 +4,7 @@ samples with images in them, and for such without images.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,21 @@ def test_pictures_of_a_stream_arrive_where_they_should(root: Path, by_pillow: bo
         return loader(PictureStream(str(root), by_pillow=by_pillow), 3, num_workers=2)
 
     assert_as_torch(build, device=device)
+
+
+class SlowInTheFirstWorker(PictureStream):
+    """Each worker gives one batch, with tensors too large to be sent by value; the second one has ended by then."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        if info is not None and info.id == 0:
+            time.sleep(0.7)
+        for number, sample in zip(range(2), super().__iter__()):
+            yield sample, torch.full((100_000,), number)
+
+
+def test_a_batch_is_there_though_its_worker_has_ended(root: Path) -> None:
+    assert_as_torch(lambda loader: loader(SlowInTheFirstWorker(str(root)), 2, num_workers=2))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

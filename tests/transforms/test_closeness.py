@@ -18,7 +18,7 @@ from torchvision.transforms import transforms as v1
 from proxyloader.dali.operators import OPERATORS
 from proxyloader.transforms.augment import Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
 from proxyloader.transforms.auto_augment import Blend, Mixture
-from proxyloader.transforms.closeness import Difference, bound_of, difference_of, levels_of
+from ..closeness import Difference, bound_of, difference_of, levels_of
 from proxyloader.transforms.color import (
     Autocontrast,
     Brightness,

@@ -135,22 +135,21 @@ to_echo: list[torch.Tensor] = []
 
 def echo() -> Any:
     batch = Packer(list, None, 4)([(sample(1), to_echo[0])])
-    assert not batch.kept
-    return Contents(batch.content)
+    return Contents(batch.content, batch.kept)
 
 
 class Contents:
     """Is unpickled as the tensor beside the image."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: bytes, kept: tuple[Any, ...]) -> None:
+        self.data, self.kept = data, kept
 
     def __reduce__(self) -> Any:
-        return tensor_in, (self.data,)
+        return tensor_in, (self.data, self.kept)
 
 
-def tensor_in(data: bytes) -> Any:
-    return ContentUnpickler(data, lambda output, place: None).load()[0][1]
+def tensor_in(data: bytes, kept: tuple[Any, ...]) -> Any:
+    return ContentUnpickler(data, lambda output, place: None, kept=kept).load()[0][1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How close an image of a whole plan must be to torchvision's, and how close it is. Main process."""
+"""How close an image of a whole plan must be to torchvision's, and how close it is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .color import Grayscale
-from .plan import Branch, Plan, Step
-from .type_conversion import Normalize, ToFloat
+from proxyloader.transforms.color import Grayscale
+from proxyloader.transforms.plan import Branch, Plan, Step
+from proxyloader.transforms.type_conversion import Normalize, ToFloat
 
 DECODED_MEAN, DECODED_P999 = 2.0, 24.0
 """Allowed beside the tolerances of the steps, in levels. Tolerances are those of a batch, and one image may be further
