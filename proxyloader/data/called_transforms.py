@@ -1,21 +1,15 @@
 """Transforms that are met where a dataset calls them: under any attribute, made in ``__getitem__``, one after another.
 
-NOTE [ Where transforms are met ]
-Where images are decoded late, ``__call__`` of the classes that are translated is exchanged. A transform that is called
-on an image that is not decoded draws its parameters, and returns an image or a tensor that is not decoded either. Each
-further transform goes on with that. So a Compose need not be known, and its parts are met one by one. If all of them
-are translated, it is met as a whole, which takes less time. A transform that is not translated gets the image as it is,
-and whatever it does with the pixels is done to those of the stock loader.
-
-The pipelines of these transforms are built when the first batch arrives that needs them. The number of them is limited
-(``workers/packing.py``), as a dataset may make a transform with other arguments for each image.
+See NOTE [ Where transforms are met ] in ``hooks.py``. If all parts of a Compose are translated, it is met as a whole,
+which takes less time. The pipelines of these transforms are built when the first batch arrives that needs them. Their
+number is limited (``workers/packing.py``), as a dataset may make a transform with other arguments for each image.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,34 +22,30 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 from ..transforms.chain import START_AS_GREY, classes_with_rules
 from ..transforms.plan import FASTER_ON_CPU
 from ..transforms.registry import COMPOSES, is_changed, learn_timm
+from .deferral import current
 from .encoded_image import EncodedImage
-from .lazy_decoding import decode_late
 from .lazy_image import LazyImage, is_late, transformed_in
 from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
 from .transformed import PixelUses, Transformed
 
-_is_for_gpu = False
 
-
-def meet_transforms(is_for_gpu: bool) -> None:
-    """Let transforms take images that are not decoded, in this process from now on, wherever images are decoded late.
-
-    If not ``is_for_gpu``, this holds for transforms alone at which torchvision is not faster.
-    """
-    global _is_for_gpu
-    _is_for_gpu = is_for_gpu
+def exchanged_calls() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what replaces the calls of the transforms that are translated; see ``hooks.py``."""
     if "timm.data.transforms" in sys.modules:
         learn_timm()
-    decode_late()
     _keep_images()
     for cls in classes_with_rules():
-        if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
-            setattr(cls, "__call__", _met(cls, cls.__call__))  # noqa: B010
+        yield cls, "__call__", _met(cls, cls.__call__)
     for cls in COMPOSES:
-        if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
-            setattr(cls, "__call__", _met_as_whole(cls, cls.__call__))  # noqa: B010
+        yield cls, "__call__", _met_as_whole(cls, cls.__call__)
+
+
+def _is_for_gpu() -> bool:
+    """Return whether images arrive on a GPU. On a CPU, transforms at which torchvision is faster are left to it."""
+    deferral = current()
+    return deferral is not None and deferral.on_gpu
 
 
 def _keep_images() -> None:
@@ -135,7 +125,7 @@ def _after(transform: Any, image: Any) -> Any:
     chain = transformed.chain.then(transform) if transformed is not None else None
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
-    if chain.slow_on_cpu and not _is_for_gpu:  # nor are the transforms that this one calls for DALI
+    if chain.slow_on_cpu and not _is_for_gpu():  # nor are the transforms that this one calls for DALI
         PixelUses.note_why(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
@@ -148,7 +138,7 @@ def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any
     if transformed is None or not _leaves_alone(compose, others):
         return None
     chain = transformed.chain.through(compose)
-    if chain is None or (chain.slow_on_cpu and not _is_for_gpu):
+    if chain is None or (chain.slow_on_cpu and not _is_for_gpu()):
         return None
     return _made(image, transformed.then(chain))
 
@@ -171,7 +161,7 @@ def _transformed(image: Any) -> Transformed | None:
     if torch.get_default_dtype() is not torch.float32:  # which it may become after a transform was called for DALI
         PixelUses.note_why(f"torch's default dtype is {torch.get_default_dtype()}, and DALI makes float32")
         return None
-    if found.chain is START_AS_GREY and not _is_for_gpu:  # see benchmarks/results/parts.jsonl
+    if found.chain is START_AS_GREY and not _is_for_gpu():  # see benchmarks/results/parts.jsonl
         PixelUses.note_why(f"{FASTER_ON_CPU} grey images")
         return None
     return found

@@ -16,6 +16,7 @@ from ..transforms.chain import Chain, Snapshot, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import ParamRow, Plan, Size
 from ..transforms.registry import is_holder, plan_for
+from .deferral import current
 from .encoded_image import EncodedImage, refuse_too_large
 from .lazy_image import LazyImage, encoded_in, is_late, path_in
 from .lazy_tensor import lazy, with_values
@@ -70,7 +71,9 @@ class CompiledTransform(TransformStandIn):
             ImageError: the image is too large, or Pillow cannot read the bytes.
             InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
-        encoded = None
+        deferral, encoded = current(), None
+        if deferral is not None and not deferral.is_active and self.plan.rest is None:
+            return self.original(image.decoded() if isinstance(image, EncodedImage) else image, *others)  # type: ignore[no-any-return]
         try:
             encoded = self._encoded(image, *others)
         except InputError:

@@ -17,6 +17,7 @@ from torchvision.datasets.vision import StandardTransform, VisionDataset
 from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
 from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in, with_max_pixels
+from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 from .placeholders import Proxy
@@ -31,10 +32,11 @@ class Translated(NamedTuple):
     Attributes:
         dataset: the user's dataset, with its transforms translated.
         plans: the plans that it is known to need, by key.
-        is_late: whether images are decoded late there; see NOTE [ Where transforms are met ].
+        is_late: whether its images stay undecoded; see NOTE [ Where transforms are met ].
         reason: why torch loads the dataset by itself; "" if it does not.
         warnings: what makes it slower than it might be.
         not_translated: the transforms that are not translated, and why. The first epoch shows if that makes it slower.
+        is_torchs: whether nothing in its samples can be for DALI.
     """
 
     dataset: Any
@@ -43,6 +45,7 @@ class Translated(NamedTuple):
     reason: str = ""
     warnings: tuple[str, ...] = ()
     not_translated: tuple[str, ...] = ()
+    is_torchs: bool = False
 
 
 def length_of(dataset: Any) -> int | None:
@@ -120,8 +123,8 @@ class LateOpener:
     max_pixels: int | None = None
 
     def __call__(self, path: str) -> Image.Image | EncodedImage:
-        encoded = EncodedImage.open(path, self.max_pixels)
-        if not is_sound(encoded):
+        encoded, deferral = EncodedImage.open(path, self.max_pixels), current()
+        if (deferral is not None and not deferral.is_active) or not is_sound(encoded):
             return encoded.decoded()
         return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
 

@@ -8,7 +8,7 @@ JPEG or becomes no RGB image, so that all images of a batch arrive on one device
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,12 +31,12 @@ class UndecodableError(RuntimeError, OSError):
     """torchvision's RuntimeError for a file that it cannot decode, which ``on_error`` takes for a fault of the file."""
 
 
-def decode_late() -> None:
-    """Let ``torchvision.io`` decode JPEGs late, in this process from now on, wherever images are decoded late."""
+def exchanged_operators() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what replaces the operators that ``torchvision.io`` calls; see ``hooks.py``."""
     for name in OPERATORS:
         operator = getattr(torch.ops.image, name, None)  # there are none if torchvision was built without
-        if operator is not None and not hasattr(operator, "__wrapped__"):
-            setattr(torch.ops.image, name, _met(operator))
+        if operator is not None:
+            yield torch.ops.image, name, _met(operator)
 
 
 def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

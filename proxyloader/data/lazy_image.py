@@ -6,8 +6,8 @@ and decodes where a pixel is used. So code that opens, converts and copies an im
 transform, hands on the bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
 
 This holds in the workers of a loader whose images DALI decodes, in all of their threads. Without workers it holds in
-the thread that fetches a batch, until it is fetched. Elsewhere ``Image.open`` is Pillow's own,
-and so it is with Pillow 10, whose images have no place to decode them late.
+the thread that fetches a batch, until it is fetched: see ``hooks.py``. With Pillow 10, whose images have no place to
+decode them late, ``Image.open`` stays Pillow's own.
 
 Of an image in mode L DALI decodes RGB, and converts it to grey as Pillow does (``START_AS_GREY`` in
 ``transforms/chain.py``). A JPEG that is grey itself keeps its levels thereby.
@@ -18,11 +18,9 @@ Then it is Pillow's own image. So a dataset that catches the error of such a fil
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from PIL import Image, JpegImagePlugin
@@ -31,6 +29,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
 from .batch_memory import batch_memory
+from .deferral import current
 from .encoded_image import MOST_READ_BYTES, EncodedImage
 from .read_check import is_sound
 from .transformed import PixelUses, Transformed, is_making_values
@@ -45,9 +44,6 @@ PILLOW_DECODES_LATE = isinstance(getattr(Image.Image, "im", None), property)
 """Whether images have a place to decode late, as from Pillow 11 on."""
 
 Image.preinit()  # here, as a worker that imported Pillow's formats might wait for a lock of another thread's import
-
-_in_process = False
-_in_thread = threading.local()
 
 
 _set_class = vars(object)["__class__"].__set__
@@ -262,33 +258,23 @@ def transformed_in(image: Image.Image) -> Transformed | None:
 
 
 def is_late() -> bool:
-    """Return whether images are decoded late here."""
-    return (_in_process or getattr(_in_thread, "is_on", False)) and not is_making_values()
+    """Return whether images stay undecoded here."""
+    deferral = current()
+    return PILLOW_DECODES_LATE and deferral is not None and deferral.is_active and not is_making_values()
 
 
-def open_late() -> None:
-    """Let ``Image.open`` return images that are decoded late, in this process from now on. Worker."""
-    global _in_process
-    _in_process = _register()
-
-
-@contextlib.contextmanager
-def opened_late() -> Iterator[None]:
-    """Let ``Image.open`` return images that are decoded late, in this thread. Main process."""
-    before, _in_thread.is_on = getattr(_in_thread, "is_on", False), _register()
-    try:
-        yield
-    finally:
-        _in_thread.is_on = before
-
-
-def _register() -> bool:
-    """Put ``_opened`` into Pillow's registry. Return False if another library has put its own there."""
+def exchange_opener() -> Callable[[], None]:
+    """Put ``_opened`` into Pillow's registry, unless another library has put its own there. Return what undoes it."""
     Image.preinit()
     opens, accepts = Image.OPEN["JPEG"]
     if opens is JpegImagePlugin.jpeg_factory and PILLOW_DECODES_LATE:
         Image.register_open("JPEG", _opened, accepts)
-    return Image.OPEN["JPEG"][0] is _opened
+
+    def undo() -> None:
+        if Image.OPEN["JPEG"][0] is _opened:
+            Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accepts)
+
+    return undo
 
 
 def _opened(file: Any, filename: Any = None) -> JpegImageFile:

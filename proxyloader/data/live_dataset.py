@@ -19,12 +19,12 @@ class LiveDataset:
     """Translate a dataset again for each batch. ``translate`` returns a translated copy of it, or itself."""
 
     def __init__(self, dataset: Any, translate: Callable[[], Any]) -> None:
-        self._dataset, self._translate = dataset, translate
+        self.dataset, self._translate = dataset, translate
         self._views: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the id of the dataset, which the view keeps alive
 
     def __call__(self) -> Any:
         """Return the translated view of the dataset as it is now. It is the same object in each call, if possible."""
-        return self._view(self._dataset, self._translate())
+        return self._view(self.dataset, self._translate())
 
     def _view(self, dataset: Any, translated: Any) -> Any:
         own = getattr(translated, "__dict__", {})

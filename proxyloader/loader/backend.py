@@ -41,14 +41,15 @@ MANY = 0.05
 
 
 def described(
-    found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, decoded_why: str = ""
+    found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
 ) -> str:
     """Return what loads the images of a loader, and with which transforms, or why torch does.
 
     ``plans`` are those of all transforms that are known by now, and ``has_begun`` says whether a batch was loaded.
-    ``decoded_why`` says why workers decode images; "" if none do, or it is not known.
     """
-    first = f", the first: {decoded_why}" if decoded_why else ""
+    if counts.has_given_up:
+        return f"torch: {counts.why_given_up}"
+    first = f", the first: {counts.decoded_why}" if counts.decoded_why else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(_names(plan)) for plan in plans]
     if options.server is not None:
@@ -97,6 +98,16 @@ class ImageCounts:
         """Why the workers decoded the first image that was to be decoded late; "" if that is not known."""
         self.not_translated: tuple[str, ...] = ()
         """The transforms that are not translated, and why."""
+        self.has_given_up = False
+        """Whether workers have given up deferring: NOTE [ When deferring is given up ] in ``data/deferral.py``."""
+        self.has_images = False
+        """Whether undecoded images were handed out so far."""
+
+    @property
+    def why_given_up(self) -> str:
+        if not self.has_images:
+            return "its samples hold no JPEG that was opened in the dataset"
+        return f"the dataset uses the pixels of its images: {self.decoded_why or 'where is not known'}"
 
     def add(self, batch: PackedBatch) -> None:
         by_dali, by_pillow, in_workers = batch.images_by
@@ -104,11 +115,16 @@ class ImageCounts:
         self._by_pillow += by_pillow
         self._in_workers += in_workers
         self.decoded_why = self.decoded_why or batch.decoded_why
+        self.has_images |= batch.has_seen_images
+        if batch.gave_up and not self.has_given_up:
+            level = logging.WARNING if self.has_images else logging.INFO
+            log.log(level, "%s is loaded as by torch: %s", self._name, self.why_given_up)
+        self.has_given_up = batch.gave_up or (self.has_given_up and not batch.runs)
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
         total = self._by_dali + self._by_pillow + self._in_workers
-        if self._is_said or not total:
+        if self._is_said or self.has_given_up or not total:
             return
         self._is_said = True
         # An array needs no decoder, and DALI is faster than torchvision at the rest.
@@ -163,7 +179,7 @@ class DescribedLoader(TorchDataLoader[T]):
         """
         found = self._translate()
         plans = (found.plans | self._servers.found).values()
-        return described(found, plans, self._options, self._loader_state is not None, self._counts.decoded_why)
+        return described(found, plans, self._options, self._loader_state is not None, self._counts)
 
     def stats(self) -> LoaderStats:
         """Return what this loader has given since it was made, and the times of its last 1,000 batches.

@@ -59,7 +59,9 @@ class CheckpointedLoader(DescribedLoader[T]):
         here = begun.copied()
         if not here.batches and not isinstance(self.dataset, IterableDataset):
             note_the_order_to_come(here, of_samples(self._own_sampler), self.seed, "next")
-        if not self.num_workers and self._pool is not None:
+        if self._pool is not None and self._pool.source is None:
+            return here
+        if not self.num_workers and self._pool is not None and self._pool.source is not None:
             here.worker_states = {0: state} if (state := self._pool.source.state()) else {}
         elif self._pool is not None:  # batches bring the states of their workers
             unknown = [worker for worker in range(self.num_workers) if worker not in here.worker_states]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import operator
 import os
 import threading
 import weakref
@@ -16,18 +17,19 @@ import torch
 from torch.utils.data import Sampler
 
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.called_transforms import meet_transforms
+from ..data.dataset import Translated, sources_of
 from ..data.distributed import Auto
 from ..data.live_dataset import LiveDataset
-from ..data.sharded_sampler import LastBatchPolicy, build_sampler
-from ..workers.loader_state import LoaderState
+from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
+from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
+from ..workers.request_sampler import of_samples
 from ..workers.scan_checks import IntegrityTable
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
-from .iterator import LoaderIterator
+from .iterator import LoaderIterator, PassThroughIterator
 from .options import CheckScans, LoaderOptions, Unsupported
 from .plan_servers import PlanServers
 
@@ -122,7 +124,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     _pool: WorkerPool | None = None
 
-    _running: weakref.ref[LoaderIterator] | None = None
+    _running: weakref.ref[LoaderIterator | PassThroughIterator] | None = None
     """The iterator over persistent workers. As in torch, ``iter()`` restarts it and returns the same object."""
 
     _process: int
@@ -218,6 +220,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
         self._scans: IntegrityTable | None = None
+        self._transforms: list[Any] = []  # of the dataset in the last epoch
         vars(self).update(_of_this_process(self))
         vars(self).update(self._new_counts())
         keep_loaders()
@@ -247,13 +250,7 @@ class DataLoader(CheckpointedLoader[T]):
             at_first = loader_state.copied()
             self._next_epoch = loader_state.following()  # another thread may begin this epoch meanwhile
         try:
-            feed = self._begin_epoch(pool, loader_state)
-            assembler = BatchAssembler(
-                feed, self._errors, self.collate_fn, self._counts, self.pin_memory, self._options
-            )
-            if iterator is None:
-                iterator = LoaderIterator(self._recorder)
-            iterator.begin(feed, assembler)
+            iterator = self._begun(iterator, pool, loader_state)
         except BaseException:
             self._begin(at_first)  # the next iteration tries this epoch again
             raise
@@ -261,7 +258,8 @@ class DataLoader(CheckpointedLoader[T]):
         self._running = weakref.ref(iterator) if self.persistent_workers else None
         return iterator
 
-    def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState) -> Feed:
+    def _begun(self, iterator: Any, pool: WorkerPool, loader_state: LoaderState) -> Any:
+        """Begin an epoch. Return its iterator, which is the given one if it can be."""
         batches: Any = None
         try:
             # Workers start while the pipelines are built. They are forked before DALI starts threads.
@@ -277,8 +275,16 @@ class DataLoader(CheckpointedLoader[T]):
             options = self._options
             servers = self._servers.of(pool.plans, options)
             self._say_what_begins()
+            if pool.is_torchs:
+                passes = iterator if isinstance(iterator, PassThroughIterator) else PassThroughIterator(self._recorder)
+                passes.begin(batches, pool, loader_state)
+                return passes
             serve = functools.partial(self._servers.serve, options=options)
-            return Feed(batches, pool, servers, serve, loader_state, options.prefetch)
+            feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
+            found = iterator if isinstance(iterator, LoaderIterator) else LoaderIterator(self._recorder)
+            assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
+            found.begin(feed, assembler)
+            return found
         except BaseException:
             pool.let_go(batches)
             raise
@@ -309,18 +315,49 @@ class DataLoader(CheckpointedLoader[T]):
         translate, options = self._translate, self._options
         found = translate()
         self._warn_of(found)
-        dataset, plans = found.dataset, found.plans
+        dataset, plans, counts = found.dataset, found.plans, self._counts
+        transforms = [getattr(source, "transform", None) for source in sources_of(self.dataset)]
+        counts.has_given_up &= len(transforms) == len(self._transforms) and all(
+            map(operator.is_, transforms, self._transforms)
+        )
+        self._transforms = transforms
+        if self._is_torchs(found, loader_state):
+            self._pool = WorkerPool.of_torch(self, found)
+            return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
         if live is not None:
             dataset = live()
-            meet_transforms(options.on_gpu)
         plans |= self._servers.still_used()
         arena = pool.left_arena() if pool is not None else None
         is_strict = options.check_scans == "strict"
         self._scans = IntegrityTable.for_dataset(dataset, is_strict, self._scans) if options.checks_scans else None
         found = found._replace(dataset=dataset, plans=plans)
-        self._pool = WorkerPool.build(self, found, arena, self._scans, loader_state, live)
+        defers = not counts.has_given_up
+        self._pool = WorkerPool.build(
+            self, found, arena, self._scans, loader_state, live, defers, not defers and counts.has_images
+        )
         return self._pool
+
+    def _is_torchs(self, found: Translated, loader_state: LoaderState) -> bool:
+        """Return whether torch's own loader gives the batches of the next epoch, with nothing of ours in its way."""
+        options, counts = self._options, self._counts
+        has_nothing = found.is_torchs or (counts.has_given_up and not counts.has_images)
+        is_asked_for_more = (
+            options.server is not None
+            or options.seed is not None
+            or options.on_error != "raise"
+            or not options.format.is_default
+            or loader_state.resumes
+            or is_stateful(self.dataset)
+        )
+        # The states of other samplers are recorded at each batch.
+        kind = type(of_samples(self._own_sampler))
+        return (
+            has_nothing
+            and not found.plans
+            and not is_asked_for_more
+            and (kind is ShardedSampler or kind.__module__.startswith("torch.utils.data"))
+        )
 
 
 def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:

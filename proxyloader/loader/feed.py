@@ -20,11 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..data.lazy_image import opened_late
+import torch
+
+from ..data.deferral import deferring
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
 from ..workers.pool import WorkerPool
+from ..workers.request_sampler import BatchRequest
 from .profiler_rows import WAIT, row
 from .submitter import InFlightBatch, RunSubmitter
 
@@ -41,8 +44,9 @@ LONG_STEP_S = 2 * sys.getswitchinterval()
 """Duration of a step of the loop in which another thread surely gets the interpreter lock, in seconds."""
 
 
-OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
-"""Attributes of torch's iterator that it has with workers, and with a thread that pins memory."""
+def attributes_of_torch(batches: Any) -> dict[str, Any]:
+    """Return the attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
+    return {name: getattr(batches, name) for name in ("_workers", "_pin_memory_thread") if hasattr(batches, name)}
 
 
 class Feed:
@@ -89,9 +93,7 @@ class Feed:
         # If the dataset or its iterators have restored their states, they start at the position.
         self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
         self.for_workers_s, self.is_cut_short = 0.0, False
-        self.of_torchs_iterator: dict[str, Any] = {
-            name: getattr(batches, name) for name in OF_TORCHS_ITERATOR if hasattr(batches, name)
-        }
+        self.of_torchs_iterator = attributes_of_torch(batches)
         self.process = os.getpid()
 
     def begin(self) -> None:
@@ -181,15 +183,15 @@ class Feed:
         """Take the next batch from the workers. Start its runs now if it is urgent."""
         assert self._batches is not None
         in_flight, requests = InFlightBatch(), self.pool.requests
-        is_late_here = not self.pool.workers.num_workers and self.pool.is_late
+        deferral = self.pool.deferral
         try:
-            with opened_late() if is_late_here else contextlib.nullcontext():
+            with deferring(deferral) if deferral is not None else contextlib.nullcontext():
                 while self._to_throw_away:
                     self._to_throw_away -= 1
                     next(self._batches)
                 self.pool.fetcher.look_again()
                 asked_s = time.monotonic()
-                message = next(self._batches)
+                message: Any = next(self._batches)
                 self.for_workers_s += time.monotonic() - asked_s
         except StopIteration:
             self._batches = None
@@ -200,10 +202,13 @@ class Feed:
             if getattr(self._batches, "lost", False):
                 self.is_cut_short, self._batches = True, None
         else:
-            request = requests.answered(message.number) if requests is not None else None
+            is_torchs = not isinstance(message, BatchMessage)
+            request = requests.answered(None if is_torchs else message.number) if requests is not None else None
             in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
             try:
-                in_flight.batch = batch = message.open(request, self.pool.arena)
+                in_flight.batch = batch = (
+                    self._of_torch(message, request) if is_torchs else message.open(request, self.pool.arena)
+                )
                 if batch.failure is not None:
                     in_flight.error = batch.failure.exception()
                 for plan in batch.plans:  # plans of transforms that no attribute of the dataset holds
@@ -216,3 +221,15 @@ class Feed:
                 for each in (*self._in_flight, in_flight):
                     self._submitter.start(each)
         self._in_flight.append(in_flight)
+
+    def _of_torch(self, content: Any, request: BatchRequest | None) -> PackedBatch:
+        """Return a batch that a worker has sent as torch's would."""
+        size = len(request.each()) if request is not None else size_of(content, self.pool.workers.batch_size or 1)
+        return PackedBatch(request, content=content, num_samples=size, gave_up=True)
+
+
+def size_of(batch: Any, batch_size: int) -> int:
+    """Return the number of samples in a batch of a stream: that of its first tensor, or else ``batch_size``."""
+    while isinstance(batch, (tuple, list, dict)) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch) if isinstance(batch, torch.Tensor) and batch.ndim else batch_size

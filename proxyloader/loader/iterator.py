@@ -1,4 +1,4 @@
-"""LoaderIterator: returns the finished batches of an epoch in order. Main process."""
+"""Iterators of a DataLoader: the finished batches of an epoch in order. Main process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import threading
 import time
 from typing import Any
 
+from ..workers.loader_state import LoaderState
+from ..workers.pool import WorkerPool
 from .assembly import NOTHING, BatchAssembler
-from .feed import Feed
+from .feed import Feed, attributes_of_torch, size_of
 from .profiler_rows import next_row, row
 from .starvation import Step
 from .stats import StatsRecorder
@@ -109,3 +111,48 @@ class LoaderIterator:
         self._loader_state.finished = True
         had_nothing, self._nothing_yet = self._nothing_yet, False
         self._assembler.end_epoch(has_given=not had_nothing)
+
+
+class PassThroughIterator:
+    """The iterator over torch's own batches, for a dataset without anything for DALI. It counts, and nothing else."""
+
+    def __init__(self, recorder: StatsRecorder) -> None:
+        self._recorder = recorder
+
+    def begin(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
+        """Begin an epoch, whose batches torch's iterator gives."""
+        self._batches, self._pool, self._loader_state = batches, pool, loader_state
+        vars(self).update(attributes_of_torch(batches))
+        self._sizes = None if pool.requests is None else pool.requests.sizes
+        self._handed_out_s = time.monotonic()
+
+    def __iter__(self) -> PassThroughIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def close(self) -> None:
+        """Do nothing, as torch's iterators have no batches in flight outside of their workers."""
+
+    def __next__(self) -> Any:
+        asked_s = time.monotonic()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._loader_state.finished = True
+            raise
+        except Exception:
+            self._pool.broken |= getattr(self._batches, "failed", False)
+            raise
+        loader_state, now_s = self._loader_state, time.monotonic()
+        loader_state.batches += 1
+        if self._sizes is None:
+            size = size_of(batch, self._pool.workers.batch_size or 1)
+        else:
+            size, places = self._sizes.popleft()
+            loader_state.samples += places
+        wait_s = now_s - asked_s
+        self._recorder.add_step(Step(asked_s - self._handed_out_s, wait_s, wait_s, size), size)
+        self._handed_out_s = now_s
+        return batch

@@ -113,12 +113,16 @@ class StatsRecorder:
         """Count a batch that the loop gets. This takes some µs, whatever the size of the batch."""
         _, by_pillow, by_workers = batch.images_by
         by_dali = sum(map(len, batch.runs))
-        self._batches += 1
-        self._images += step.images
         self._by_dali += by_dali - by_pillow
         self._by_pillow += by_pillow
-        self._by_workers += max(by_workers, step.images - by_dali)
         self._bytes_read += batch.bytes_read
+        self.add_step(step, max(by_workers, step.images - by_dali))
+
+    def add_step(self, step: Step, by_workers: int) -> None:
+        """Count a batch, of which the workers made this number of images."""
+        self._batches += 1
+        self._images += step.images
+        self._by_workers += by_workers
         self._steps.append(step)
         self._starvation.add(step, workers_make_images=2 * self._by_workers > self._images)
 

@@ -35,14 +35,14 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         ValueError: the output of a transform cannot be returned in this format.
     """
     if not options.translate:
-        return Translated(dataset, {}, reason="translate=False")
+        return Translated(dataset, {}, reason="translate=False", is_torchs=not options.on_gpu)
     if not _dali_is_installed():
         missing = "NVIDIA DALI is not installed"
         warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
-        return Translated(dataset, {}, reason=missing, warnings=(warning,))
+        return Translated(dataset, {}, reason=missing, warnings=(warning,), is_torchs=True)
     # With a GPU they are LazyTensors, so that what is computed from them arrives on the loader's device.
     if options.unsupported == "auto" and options.server is None and not options.on_gpu and _is_of_grey_arrays(dataset):
-        return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take")
+        return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take", is_torchs=True)
     warnings: list[str] = []
     not_translated: list[str] = []
     try:
@@ -66,7 +66,9 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
             return _left_to_torchvision(dataset, options, f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}")
     if _is_in_memory(dataset):
-        return Translated(wrapped, plans, reason="" if plans else "its samples are in memory, with nothing to decode")
+        reason = "" if plans else "its samples are in memory, with nothing to decode"
+        is_of_tensors = all(type(source) is TensorDataset for source in sources_of(dataset))
+        return Translated(wrapped, plans, reason=reason, is_torchs=is_of_tensors)
     source, *others = sources_of(dataset)
     if options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy):
         warnings.append(NO_SERVER)

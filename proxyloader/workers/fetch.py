@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from .._random_state import preserve_rng, seed_generators
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
 from ..data.dataset import path_of
+from ..data.deferral import Deferral
 from ..data.encoded_image import NOT_YET, EncodedImage
+from ..data.live_dataset import LiveDataset
 from ..data.read_check import reading
 from ..errors import ImageError, InputError, ProxyLoaderError
 from .fetch_folder import FolderFetcher
@@ -51,6 +54,7 @@ class Fetcher:
         keeps_batches: with ``on_error="skip"``, whether a batch without a readable sample gets the next one. Processes
             that train together need as many batches each.
         folders: fetches the samples of an ImageFolder; None: they are fetched one by one.
+        deferral: of the dataset; None: its images are not deferred.
     """
 
     def __init__(
@@ -59,18 +63,21 @@ class Fetcher:
         on_error: OnError = "raise",
         seed: int | None = None,
         scans: IntegrityTable | None = None,
-        live: Callable[[], Any] | None = None,
+        live: LiveDataset | None = None,
         has_workers: bool = False,
         keeps_batches: bool = False,
         folders: FolderFetcher | None = None,
+        deferral: Deferral | None = None,
     ) -> None:
         self.dataset, self._on_error, self.keeps_batches = dataset, on_error, keeps_batches
+        self._deferral = deferral
         self._seed, self._scans, self._live, self._has_workers, self.folders = seed, scans, live, has_workers, folders
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
         indices = request.each()
-        of_folder = self.folders(self.dataset, indices, self._seeds(request.epoch)) if self.folders else None
+        folders = None if self.has_given_up else self.folders
+        of_folder = folders(self.dataset, indices, self._seeds(request.epoch)) if folders is not None else None
         if of_folder is not None:
             return Fetched(of_folder, indices)
         at_once = self._at_once(request)
@@ -104,7 +111,32 @@ class Fetcher:
     def look_again(self) -> None:
         """Update to the current state of the user's dataset before a batch is requested."""
         if self._live is not None:
-            self.dataset = self._live()
+            self.dataset = self._live.dataset if self.has_given_up else self._live()
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether images are not deferred any more; see NOTE [ When deferring is given up ]."""
+        return self._deferral is not None and not self._deferral.is_active
+
+    @property
+    def transform(self) -> Any:
+        """The transform of the user's dataset, or None."""
+        return getattr(self.dataset if self._live is None else self._live.dataset, "transform", None)
+
+    @property
+    def is_as_torchs(self) -> bool:
+        """Whether ``as_torch`` gives what a call would, and names what cannot be read."""
+        return (
+            self._deferral is not None
+            and not self._deferral.has_seen_images
+            and self._seed is None
+            and self._on_error == "raise"
+        )
+
+    def as_torch(self, request: BatchRequest, collate_fn: Callable[[Any], Any]) -> Any:
+        """Return a batch by torch's own fetcher."""
+        fetcher: Any = _MapDatasetFetcher(self.dataset, request.batched, collate_fn, False)
+        return fetcher.fetch(request.indices)
 
     def of_stream(self, samples: list[Any]) -> Fetched:
         """Check samples from an IterableDataset. ImageError: an image cannot be decoded."""
@@ -211,6 +243,8 @@ class Fetcher:
 
     def _leave_to_pillow(self, sample: Any, indices: Sequence[Any], known: ScanStatus) -> None:
         """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
+        if self.has_given_up:
+            return
         if self._scans is None:
             leave_to_pillow(sample, ScanStatus.UNCHECKED, None)
             return

@@ -138,6 +138,8 @@ class PackedBatch:
             or that is not known.
         is_computed: whether the content has tensors that are computed from outputs of the runs.
         batched: whether the batch was made from a list of samples, not from one sample.
+        gave_up: whether the worker has given up deferring, and makes all images of the next batches.
+        has_seen_images: whether undecoded images were handed out in the worker so far.
         samples: each sample pickled by itself, for a batch that must be collated again without some of them.
         indices: indices of the samples, if they differ from those of the request.
         unreadable: samples that are missing because they could not be read.
@@ -159,6 +161,8 @@ class PackedBatch:
     decoded_why: str = ""
     is_computed: bool = False
     batched: bool = True
+    gave_up: bool = False
+    has_seen_images: bool = False
     samples: tuple[bytes, ...] = ()
     indices: Sequence[Any] | None = None
     unreadable: tuple[UnreadableSample, ...] = ()

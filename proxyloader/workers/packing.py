@@ -23,6 +23,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
+from ..data.deferral import Deferral
 from ..data.image_calls import holds
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, to_pure_tensor
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
@@ -54,6 +55,7 @@ class Packer:
         has_images: whether the loader has servers. If not, the dataset may still hold compiled transforms that the
             loader did not find.
         plans: keys of the plans that the loader knows.
+        deferral: of the dataset; None: its images are not deferred.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class Packer:
         keep_samples: bool = False,
         has_images: bool = True,
         plans: Collection[str] = (),
+        deferral: Deferral | None = None,
     ) -> None:
-        self._collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
+        self.collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self._batched, self._keep_samples = batched, keep_samples
-        self._has_images, self._plans = has_images, plans
+        self._has_images, self._plans, self.deferral = has_images, plans, deferral
         self._new_plans: set[str] = set()
         self._alone: set[str] = set()  # plans of one image so far
         self.begin_batch()
@@ -79,21 +82,25 @@ class Packer:
 
     def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
+        if self.deferral is not None and not self.deferral.is_active:
+            return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, gave_up=True)
         has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
-        collates = self._collate_fn is default_collate or not has_placeholders
-        content = self._collate_fn(samples) if collates else samples
+        collates = self.collate_fn is default_collate or not has_placeholders
+        content = self.collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size)
         if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
-            return PackedBatch(request, content=content, num_samples=num_samples, **self._made_by(pickler, 0))
+            return PackedBatch(
+                request, content=content, num_samples=num_samples, **self._made_by(pickler, 0, num_samples)
+            )
         data = pickler.dumps(content, may_write_over=not self._keep_samples)
         refused = self._refused(pickler.runs)
         if refused:
             pickler = _ContentPickler(self._run_size, refused)
             data = pickler.dumps(content, may_write_over=not self._keep_samples)
         each = samples if self._batched else [samples]
-        made_by = self._made_by(pickler, len(each)) | {"num_samples": num_samples}
+        made_by = self._made_by(pickler, len(each), num_samples) | {"num_samples": num_samples}
         if not pickler.runs and not pickler.is_computed:
-            content = content if collates else self._collate_fn(content)
+            content = content if collates else self.collate_fn(content)
             return PackedBatch(request, content=content, **made_by)
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
@@ -120,7 +127,7 @@ class Packer:
             **made_by,
         )
 
-    def _made_by(self, pickler: _ContentPickler, samples: int) -> dict[str, Any]:
+    def _made_by(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
         """Return what the PackedBatch says of who made how many images, and begin to count for the next one."""
         calls = [call for run in pickler.runs for call in run]
         images = [call.image for call in calls if isinstance(call, ImageCall)]
@@ -130,7 +137,11 @@ class Packer:
         used, why = PixelUses.count - self._pixel_uses, PixelUses.why or ""
         self.begin_batch()
         others = samples - len(images) if pickler.is_computed else 0
+        if self.deferral is not None:
+            self.deferral.note(num_samples, bool(pickler.runs), bool(used))
         return {
+            "gave_up": self.deferral is not None and not self.deferral.is_active,
+            "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
             "images_by": (encoded, len(images) - encoded, max(used, others)),
             "bytes_read": sum(jpegs_bytes) + sum(by_hand_bytes),
             "decoded_why": why,

@@ -15,14 +15,16 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import _fork_safety
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
+from ..data import hooks
 from ..data.dataset import Translated
+from ..data.deferral import Deferral
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher
 from .fetch_folder import FolderFetcher
-from .loader_state import LoaderState
+from .loader_state import LoaderState, is_stateful
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, trains_with_others
 from .scan_checks import IntegrityTable
@@ -56,7 +58,8 @@ class WorkerPool:
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
         board: where workers write the states at the start and at the end of an epoch.
         in_order: whether torch returns batches in the order of the sampler.
-        is_late: whether images are decoded late.
+        deferral: of the dataset without workers; None: there are workers, or its images are not deferred.
+        is_torchs: whether its batches are those of torch's own loader, as nothing in them is of ours.
         broken: whether a worker was lost, so that the next epoch needs new workers.
     """
 
@@ -65,10 +68,11 @@ class WorkerPool:
     requests: RequestSampler | None
     arena: Arena | None
     plans: dict[str, Plan]
-    source: PackedDataset | StatefulStream
+    source: PackedDataset | StatefulStream | None
     board: StateBoard | None
     in_order: bool = True
-    is_late: bool = False
+    deferral: Deferral | None = None
+    is_torchs: bool = False
     broken: bool = False
     user: weakref.ref[Any] | None = field(default=None, repr=False)
 
@@ -81,6 +85,8 @@ class WorkerPool:
         scans: IntegrityTable | None,
         loader_state: LoaderState,
         live: LiveDataset | None = None,
+        defers: bool = True,
+        has_seen_images: bool = False,
     ) -> WorkerPool:
         """Create a pool with the arguments of a loader.
 
@@ -90,6 +96,7 @@ class WorkerPool:
             scans: what is known of the JPEGs of the dataset; None if they are not checked.
             loader_state: state of the first epoch, with the states that the dataset begins with.
             live: returns the dataset for each batch if there are no workers.
+            defers, has_seen_images: how deferring begins, as an epoch with the same transform has ended.
         """
         dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
         states = loader_state.worker_states if loader_state.resumes else {}
@@ -100,7 +107,10 @@ class WorkerPool:
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
-        fetcher = _fetcher_for(loader, translated, scans, live)
+        # A server's pipeline takes all that it is given.
+        counts = Deferral(loader._options.on_gpu, defers, has_seen_images) if loader.server is None else None
+        deferral = counts if is_late else None
+        fetcher = _fetcher_for(loader, translated, scans, live, counts)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -109,6 +119,7 @@ class WorkerPool:
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
             plans=frozenset(plans),
+            deferral=counts,
         )
         requests = None
         source: Any
@@ -116,7 +127,7 @@ class WorkerPool:
             source = StatefulStream(dataset, states, board)
             # torch treats data pipes by their class, so it must see the data pipe itself.
             first = dataset if isinstance(dataset, IterDataPipe) else source
-            collate = PackStream(fetcher, packer, source, batched)
+            collate = PackStream(fetcher, packer, source, batched, sends_batches=not is_stateful(dataset))
             size = dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
             arguments = dict(dataset=first, collate_fn=collate, **size)
         else:
@@ -124,11 +135,32 @@ class WorkerPool:
             ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
             requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
             goes_on = loader.persistent_workers and loader.seed is None  # from epoch to epoch with the same generators
-            source = PackedDataset(fetcher, packer, arena, states, board, goes_on)
+            sends_batches = loader.in_order and not is_stateful(dataset)
+            source = PackedDataset(fetcher, packer, arena, states, board, goes_on, sends_batches)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
-        workers = Workers(**arguments, **_torch_arguments(loader, has_images, is_late))
+        workers = Workers(**arguments, **_torch_arguments(loader, has_images, deferral))
         workers.first_worker = loader_state.next_worker
-        return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order, is_late)
+        if loader.num_workers:
+            deferral = None
+        elif deferral is not None and deferral.is_active:
+            hooks.hold(deferral)
+        return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order, deferral)
+
+    @classmethod
+    def of_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
+        """Create a pool that gives torch's own batches, with nothing of ours in its processes but a watch."""
+        batched, dataset = loader.batch_sampler is not None, loader.dataset
+        requests, arguments = None, dict(batch_size=loader.batch_size)
+        if isinstance(dataset, IterableDataset):
+            arguments |= dict(drop_last=loader.drop_last)
+        else:
+            requests = RequestSampler(loader.batch_sampler if batched else loader.sampler, batched, yields_indices=True)
+            arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
+        arguments |= _torch_arguments(loader, False, None)
+        workers = Workers(dataset=dataset, collate_fn=loader.collate_fn, **arguments)
+        workers.is_whole = True
+        fetcher = _fetcher_for(loader, translated, None, None, None)
+        return cls(workers, fetcher, requests, None, {}, None, None, loader.in_order, is_torchs=True)
 
     def start(
         self,
@@ -210,12 +242,12 @@ class WorkerPool:
         return self.arena
 
 
-def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, Any]:
+def _torch_arguments(loader: Any, has_images: bool, deferral: Deferral | None) -> dict[str, Any]:
     """Return the arguments of torch's loader that are passed on as the user gave them."""
     return dict(
         num_workers=loader.num_workers,
         timeout=loader.timeout,
-        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, is_late, loader._options.on_gpu),
+        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
         multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
@@ -227,13 +259,19 @@ def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, 
 
 
 def _fetcher_for(
-    loader: Any, translated: Translated, scans: IntegrityTable | None, live: LiveDataset | None
+    loader: Any,
+    translated: Translated,
+    scans: IntegrityTable | None,
+    live: LiveDataset | None,
+    deferral: Deferral | None,
 ) -> Fetcher:
     batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
     is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
     plans = frozenset(translated.plans) if loader.collate_fn is default_collate else frozenset()
     folders = FolderFetcher(plans, scans, has_workers) if batched else None
-    return Fetcher(translated.dataset, loader.on_error, loader.seed, scans, live, has_workers, is_shared, folders)
+    return Fetcher(
+        translated.dataset, loader.on_error, loader.seed, scans, live, has_workers, is_shared, folders, deferral
+    )
 
 
 def _arena_for(loader: Any) -> Arena | None:

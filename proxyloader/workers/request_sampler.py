@@ -9,8 +9,10 @@ import contextlib
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -76,6 +78,9 @@ class BatchRequest:
     needed: int = 0
     void: tuple[range, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchRequest, tuple(vars(self).values())  # a third of the time that a dataclass takes
+
     def each(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
 
@@ -87,8 +92,11 @@ class RequestSampler:
         sampler: the user's batch sampler, or sampler if batching is off.
         seed: seed of the order, unless the sampler has a generator of its own.
         ahead: number of batches that torch's loader requests before it takes the first.
+        yields_indices: whether it yields the indices of a batch as they are, for torch's own workers.
 
     Attributes:
+        sizes: with ``yields_indices``, of each batch that the training loop did not receive yet: the number of samples,
+            and that by which it advances the order.
         ahead: which requests are made that torch's loader would not have made.
     """
 
@@ -99,8 +107,10 @@ class RequestSampler:
         arena: Arena | None = None,
         seed: int | None = None,
         ahead: int = 1,
+        yields_indices: bool = False,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
+        self._yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
         self._iterator: Any = None
         self._draws_elsewhere = False
         self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
@@ -124,7 +134,23 @@ class RequestSampler:
         # At once, because torch creates the iterator before it draws seeds.
         with self._known_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
-        return self._requests(loader_state, remaining)
+        return (self._indices if self._yields_indices else self._requests)(loader_state, remaining)
+
+    def _indices(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
+        self.sizes.clear()
+        with self._known_generators(loader_state, "next"):
+            first = next(remaining, _END)
+        if first is _END:
+            return
+        last = places = 0
+        for indices in itertools.chain((first,), remaining):
+            if self._batched and not hasattr(indices, "__len__"):
+                indices = list(indices)
+            size = len(indices) if self._batched else 1
+            if size != last:
+                last, places = size, self.places(size)
+            self.sizes.append((size, places))
+            yield indices
 
     def _requests(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[BatchRequest]:
         first = True
@@ -163,16 +189,18 @@ class RequestSampler:
         self._draws_ahead.undo(own_generator(self._of_samples))
 
     def answered(self, number: int | None) -> BatchRequest:
-        """Record that a batch has come back and return its request. The slot then belongs to the batch."""
-        assert number is not None
-        return self._unanswered.pop(number)
+        """Record that a batch has come back and return its request. The slot then belongs to the batch.
+
+        A batch without a number is that of the oldest request.
+        """
+        return self._unanswered.pop(next(iter(self._unanswered)) if number is None else number)
 
     def handed_out(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of its epoch that the training loop received a batch."""
         self._draws_ahead.advance()
         self.ahead.received(request.number)
         loader_state.batches += 1
-        loader_state.samples += self._places(request)
+        loader_state.samples += self.places(len(request.each()))
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
 
     def has_ready_batch(self, in_order: bool) -> bool:
@@ -191,15 +219,15 @@ class RequestSampler:
         """Number of processes of a sampler that splits its samples among them, as DistributedSampler."""
         return getattr(self._of_samples, "num_replicas", 1)
 
-    def _places(self, request: BatchRequest) -> int:
-        """Return by how many samples a batch advances all processes in the common order, or this process in its shard.
+    def places(self, size: int) -> int:
+        """Return by how many samples a batch of this size advances the order: that of all processes, or of this shard.
 
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
         state saved in either process must work in both.
         """
-        if request.batched and find_sharded(self._sampler) is not None:
+        if self._batched and find_sharded(self._sampler) is not None:
             return int(self._sampler.batch_size)  # type: ignore[attr-defined]
-        return self._shards * len(request.each())
+        return self._shards * size
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
         """Return an iterator over the rest of the epoch. Like a stock loader, it calls ``iter`` on the sampler once."""
@@ -329,11 +357,18 @@ def draw_seed() -> None:
 
 
 def _rest(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Yield the rest of an iterator. Restore its state first, or skip ``done`` items.
+    """Return the rest of an iterator. Its first item restores its state, or skips ``done`` items.
 
     Nothing is skipped if its sampler has a state, which was restored before. ``iter()`` is not called on the iterator,
     because that might restart it.
     """
+    is_whole = not done and not loader_state.resumes
+    if is_whole and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
+        return iterator  # each index would take longer through a generator
+    return _restored(iterator, loader_state, done)
+
+
+def _restored(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
     state = loader_state.sampler_state if loader_state.resumes else {}
     if "iterator" in state and is_stateful(iterator):
         iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]

@@ -25,12 +25,16 @@ GRACE_S = 0.2
 class Workers(TorchDataLoader[Any]):
     """torch's loader, with faster detection of lost workers and faster shutdown."""
 
+    is_whole = False
+    """Whether its batches are handed to the training loop as they are."""
+
     first_worker = 0
     """Number of the worker that gets the first request when workers start."""
 
     def _get_iterator(self) -> Any:
         batches: Any = WorkersIterator(self) if self.num_workers else super()._get_iterator()
-        batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
+        if not self.is_whole:
+            batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
         return batches
 
 
@@ -40,6 +44,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     lost = False
     """Whether a worker was lost with its batches, some of which may still be expected."""
+
+    _look_at_s = 0.0
+    """When the workers are looked at next, in seconds of ``time.monotonic``."""
 
     _send_idx = _rcvd_idx = 0
     """Numbers of requests sent and of batches received. torch sets them after it has started the workers, which may
@@ -77,6 +84,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         while not found[0] and time.monotonic() < deadline_s:
             wait_s = min(LOOK_FOR_DEAD_WORKERS_S, max(0.01, deadline_s - time.monotonic()))
             found = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
+            if found[0] and time.monotonic() < self._look_at_s:  # to ask the system takes as long as to get a batch
+                return found
+            self._look_at_s = time.monotonic() + LOOK_FOR_DEAD_WORKERS_S
             dead = self._dead(self._workers_status)
             if dead:
                 pids = ", ".join(str(worker.pid) for worker in dead)

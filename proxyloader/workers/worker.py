@@ -15,10 +15,10 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
+from ..data import hooks
 from ..data.bad_samples import UnreadableSample
 from ..data.batch_memory import batch_memory
-from ..data.called_transforms import meet_transforms
-from ..data.lazy_image import open_late
+from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
@@ -33,7 +33,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class PackedDataset(Dataset[Any]):
-    """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches."""
+    """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches.
+
+    Args:
+        sends_batches: whether a batch without anything of ours is returned as it is, and sent as by torch.
+    """
 
     def __init__(
         self,
@@ -43,10 +47,14 @@ class PackedDataset(Dataset[Any]):
         states: WorkerStates | None = None,
         board: StateBoard | None = None,
         goes_on: bool = False,
+        sends_batches: bool = False,
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
         self._draws = DrawsOfWorker() if goes_on else None
+        self._sends_batches = sends_batches
+        self._has_released = False  # its hooks, as deferring was given up, with this transform:
+        self._transform: Any = None
 
     def begin(self, worker_id: int) -> None:
         """Restore the state of the dataset in this worker before the first batch."""
@@ -57,10 +65,12 @@ class PackedDataset(Dataset[Any]):
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
 
-    def __getitems__(self, request: BatchRequest) -> BatchMessage:
+    def __getitems__(self, request: BatchRequest) -> Any:
         info = self.fetcher.worker_info()
         if self._draws is not None:
             self._draws.settle(request.number, request.needed, request.void)
+        if not self._is_deferring():
+            return self._as_torch(request, info)
         if self._arena is not None and request.slot is not None:
             memory = self._arena.memory_to_write(request.slot, self._arena.batch_bytes)
             batch_memory.begin(memory[: self._arena.sent_bytes * 5 // 4])
@@ -70,12 +80,12 @@ class PackedDataset(Dataset[Any]):
             if self._arena is not None:
                 self._arena.batch_bytes, self._arena.sent_bytes = packed.size_bytes, packed.bytes_read
         except Exception as error:
-            unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
-            where = f"in DataLoader worker process {info.id}" if info is not None else None
-            # Returned as a value, so that the slot is returned with it.
-            packed = PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
+            packed = self._failed(error, request, info)
         if self._arena is not None and request.slot is not None:
             batch_memory.end()  # the message may be written over files that are not sent
+        return self._message(packed, request, info)
+
+    def _message(self, packed: PackedBatch, request: BatchRequest, info: Any) -> BatchMessage:
         try:
             return BatchMessage.of(packed, info, self.state, self._arena)
         finally:
@@ -88,14 +98,59 @@ class PackedDataset(Dataset[Any]):
         self.fetcher.seed_batch(request)
         return _pack(self._packer, fetched, request.batched, request)
 
+    def _is_deferring(self) -> bool:
+        """Return whether a batch may have something for DALI. See NOTE [ When deferring is given up ]."""
+        deferral = self._packer.deferral
+        if deferral is None or deferral.is_active:
+            return True
+        if not self._has_released:
+            self._has_released, self._transform = True, self.fetcher.transform
+            hooks.release(deferral)
+        if self._transform is self.fetcher.transform:
+            return False
+        self._has_released = False
+        deferral.look_again()
+        hooks.hold(deferral)
+        return True
+
+    def _as_torch(self, request: BatchRequest, info: Any) -> Any:
+        """Return a batch as torch's loader makes it; in a message, if torch's would not do."""
+        try:
+            if self.fetcher.is_as_torchs:
+                return self.fetcher.as_torch(request, self._packer.collate_fn)
+            with self.fetcher.generators():
+                packed = self._packed(request)
+        except Exception as error:
+            packed = self._failed(error, request, info)
+        finally:
+            if self._arena is not None and request.slot is not None:
+                self._arena.mark_ready(request.slot)
+        if self._sends_batches and packed.failure is None and packed.indices is None:
+            return packed.content
+        return self._message(packed, request, info)
+
+    def _failed(self, error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
+        """Return a failure as a value, so that the slot is returned with it."""
+        unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
+        where = f"in DataLoader worker process {info.id}" if info is not None else None
+        return PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
+
 
 class PackStream:
-    """The collate_fn of workers for an iterable-style dataset."""
+    """The collate_fn of workers for an iterable-style dataset. ``sends_batches``: see PackedDataset."""
 
-    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool) -> None:
+    def __init__(
+        self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool, sends_batches: bool
+    ) -> None:
         self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
+        self._sends_batches, self._has_released = sends_batches, False
 
-    def __call__(self, samples: Any) -> BatchMessage:
+    def __call__(self, samples: Any) -> Any:
+        if self._fetcher.has_given_up and self._sends_batches and not self._stream.state():
+            if not self._has_released and self._packer.deferral is not None:
+                self._has_released = True
+                hooks.release(self._packer.deferral)
+            return self._packer.collate_fn(samples)
         fetched = self._fetcher.of_stream(samples if self._batched else [samples])
         packed = _pack(self._packer, fetched, self._batched)
         return BatchMessage.of(packed, self._fetcher.worker_info(), self._stream.state)
@@ -113,13 +168,10 @@ def _pack(packer: Packer, fetched: Fetched, batched: bool, request: BatchRequest
     return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
 
-def set_up_worker(
-    worker_init_fn: Callable[[int], None] | None, is_late: bool, is_for_gpu: bool, worker_id: int
-) -> None:
+def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferral | None, worker_id: int) -> None:
     """Set up a worker, then call the user's function. This is torch's ``worker_init_fn``.
 
-    ``get_worker_info()`` returns the user's dataset afterwards, and the worker ends when its parent ends. If
-    ``is_late``, images are decoded late; see NOTE [ Where transforms are met ].
+    ``get_worker_info()`` returns the user's dataset afterwards, and the worker ends when its parent ends.
     """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
@@ -128,11 +180,13 @@ def set_up_worker(
         object.__setattr__(info, "dataset", dataset.fetcher.dataset)
     elif isinstance(dataset, StatefulStream):
         object.__setattr__(info, "dataset", dataset.dataset)
-    keep_freed_memory()
     LazyTensor.is_packed = True
-    if is_late:
-        open_late()
-        meet_transforms(is_for_gpu)
+    if isinstance(dataset, (PackedDataset, StatefulStream)):
+        keep_freed_memory()
+    if deferral is not None:
+        defer_in_process(deferral)
+        if deferral.is_active:
+            hooks.hold(deferral)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:
         worker_init_fn(worker_id)

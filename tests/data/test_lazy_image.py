@@ -21,7 +21,9 @@ from torchvision import transforms
 from torchvision.transforms import functional as F
 
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.lazy_image import LazyImage, LazyJpegFile, encoded_in, opened_late, transformed_in
+from proxyloader.data.lazy_image import LazyImage, LazyJpegFile, encoded_in, transformed_in
+
+from ..undecoded import opened_late
 
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 

@@ -21,10 +21,11 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import decode_image
 
 import proxyloader
-from proxyloader.data.lazy_image import opened_late
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import IntegrityTable
+
+from ..undecoded import opened_late
 
 pytestmark = [
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),

@@ -21,7 +21,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import proxyloader
-from proxyloader.data.called_transforms import meet_transforms
 
 from .test_any_dataset import Photographs, assert_same, images_by, loaded
 
@@ -121,8 +120,7 @@ def grey_photos(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def by_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("workers.worker", "loader.dataloader"):
-        monkeypatch.setattr(f"proxyloader.{module}.meet_transforms", lambda _: meet_transforms(is_for_gpu=True))
+    monkeypatch.setattr("proxyloader.data.called_transforms._is_for_gpu", lambda: True)
 
 
 Make = Callable[..., Grey]

@@ -18,7 +18,6 @@ from torchvision.transforms import transforms as v1
 from proxyloader.dali.operators import OPERATORS
 from proxyloader.transforms.augment import Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
 from proxyloader.transforms.auto_augment import Blend, Mixture
-from ..closeness import Difference, bound_of, difference_of, levels_of
 from proxyloader.transforms.color import (
     Autocontrast,
     Brightness,
@@ -42,6 +41,7 @@ from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.type_conversion import Normalize, ToFloat, ToTensor
 from proxyloader.transforms.warp import Affine, BicubicAffine, Perspective
 
+from ..closeness import Difference, bound_of, difference_of, levels_of
 from ..compare import FLOAT_ROUNDING, Bound, engines_decode, images, lossless, run
 
 NEAREST, BILINEAR, BICUBIC, LANCZOS = (
