@@ -106,8 +106,8 @@ class ImageCounts:
     @property
     def why_given_up(self) -> str:
         if not self.has_images:
-            return "its samples hold no JPEG that was opened in the dataset"
-        return f"the dataset uses the pixels of its images: {self.decoded_why or 'where is not known'}"
+            return "the dataset opens no JPEGs that DALI could decode"
+        return self.decoded_why or "the dataset uses the pixels of its images"
 
     def add(self, batch: PackedBatch) -> None:
         by_dali, by_pillow, in_workers = batch.images_by

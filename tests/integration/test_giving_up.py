@@ -1,0 +1,243 @@
+"""Datasets with nothing for DALI are loaded as by torch after some samples, and the loader says why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from proxyloader import DataLoader
+from proxyloader.data.deferral import LOOK_AT
+
+from ..side_by_side import assert_as_torch
+
+TRANSFORM = transforms.Compose([transforms.RandomCrop(64), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+SAMPLES = 2 * LOOK_AT + 24
+HERE = Path(__file__).name
+
+
+class Photos(Dataset[Any]):
+    """Opens each photograph several times in an epoch, as there are few of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths, self.transform = sorted(root.rglob("*.jpg")), TRANSFORM
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(self.paths[index % len(self.paths)]), index
+
+    def sample(self, path: Path) -> Any:
+        return self.transform(Image.open(path).convert("RGB"))
+
+
+class AsNumpy(Photos):
+    def sample(self, path: Path) -> Any:
+        return super().sample(path).numpy() + 1
+
+
+class WithMean(Photos):
+    def sample(self, path: Path) -> Any:
+        image = super().sample(path)
+        return image, float(image.mean())
+
+
+class Blurred(Photos):
+    def sample(self, path: Path) -> Any:
+        return self.transform(Image.open(path).convert("RGB").filter(ImageFilter.GaussianBlur(1)))
+
+
+class OfArrays(Photos):
+    def sample(self, path: Path) -> Any:
+        return self.transform(Image.fromarray(np.asarray(Image.open(path).convert("RGB"))[:80, :80].copy()))
+
+
+class Folder(ImageFolder):
+    """Counts its samples in an attribute that ``__getitem__`` sets."""
+
+    count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.count += 1
+        image, _ = super().__getitem__(index)
+        return image.numpy(), self.count
+
+
+def folder(root: Path) -> Any:
+    dataset = Folder(str(root), TRANSFORM)
+    dataset.samples = [dataset.samples[k % len(dataset.samples)] for k in range(SAMPLES)]
+    return dataset
+
+
+USING_PIXELS = [AsNumpy, WithMean, Blurred, folder]
+
+
+class Texts(Dataset[Any]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return f"text {index}", {"label": torch.rand(1), "index": index}
+
+
+class Grey(Texts):
+    transform = transforms.ToTensor()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.fromarray(np.full((28, 28), index % 256, np.uint8))), index
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, 2 * SAMPLES, step):
+            yield torch.full((3,), float(index)), index
+
+
+def tensors() -> Any:
+    return TensorDataset(torch.randn(SAMPLES, 5), torch.arange(SAMPLES))
+
+
+WITHOUT_PHOTOGRAPHS = [Texts, Grey, Rows, tensors, lambda: Subset(Texts(), range(100)), lambda: [*range(SAMPLES)]]
+
+
+def loaded(loader: Any, epochs: int = 2) -> list[Any]:
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [*USING_PIXELS, OfArrays, *WITHOUT_PHOTOGRAPHS])
+@pytest.mark.parametrize("more", [{}, {"persistent_workers": True}], ids=["", "persistent"])
+def test_batches_and_draws_are_torchs(
+    make: Callable[..., Any], workers: int, more: dict[str, Any], photos: Path
+) -> None:
+    if more and not workers:
+        pytest.skip("torch refuses persistent workers without workers")
+    dataset = make(photos) if make in (*USING_PIXELS, OfArrays) else make()
+    shuffle = {} if isinstance(dataset, Rows) else {"shuffle": True}
+
+    def epochs(kind: Any) -> list[Any]:
+        torch.manual_seed(3)
+        given = make(photos) if make is folder else dataset  # as it keeps a count
+        return [*loaded(kind(given, 8, num_workers=workers, **shuffle, **more)), torch.rand(1)]
+
+    for ours, theirs in zip(epochs(DataLoader), epochs(torch.utils.data.DataLoader), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", USING_PIXELS)
+def test_it_names_the_line_that_uses_the_pixels_once(
+    make: Callable[..., Any], workers: int, photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(make(photos), 8, num_workers=workers, device="cpu")
+    loaded(loader)
+    assert loader.backend.startswith("torch: pixels are used at") and HERE in loader.backend
+    said = [record for record in caplog.records if "pixels are used" in record.getMessage()]
+    assert len(said) == 1 and said[0].levelno == logging.WARNING and HERE in said[0].getMessage()
+
+
+@pytest.mark.parametrize("make", WITHOUT_PHOTOGRAPHS)
+def test_without_photographs_the_iterator_is_torchs_from_the_second_epoch_on(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(make(), 8, device="cpu")
+    loaded(loader)
+    assert loader.backend.startswith("torch: ")
+    assert loader._pool is not None and loader._pool.is_torchs
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    stats = loader.stats()
+    assert (
+        stats.images
+        == stats.images_by_workers
+        == sum(len(batch[0]) if len(batch) < 3 else len(batch) for batch in loaded(loader))
+    )
+    assert stats.batches == len(loaded(loader))
+
+
+def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches() -> None:
+    def build() -> Any:
+        torch.manual_seed(1)
+        return DataLoader(Texts(), 8, shuffle=True, device="cpu")
+
+    loader = build()
+    loaded(loader)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    rest = [batch[1]["index"].tolist() for batch in batches]
+    resumed = build()
+    resumed.load_state_dict(state)
+    assert [batch[1]["index"].tolist() for batch in resumed] == rest and len(rest) == SAMPLES // 8 - 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_new_transform_is_looked_at(workers: int, photos: Path) -> None:
+    dataset = Photos(photos)
+    dataset.transform = transforms.Compose([TRANSFORM, lambda image: torch.from_numpy(image.numpy())])
+    loader = DataLoader(dataset, 8, num_workers=workers, device="cpu")
+    loaded(loader)
+    assert loader.backend.startswith("torch: ")
+    dataset.transform = TRANSFORM
+    loaded(loader, 1)
+    assert loader.backend.startswith("DALI on cpu")
+
+
+def test_few_images_for_dali_are_enough(photos: Path) -> None:
+    class Mixed(Photos):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index) if index % (LOOK_AT - 8) == 0 else (torch.zeros(3, 64, 64), index)
+
+    loader = DataLoader(Mixed(photos), 8, device="cpu")
+    loaded(loader, 1)
+    assert loader.backend.startswith("DALI on cpu")
+
+
+def test_the_hooks_are_gone_when_no_loader_defers(photos: Path) -> None:
+    def calls() -> list[Any]:
+        return [vars(kind).get("__call__") for kind in (transforms.ToTensor, v2.RandomCrop, transforms.Compose)]
+
+    before, opener = calls(), Image.OPEN["JPEG"]
+    deferring, gives_up = (DataLoader(make(photos), 8, device="cpu") for make in (Photos, AsNumpy))
+    loaded(gives_up, 1)
+    assert calls() == before
+    batches = iter(deferring)
+    next(batches)
+    assert calls() != before
+    loaded(gives_up, 1)
+    assert calls() != before and next(batches)[0].shape == (8, 3, 64, 64)
+    del batches, deferring
+    assert calls() == before and Image.OPEN["JPEG"] == opener
+
+
+def test_a_loader_that_fails_for_a_gpu_decides_nothing_for_others(photos: Path) -> None:
+    """A warp is torchvision's on a CPU, and would be DALI's on a GPU."""
+
+    class Rotated(Photos):
+        def sample(self, path: Path) -> Any:
+            turn = transforms.RandomRotation(30, interpolation=transforms.InterpolationMode.BILINEAR)
+            return TRANSFORM(turn(Image.open(path).convert("RGB")))
+
+    def build(kind: Any) -> Any:
+        loader = kind(Rotated(photos), 8)
+        if kind is not DataLoader or torch.cuda.is_available():
+            return loader
+        other = DataLoader(Rotated(photos), 8)
+        other.device = "cuda"
+        with pytest.raises((RuntimeError, ValueError)):
+            next(iter(other))
+        return loader
+
+    assert_as_torch(build, device="cpu")
