@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch.utils.data import Sampler
 
+from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.called_transforms import meet_transforms
 from ..data.distributed import Auto
@@ -222,6 +223,7 @@ class DataLoader(CheckpointedLoader[T]):
         self.hw_decoder_load = hw_decoder_load
         self.audit = audit
         LoaderOptions.of(self)  # which checks them
+        check_device_exists(device)
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
         self._scans: IntegrityTable | None = None

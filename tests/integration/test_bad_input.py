@@ -236,11 +236,19 @@ def test_a_wrong_argument_is_a_value_error_that_says_what_is_allowed(
         DataLoader(folder, **arguments)
 
 
-def test_a_gpu_that_is_not_there_is_named(folder: ImageFolder) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is there")
+@pytest.mark.parametrize(
+    "device", ["cuda:63", 63, torch.device("cuda", 63), *([] if torch.cuda.is_available() else ["cuda"])]
+)
+@pytest.mark.parametrize("translate", [True, False])
+def test_a_gpu_that_is_not_there_is_refused_by_the_constructor(
+    folder: ImageFolder, device: Any, translate: bool
+) -> None:
     folder.transform = TRANSFORM
-    with pytest.raises(ValueError, match="device='cuda:0'.*sees no CUDA device"):
-        next(iter(DataLoader(folder, device="cuda:0")))
-    with pytest.raises(ValueError, match="device='cuda:0'.*sees no CUDA device"):
-        next(iter(DataLoader([torch.zeros(3)], device="cuda:0")))  # which DALI has nothing to do with
+    message = rf"device='{torch.device(device)}', and torch sees .* CUDA device\(s\). Leave device out to use a GPU"
+    for dataset in (folder, [torch.zeros(3)]):
+        with pytest.raises(ValueError, match=message):
+            DataLoader(dataset, device=device, translate=translate)
+        loader = DataLoader(dataset, device="cpu", translate=translate)
+        loader.device = device
+        with pytest.raises(ValueError, match=message):
+            iter(loader)
