@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch.utils.data import Sampler
@@ -119,6 +119,8 @@ class DataLoader(CheckpointedLoader[T]):
         audit: share of the JPEGs that DALI decodes, 0 to 1, that the workers also make as the stock loader makes them,
             to be compared with DALI's. Beyond the bound of its transforms, an image is saved, and a warning names it.
             ``Audit`` says what else can be done then. Batches are the same with and without an audit.
+        torch_arguments: arguments that only a later version of torch's loader takes. Type checkers report them as errors,
+            like misspelled names.
 
     Raises:
         UnsupportedTransformError: a part of ``.transform`` is not translated, and ``unsupported`` is "raise", or
@@ -170,6 +172,7 @@ class DataLoader(CheckpointedLoader[T]):
         num_threads: int | Literal["auto"] = "auto",
         hw_decoder_load: float | Literal["auto"] = "auto",
         audit: float | Audit = 0.0,
+        **torch_arguments: NoReturn,
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
             raise TypeError("pass the server by keyword: DataLoader(dataset, ..., server=server)")
@@ -205,7 +208,9 @@ class DataLoader(CheckpointedLoader[T]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
+            **torch_arguments,
         )
+        self._torch_arguments = torch_arguments
         # Libraries rebuild a loader from its public attributes, with their own sampler. So each attribute is an
         # argument. Arguments that only define the sampler, as num_shards and torch's ``shuffle``, are not attributes.
         self.device = device

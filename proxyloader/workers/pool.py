@@ -226,6 +226,7 @@ def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, 
         in_order=loader.in_order,
         # Tensors that are converted to another format are copied once more, and pinned then.
         pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
+        **loader._torch_arguments,
     )
 
 
