@@ -240,8 +240,8 @@ MUTATIONS = [
     Mutation(
         "a missing file is an error of no class that torchvision's loader raises",
         "data/encoded_image.py",
-        "kind = MissingImageError if isinstance(error, FileNotFoundError) else ImageError",
-        "kind = ImageError",
+        "errno=error.errno, kind=image_error_like(error))",
+        "errno=error.errno)",
         "integration/test_caught_errors.py",
     ),
     Mutation(

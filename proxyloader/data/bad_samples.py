@@ -54,6 +54,41 @@ class LargeImageError(ImageError, Image.DecompressionBombError):
     """An image that has too many pixels."""
 
 
+class PermissionImageError(ImageError, PermissionError):
+    """This file may not be read."""
+
+
+class DirectoryImageError(ImageError, IsADirectoryError):
+    """This path is that of a directory."""
+
+
+class PathImageError(ImageError, NotADirectoryError):
+    """A part of this path is no directory."""
+
+
+class TimeoutImageError(ImageError, TimeoutError):
+    """The file system did not answer."""
+
+
+class BusyImageError(ImageError, BlockingIOError):
+    """The file is not available now."""
+
+
+_BY_CAUSE: dict[type[OSError], type[ImageError]] = {
+    FileNotFoundError: MissingImageError,
+    PermissionError: PermissionImageError,
+    IsADirectoryError: DirectoryImageError,
+    NotADirectoryError: PathImageError,
+    TimeoutError: TimeoutImageError,
+    BlockingIOError: BusyImageError,
+}
+
+
+def image_error_like(error: OSError) -> type[ImageError]:
+    """Return the class of image errors that ``except PermissionError`` and the like catch, as they catch ``error``."""
+    return _BY_CAUSE.get(type(error), ImageError)
+
+
 class UndecodableError(RuntimeError):
     """torchvision's RuntimeError for content that it cannot decode."""
 

@@ -14,7 +14,7 @@ from typing import IO, Any, ClassVar
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import ImageError, InputError
-from .bad_samples import ForeignImageError, LargeImageError, MissingImageError, is_system_error
+from .bad_samples import ForeignImageError, LargeImageError, image_error_like, is_system_error
 from .batch_memory import batch_memory
 from .jpeg_header import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
 
@@ -145,7 +145,7 @@ class EncodedImage:
             data = _content(path)
         except OSError as error:
             raise _unreadable(path, error) from error
-        if data is None:  # Pillow reads no more of it than it needs, and a device may be endless
+        if data is None:  # Pillow reads no more of it than it needs
             return cls.by_pillow(None, path, max_pixels)
         return cls._taken(data, path, max_pixels, is_whole=len(data) <= MOST_READ_BYTES)
 
@@ -251,7 +251,9 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
 
 
 def _content(path: str) -> bytes | memoryview | None:
-    """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more; None of a device.
+    """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more.
+
+    None is returned for devices and for files that do not state their size, as in /proc. These may be endless.
 
     It is in the memory of the batch, if that has a place. This takes four system calls; Python's ``open`` and ``read``
     take three more. OSError: the file cannot be read, or it is a directory.
@@ -271,7 +273,9 @@ def _content(path: str) -> bytes | memoryview | None:
             data = place[: os.readv(descriptor, [place])]
         if len(data) == wanted - 1:
             return data
-        parts = [data]  # the file has grown, or reports no size, as in /proc
+        if status.st_size == 0 and stat.S_ISREG(status.st_mode):
+            return None
+        parts = [data]  # the file has grown, or is a pipe
         missing = MOST_READ_BYTES + 1 - len(data)
         while parts[-1] and missing:
             parts.append(os.read(descriptor, min(missing, 1 << 20)))
@@ -329,9 +333,8 @@ def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
 def _unreadable(path: str, error: OSError) -> ImageError:
     reason = f"cannot be read: {error.strerror or error}"
     if is_system_error(error):
-        return _bad(path, reason, "machine", MACHINE, error.errno)
-    kind = MissingImageError if isinstance(error, FileNotFoundError) else ImageError
-    return _bad(path, reason, "unreadable", errno=error.errno, kind=kind)
+        return _bad(path, reason, "machine", MACHINE, error.errno, image_error_like(error))
+    return _bad(path, reason, "unreadable", errno=error.errno, kind=image_error_like(error))
 
 
 def _bad(

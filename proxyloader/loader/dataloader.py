@@ -119,8 +119,8 @@ class DataLoader(CheckpointedLoader[T]):
         audit: share of the JPEGs that DALI decodes, 0 to 1, that the workers also make as the stock loader makes them,
             to be compared with DALI's. Beyond the bound of its transforms, an image is saved, and a warning names it.
             ``Audit`` says what else can be done then. Batches are the same with and without an audit.
-        torch_arguments: arguments that only a later version of torch's loader takes. Type checkers report them as errors,
-            like misspelled names.
+        torch_arguments: arguments that only a later version of torch's loader takes. Type checkers report them, like
+            misspelled names.
 
     Raises:
         UnsupportedTransformError: a part of ``.transform`` is not translated, and ``unsupported`` is "raise", or
