@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ from .request_sampler import RequestSampler, draw_seed, trains_with_others
 from .scan_checks import IntegrityTable
 from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
-
-log = logging.getLogger(__name__)
 
 BYTES_PER_IMAGE = 1 << 18
 """Bytes per image of a batch that are mapped in a slot at first. More is mapped when it is needed."""
@@ -129,6 +126,7 @@ class WorkerPool:
             source = PackedDataset(fetcher, packer, arena, states, board, goes_on)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = Workers(**arguments, **_torch_arguments(loader, has_images, is_late))
+        workers.timeout = loader.timeout  # torch takes a negative one only as an attribute
         workers.first_worker = loader_state.next_worker
         return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order, is_late)
 
@@ -217,7 +215,6 @@ def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, 
     """Return the arguments of torch's loader that are passed on as the user gave them."""
     return dict(
         num_workers=loader.num_workers,
-        timeout=loader.timeout,
         worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, is_late, loader._options.on_gpu),
         multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
         generator=loader.generator,
@@ -248,7 +245,7 @@ def _arena_for(loader: Any) -> Arena | None:
     try:
         return Arena(slots, run_size(loader) * BYTES_PER_IMAGE)
     except OSError as error:  # a limit on the size or the number of files
-        log.warning("no memory for batches can be had (%s); they travel by torch's, which is slower", str(error))
+        loader._warn(f"no memory for batches can be had ({error}); they travel by torch's, which is slower")
         return None
 
 
