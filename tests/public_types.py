@@ -38,7 +38,7 @@ def of_a_loader(dataset: ImageFolder, server: ProxyServer) -> None:
     DataLoader(dataset, last_batch_policy=LastBatchPolicy.FILL, server=server)
     DataLoader(dataset, on_error="ignore")  # type: ignore[arg-type]
     DataLoader(dataset, server="a server")  # type: ignore[arg-type]
-    DataLoader(dataset, shufle=True)  # type: ignore[call-arg]
+    DataLoader(dataset, shufle=True)  # type: ignore[arg-type]
 
 
 def of_the_rest(dataset: ImageFolder, transform: transforms.Compose) -> None:

@@ -30,6 +30,23 @@ def check_device(device: Any) -> None:
         raise ValueError(f"device is a CUDA device ('cuda', 'cuda:1') or 'cpu', got {device!r}")
 
 
+def check_device_exists(device: Any) -> None:
+    """Check that torch sees the device. This does not start CUDA, so processes may still be forked.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if device is None or torch.device(device).type == "cpu":
+        return
+    device, count = torch.device(device), torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise ValueError(
+            f"device={str(device)!r}, and torch sees {count or 'no'} CUDA device(s). "
+            "Leave device out to use a GPU where there is one and the CPU elsewhere. `proxyloader doctor` says why "
+            "there are no more"
+        )
+
+
 def cuda_ordinal(device: Any) -> int | None:
     """Return the ordinal of the CUDA device to decode on, or None for the CPU. This starts CUDA, so call it late.
 
@@ -41,12 +58,7 @@ def cuda_ordinal(device: Any) -> int | None:
     device = torch.device(device)
     if device.type == "cpu":
         return None
-    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device={str(device)!r}, and torch sees {torch.cuda.device_count() or 'no'} CUDA device(s). "
-            "Leave device out to use a GPU where there is one and the CPU elsewhere. `proxyloader doctor` says why "
-            "there are no more"
-        )
+    check_device_exists(device)
     return int(device.index) if device.index is not None else torch.cuda.current_device()
 
 

@@ -19,28 +19,25 @@ log = logging.getLogger(__name__)
 OnError = Literal["raise", "skip", "replace"]
 ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "replace")
 
-UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
-"""Exceptions that Pillow, ``open`` and this library raise for a file that is missing or not an image. Pillow raises
-SyntaxError for broken PNGs."""
-
-MACHINE_ERRNOS = frozenset(
+FILE_ERRNOS = frozenset(
     {
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOBUFS,
-        errno.ENODEV,
-        errno.ENOTCONN,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETUNREACH,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EILSEQ,
+        errno.EINVAL,
+        errno.EFBIG,
     }
 )
-"""Error numbers of failures of the machine or of the network. Samples are not left out because of them."""
+"""Error numbers that blame the file: its path, its permissions, or what it is. A sample is never left out because of
+any other number, as the disk, the network or the process may be at fault."""
+
+FILE_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+CONTENT_ERRORS = (UnidentifiedImageError, Image.DecompressionBombError)
 
 MOST_LOG_LINES = 20
 
@@ -57,23 +54,85 @@ class LargeImageError(ImageError, Image.DecompressionBombError):
     """An image that has too many pixels."""
 
 
+class PermissionImageError(ImageError, PermissionError):
+    """This file may not be read."""
+
+
+class DirectoryImageError(ImageError, IsADirectoryError):
+    """This path is that of a directory."""
+
+
+class PathImageError(ImageError, NotADirectoryError):
+    """A part of this path is no directory."""
+
+
+class TimeoutImageError(ImageError, TimeoutError):
+    """The file system did not answer."""
+
+
+class BusyImageError(ImageError, BlockingIOError):
+    """The file is not available now."""
+
+
+_BY_CAUSE: dict[type[OSError], type[ImageError]] = {
+    FileNotFoundError: MissingImageError,
+    PermissionError: PermissionImageError,
+    IsADirectoryError: DirectoryImageError,
+    NotADirectoryError: PathImageError,
+    TimeoutError: TimeoutImageError,
+    BlockingIOError: BusyImageError,
+}
+
+
+def image_error_like(error: OSError) -> type[ImageError]:
+    """Return the class of image errors that ``except PermissionError`` and the like catch, as they catch ``error``."""
+    return _BY_CAUSE.get(type(error), ImageError)
+
+
+class UndecodableError(RuntimeError):
+    """torchvision's RuntimeError for content that it cannot decode."""
+
+
 def is_about_the_file(error: BaseException) -> bool:
     """Return whether the error is caused by the sample itself, so that another sample can replace it."""
-    if isinstance(error, RuntimeError) and not isinstance(error, UNREADABLE):
-        return _is_of_torchvision_io(error)
-    return isinstance(error, UNREADABLE) and getattr(error, "errno", None) not in MACHINE_ERRNOS
+    if isinstance(error, ImageError):
+        return error.code != "machine"
+    if isinstance(error, CONTENT_ERRORS):
+        return True
+    if isinstance(error, OSError):
+        if error.errno is not None:
+            return error.errno in FILE_ERRNOS
+        return isinstance(error, FILE_ERRORS) or _is_of_pillow(error)
+    if isinstance(error, RuntimeError):
+        return isinstance(error, UndecodableError) or _is_of_torchvision_io(error)
+    return isinstance(error, SyntaxError) and _is_of_pillow(error)  # Pillow's for broken PNGs
+
+
+def is_system_error(error: OSError) -> bool:
+    """Return whether an error of ``open`` or ``read`` may be the fault of the disk, the network or the process."""
+    return error.errno is not None and error.errno not in FILE_ERRNOS
+
+
+def _is_of_pillow(error: BaseException) -> bool:
+    """Return whether code of Pillow's has raised it, and not a file object that Pillow reads from."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("PIL.")
 
 
 def _is_of_torchvision_io(error: RuntimeError) -> bool:
-    """Return whether a function of torchvision for files has raised it, and not as a file cannot be opened.
-
-    Such errors have no class of their own, and do not say why a file cannot be opened. It may be the machine's fault.
-    """
-    frames = traceback.walk_tb(error.__traceback__)
-    is_theirs = any(frame.f_globals.get("__name__") == "torchvision.io.image" for frame, _ in frames)
-    number = re.search(r"\[Errno (\d+)\]", str(error))
-    may_be_the_machines = re.search("from_file|unable to open file", str(error)) is not None
-    return is_theirs and not may_be_the_machines and (number is None or int(number[1]) not in MACHINE_ERRNOS)
+    """Return whether ``torchvision.io`` has raised it about the file. Its errors have no class of their own."""
+    names = [
+        frame.f_code.co_name
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") == "torchvision.io.image"
+    ]
+    if not names:
+        return False
+    if (number := re.search(r"\[Errno (\d+)\]", str(error))) is not None:
+        return int(number[1]) in FILE_ERRNOS
+    if names[-1] == "read_file":  # it does not say why a file cannot be opened or mapped
+        return "non empty file" in str(error)
+    return "allocate memory" not in str(error)
 
 
 def _file_of(error: BaseException) -> str:

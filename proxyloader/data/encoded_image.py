@@ -14,7 +14,7 @@ from typing import IO, Any, ClassVar
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import ImageError, InputError
-from .bad_samples import MACHINE_ERRNOS, ForeignImageError, LargeImageError, MissingImageError
+from .bad_samples import ForeignImageError, LargeImageError, image_error_like, is_system_error
 from .batch_memory import batch_memory
 from .jpeg_header import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
 
@@ -35,7 +35,7 @@ NOT_YET = (
 """Advice for messages about an image that is used as if it were decoded."""
 
 REPLACE = "Replace the file, or leave it out of the dataset"
-MACHINE = "That is a fault of the machine or the network, not of the file"
+MACHINE = "The file may be sound: the disk, the network or a limit of the process may be at fault"
 
 PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
 MOST_PASSES = 20
@@ -144,11 +144,9 @@ class EncodedImage:
         try:
             data = _content(path)
         except OSError as error:
-            reason, number = f"cannot be read: {error.strerror or error}", error.errno
-            if number in MACHINE_ERRNOS:
-                raise _bad(path, reason, "machine", MACHINE, number) from error
-            kind = MissingImageError if isinstance(error, FileNotFoundError) else ImageError
-            raise _bad(path, reason, "unreadable", errno=number, kind=kind) from error
+            raise _unreadable(path, error) from error
+        if data is None:  # Pillow reads no more of it than it needs
+            return cls.by_pillow(None, path, max_pixels)
         return cls._taken(data, path, max_pixels, is_whole=len(data) <= MOST_READ_BYTES)
 
     @classmethod
@@ -252,12 +250,13 @@ def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None,
         raise _bad(path, reason, "too-large", f"{raised} if it is meant", kind=LargeImageError)
 
 
-def _content(path: str) -> bytes | memoryview:
+def _content(path: str) -> bytes | memoryview | None:
     """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more.
 
+    None is returned for devices and for files that do not state their size, as in /proc. These may be endless.
+
     It is in the memory of the batch, if that has a place. This takes four system calls; Python's ``open`` and ``read``
-    take three more. OSError: the file cannot be read, or
-    it is a directory, or a device, which might be endless.
+    take three more. OSError: the file cannot be read, or it is a directory.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
@@ -265,7 +264,7 @@ def _content(path: str) -> bytes | memoryview:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no file, but a device")
+            return None
         wanted = min(status.st_size, MOST_READ_BYTES) + 1  # one byte more, so that a short read means end of file
         data: bytes | memoryview
         if (place := batch_memory.place(wanted)) is None:
@@ -274,7 +273,9 @@ def _content(path: str) -> bytes | memoryview:
             data = place[: os.readv(descriptor, [place])]
         if len(data) == wanted - 1:
             return data
-        parts = [data]  # the file has grown, or reports no size, as in /proc
+        if status.st_size == 0 and stat.S_ISREG(status.st_mode):
+            return None
+        parts = [data]  # the file has grown, or is a pipe
         missing = MOST_READ_BYTES + 1 - len(data)
         while parts[-1] and missing:
             parts.append(os.read(descriptor, min(missing, 1 << 20)))
@@ -308,6 +309,8 @@ def _decoded(data: bytes | memoryview | None, path: str, max_pixels: int | None)
         size = os.path.getsize(path) if data is None else len(data)
         raise _bad(path, f"{size} bytes, in no image format that Pillow knows", kind=ForeignImageError) from error
     except Exception as error:  # each format raises its own exceptions; AVIF raises RuntimeError
+        if isinstance(error, OSError) and is_system_error(error):
+            raise _unreadable(path, error) from error
         raise _bad(path, f"Pillow cannot decode it: {error}") from error
 
 
@@ -325,6 +328,13 @@ def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
                 image: Image.Image = opens(file, "")
                 return image
     raise UnidentifiedImageError
+
+
+def _unreadable(path: str, error: OSError) -> ImageError:
+    reason = f"cannot be read: {error.strerror or error}"
+    if is_system_error(error):
+        return _bad(path, reason, "machine", MACHINE, error.errno, image_error_like(error))
+    return _bad(path, reason, "unreadable", errno=error.errno, kind=image_error_like(error))
 
 
 def _bad(

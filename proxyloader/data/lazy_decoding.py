@@ -16,6 +16,7 @@ from torchvision.io import ImageReadMode
 
 from ..errors import ImageError
 from ..transforms.chain import START_AS_TENSOR
+from .bad_samples import UndecodableError
 from .encoded_image import EncodedImage
 from .lazy_image import is_late
 from .lazy_tensor import lazy, with_values
@@ -25,10 +26,6 @@ from .transformed import Transformed
 
 OPERATORS = ("decode_image", "decode_jpeg")
 COLORS = 3
-
-
-class UndecodableError(RuntimeError, OSError):
-    """torchvision's RuntimeError for a file that it cannot decode, which ``on_error`` takes for a fault of the file."""
 
 
 def exchanged_operators() -> Iterator[tuple[Any, str, Any]]:

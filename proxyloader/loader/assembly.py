@@ -99,10 +99,12 @@ class BatchAssembler:
         return self._format.of_batch(content) if batch.is_computed else content
 
     def warn_of_idle(self, batch: PackedBatch | None) -> None:
-        """Log a warning if nothing in the first batch goes through the loader's server."""
+        """Log a warning, once a loader, if nothing in the first batch goes through the loader's server."""
         if batch is None or batch.is_empty:
             return
-        if self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}:
+        is_idle = self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}
+        if is_idle and not self._counts.is_server_idle:
+            self._counts.is_server_idle = True
             log.warning(
                 "the loader was given a server=, and nothing in its first batch goes through that: let the dataset's "
                 "transform be server.proxy, or call it"

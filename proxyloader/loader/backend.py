@@ -93,7 +93,7 @@ class ImageCounts:
     def __init__(self, dataset: Any, on_gpu: bool) -> None:
         self._name, self._is_of_arrays, self._on_gpu = name_of(dataset), _is_of_arrays(dataset), on_gpu
         self._by_dali = self._by_pillow = self._in_workers = 0
-        self._is_said = False
+        self._is_said = self.is_server_idle = False
         self.decoded_why = ""
         """Why the workers decoded the first image that was to be decoded late; "" if that is not known."""
         self.not_translated: tuple[str, ...] = ()

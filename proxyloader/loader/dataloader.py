@@ -11,11 +11,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch.utils.data import Sampler
 
+from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import Translated, sources_of
 from ..data.distributed import Auto
@@ -113,6 +114,8 @@ class DataLoader(CheckpointedLoader[T]):
             of them. If this and ``num_threads`` are "auto", there are 12 cores or more for this process, and the JPEGs
             of the first batch have 1.2 million pixels or more on average, the share is 0.65, and there are up to 16
             threads. There are up to 16 threads, too, if one in 50 is progressive, as CUDA decodes these.
+        torch_arguments: arguments that only a later version of torch's loader takes. Type checkers report them, like
+            misspelled names.
 
     Raises:
         UnsupportedTransformError: a part of ``.transform`` is not translated, and ``unsupported`` is "raise", or
@@ -165,6 +168,7 @@ class DataLoader(CheckpointedLoader[T]):
         prefetch: int = 2,
         num_threads: int | Literal["auto"] = "auto",
         hw_decoder_load: float | Literal["auto"] = "auto",
+        **torch_arguments: NoReturn,
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
             raise TypeError("pass the server by keyword: DataLoader(dataset, ..., server=server)")
@@ -200,7 +204,9 @@ class DataLoader(CheckpointedLoader[T]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
+            **torch_arguments,
         )
+        self._torch_arguments = torch_arguments
         # Libraries rebuild a loader from its public attributes, with their own sampler. So each attribute is an
         # argument. Arguments that only define the sampler, as num_shards and torch's ``shuffle``, are not attributes.
         self.device = device
@@ -217,6 +223,7 @@ class DataLoader(CheckpointedLoader[T]):
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
         LoaderOptions.of(self)  # which checks them
+        check_device_exists(device)
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
         self._scans: IntegrityTable | None = None

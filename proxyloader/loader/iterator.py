@@ -94,8 +94,9 @@ class LoaderIterator:
         self._feed.start_soon()
         self._handed_out_s = time.monotonic()
         assert in_flight is not None and in_flight.batch is not None
-        step = Step(loop_s, self._handed_out_s - asked_s, self._feed.for_workers_s, in_flight.batch.num_samples)
-        self._recorder.add(in_flight.batch, step)
+        packed, wait_s = in_flight.batch, self._handed_out_s - asked_s
+        step = Step(loop_s, wait_s, self._feed.for_workers_s, packed.num_samples, packed.bytes_read)
+        self._recorder.add(packed, step)
         return batch
 
     def _note_progress(self, in_flight: InFlightBatch) -> None:

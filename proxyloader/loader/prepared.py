@@ -16,6 +16,13 @@ OF_TORCHDATA = {"_sampler_iter_yielded": 0, "_num_yielded": 0, "_index_sampler_s
 """Parts of torchdata's states from which Accelerate takes a number of batches, with values of which it takes none."""
 
 
+NO_STATE = (
+    "a prepared loader has a state_dict only with "
+    "Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)), in_order=True and, with "
+    "several processes, dispatch_batches=False"
+)
+
+
 class PreparedLoader(DataLoader[T]):
     """A DataLoader that a trainer has built from another one.
 
@@ -67,8 +74,14 @@ class PreparedLoader(DataLoader[T]):
     def state_dict(self) -> Callable[[], dict[str, Any]]:
         # Accelerate takes it at each batch of a loader that has it.
         if not self._has_state:
-            raise AttributeError("Accelerate keeps the states of loaders with use_stateful_dataloader=True")
+            raise AttributeError(NO_STATE)
         return lambda: super(PreparedLoader, self).state_dict() | OF_TORCHDATA
+
+    @property
+    def dl_state_dict(self) -> dict[str, Any]:
+        # Accelerate's ``state_dict`` returns this attribute, which it sets on its own loader if that keeps states. Only
+        # Accelerate knows the state, as it takes a batch ahead of the loop.
+        raise AttributeError(NO_STATE)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_prepared_by": None}

@@ -25,12 +25,14 @@ class Step(NamedTuple):
         for_workers_s: part of ``wait_s`` in which the workers had no batch ready; without workers, in which the batch
             was read.
         images: number of samples in the batch.
+        bytes_read: number of bytes of the JPEGs that DALI decoded for it.
     """
 
     loop_s: float
     wait_s: float
     for_workers_s: float
     images: int
+    bytes_read: int = 0
 
 
 class Starvation:
@@ -68,23 +70,29 @@ class Starvation:
             self._warn(workers_make_images)
 
     def _warn(self, workers_make_images: bool) -> None:
-        count, (loop_s, wait_s, for_workers_s, _) = len(self._starved), map(sum, zip(*self._starved))
+        count, total = len(self._starved), Step(*map(sum, zip(*self._starved)))
         log.warning(
             "%s: the loop waits for its batches, %.0f ms a step in %d steps in a row, and works %.0f ms. %s",
             self._name,
-            1000 * wait_s / count,
+            1000 * total.wait_s / count,
             count,
-            1000 * loop_s / count,
-            self._advice(workers_make_images, waits_for_dali=for_workers_s < wait_s / 2),
+            1000 * total.loop_s / count,
+            self._advice(workers_make_images, total),
         )
 
-    def _advice(self, workers_make_images: bool, waits_for_dali: bool) -> str:
+    def _advice(self, workers_make_images: bool, total: Step) -> str:
+        """Return what the loop waits for, and what to try. ``total`` is the sum of the steps."""
         cores = cores_of_process()
         free = cores - self._num_workers
         if not self._num_workers:
             return f"Nothing is loaded while it works, as num_workers is 0. Give the loader num_workers={cores}"
-        if waits_for_dali:
-            return "DALI decodes at its limit. Store the images smaller, at about twice the size that the model takes"
+        if total.for_workers_s < total.wait_s / 2:
+            rate = total.images / (total.loop_s + total.wait_s)
+            size = f" of {total.bytes_read / total.images / 1000:,.0f} kB on average" if total.bytes_read else ""
+            return (
+                f"It waits for DALI, which delivered {rate:,.0f} images/s{size}. Try a larger prefetch or num_threads, "
+                "or store smaller images"
+            )
         if workers_make_images:
             return "The workers make the images themselves. print(loader.backend) says why, and what DALI could do"
         if free > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import stat
 import sys
 import warnings
 from collections import Counter
@@ -19,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .._cores import usable_cores
-from ..data.encoded_image import EncodedImage
+from ..data.bad_samples import is_system_error
+from ..data.encoded_image import MACHINE, EncodedImage
 from ..data.jpeg_integrity import damage_of, has_whole_structure
 from ..data.jpeg_verdicts import VerdictFile, fingerprint_of
 from .files import check_can_be_written
@@ -110,10 +112,13 @@ def image_files(folder: Path) -> list[str]:
 def look_at(path: str) -> Finding:
     """Read one file to its end, and return what it is."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return Finding(path, "unreadable", "it is not a regular file")
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        return Finding(path, "unreadable", error.strerror or str(error))
+        advice = f". {MACHINE}" if is_system_error(error) else ""
+        return Finding(path, "unreadable", f"{error.strerror or error}{advice}")
     if not data:
         return Finding(path, "truncated", "it is empty")
     with warnings.catch_warnings():

@@ -266,11 +266,6 @@ class Fetcher:
                 sample = self._read(known, lambda: self.dataset[index])
             self._leave_to_pillow(sample, [index], known)
             return sample
-        except StopIteration as error:
-            # StopIteration would silently end the epoch.
-            raise RuntimeError(
-                f"dataset[{index}] raised StopIteration, and a dataset with indices has no end"
-            ) from error
         except InputError as error:
             raise error.at(f"dataset[{index}]", index=index) from error
         except TypeError as error:

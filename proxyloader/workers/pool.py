@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ from .request_sampler import RequestSampler, draw_seed, trains_with_others
 from .scan_checks import IntegrityTable
 from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
-
-log = logging.getLogger(__name__)
 
 BYTES_PER_IMAGE = 1 << 18
 """Bytes per image of a batch that are mapped in a slot at first. More is mapped when it is needed."""
@@ -139,6 +136,7 @@ class WorkerPool:
             source = PackedDataset(fetcher, packer, arena, states, board, goes_on, sends_batches)
             arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
         workers = Workers(**arguments, **_torch_arguments(loader, has_images, deferral))
+        workers.timeout = loader.timeout  # torch takes a negative one only as an attribute
         workers.first_worker = loader_state.next_worker
         if loader.num_workers:
             deferral = None
@@ -158,7 +156,7 @@ class WorkerPool:
             arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
         arguments |= _torch_arguments(loader, False, None)
         workers = Workers(dataset=dataset, collate_fn=loader.collate_fn, **arguments)
-        workers.is_whole = True
+        workers.timeout, workers.is_whole = loader.timeout, True
         fetcher = _fetcher_for(loader, translated, None, None, None)
         return cls(workers, fetcher, requests, None, {}, None, None, loader.in_order, is_torchs=True)
 
@@ -246,7 +244,6 @@ def _torch_arguments(loader: Any, has_images: bool, deferral: Deferral | None) -
     """Return the arguments of torch's loader that are passed on as the user gave them."""
     return dict(
         num_workers=loader.num_workers,
-        timeout=loader.timeout,
         worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
         multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
         generator=loader.generator,
@@ -255,6 +252,7 @@ def _torch_arguments(loader: Any, has_images: bool, deferral: Deferral | None) -
         in_order=loader.in_order,
         # Tensors that are converted to another format are copied once more, and pinned then.
         pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
+        **loader._torch_arguments,
     )
 
 
@@ -281,7 +279,7 @@ def _arena_for(loader: Any) -> Arena | None:
     try:
         return Arena(slots, run_size(loader) * BYTES_PER_IMAGE)
     except OSError as error:  # a limit on the size or the number of files
-        log.warning("no memory for batches can be had (%s); they travel by torch's, which is slower", str(error))
+        loader._warn(f"no memory for batches can be had ({error}); they travel by torch's, which is slower")
         return None
 
 

@@ -117,9 +117,11 @@ class PackedDataset(Dataset[Any]):
         """Return a batch as torch's loader makes it; in a message, if torch's would not do."""
         try:
             if self.fetcher.is_as_torchs:
-                return self.fetcher.as_torch(request, self._packer.collate_fn)
-            with self.fetcher.generators():
-                packed = self._packed(request)
+                content = self.fetcher.as_torch(request, self._packer.collate_fn)
+                packed = PackedBatch(request, content=content, num_samples=len(request.each()), gave_up=True)
+            else:
+                with self.fetcher.generators():
+                    packed = self._packed(request)
         except Exception as error:
             packed = self._failed(error, request, info)
         finally:

@@ -140,8 +140,8 @@ def link_to(target: str) -> Callable[[Path], None]:
 
 
 NO_IMAGES = {
-    "a device without end": (link_to("/dev/zero"), "no file, but a device"),
-    "a full device": (link_to("/dev/full"), "no file, but a device"),
+    "a device without end": (link_to("/dev/zero"), "in no image format that Pillow knows"),
+    "a full device": (link_to("/dev/full"), "in no image format that Pillow knows"),
     "a directory": (Path.mkdir, "Is a directory"),
     "10 GB of nothing": (sparse(b"", 10 << 30), "10737418240 bytes, in no image format that Pillow knows"),
     "a large archive": (sparse(b"PK\3\4", 10 << 30), "in no image format that Pillow knows"),

@@ -102,6 +102,19 @@ def test_a_state_of_mid_epoch_brings_back_what_was_left(photos: Path, config: di
     assert_same(left, theirs)
 
 
+@torchdata_warns
+@pytest.mark.parametrize("config", [{}, {"dispatch_batches": True}], ids=["plain", "dispatched"])
+def test_without_a_state_it_says_what_a_state_needs(photos: Path, config: dict[str, Any]) -> None:
+    loader = Case(config).accelerator().prepare(Case().loader("ours", str(photos)))
+    stock = Case(config).accelerator().prepare(Case().loader("torch", str(photos)))
+    next(iter(loader))
+    with pytest.raises(AttributeError):
+        stock.state_dict()
+    with pytest.raises(AttributeError, match="use_stateful_dataloader=True"):
+        loader.state_dict()
+    assert numbers_of(loader) and not hasattr(loader.base_dataloader, "state_dict")
+
+
 def test_save_state_and_load_state_keep_the_loaders_place(photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchdata")
     case = Case({"use_stateful_dataloader": True}, {"seed": 3, "num_workers": 1})

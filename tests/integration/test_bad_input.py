@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError, UnsupportedTransformError
 
+from ..limits import WAIT_S
 from ..outcomes import outcomes, raises
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
@@ -95,6 +99,34 @@ def a_device_without_end(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+class OpensItself(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return self.transform(Image.open(path).convert("RGB")), label
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def a_socket(path: Path) -> None:
+    os.chdir(path.parent)  # as the names of sockets are short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+def a_pipe(path: Path) -> None:
+    """A pipe that a picture is written to each time that it is opened."""
+    data = next(each for each in path.parent.iterdir() if each.is_file()).read_bytes()
+    os.mkfifo(path)
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            path.write_bytes(data)
+
+    threading.Thread(target=write, daemon=True).start()
+
+
 def ten_gigabytes_of_nothing(path: Path) -> None:
     empty(path)
     os.truncate(path, 10 << 30)
@@ -115,6 +147,59 @@ WAYS = [
     a_cut_png,
     too_many_pixels,
 ]
+
+
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "a pipe": a_pipe,
+    "a socket": a_socket,
+    "a directory": Path.mkdir,
+    "a device without end": link_to("/dev/zero"),
+    "a device of random bytes": link_to("/dev/urandom"),
+    "an empty device": link_to("/dev/null"),
+    "a file of the system": link_to("/proc/self/status"),
+    "memory": link_to("/proc/self/mem"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a file as a directory": lambda path: path.symlink_to(f"{__file__}/a.jpg"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves files open
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [ImageFolder, OpensItself])
+@pytest.mark.parametrize("name", NO_FILES)
+def test_what_is_no_regular_file_ends_as_under_torch(
+    name: str, kind: Any, workers: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos, tmp_path / "set")
+    dataset = kind(str(tmp_path / "set"), TRANSFORM)
+    path, seen = Path(dataset.samples[BAD][0]), []
+    for loader in (StockLoader, DataLoader):
+        path.rmdir() if path.is_dir() else path.unlink()
+        NO_FILES[name](path)
+        seen.append(outcomes(loader(dataset, BATCH, num_workers=workers)))
+    for theirs, ours in zip(*seen, strict=True):
+        assert isinstance(ours, type(theirs)), (ours, theirs)
+        if isinstance(theirs, Exception):
+            assert getattr(ours, "errno", None) in (theirs.errno, None) or workers
+    assert isinstance(seen[0][BAD // BATCH], Exception) == (name != "a pipe")
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, OpensItself])
+def test_a_worker_that_waits_for_a_pipe_runs_into_the_timeout_and_ends(kind: Any, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "set")
+    dataset = kind(str(tmp_path / "set"), TRANSFORM)
+    path = Path(dataset.samples[BAD][0])
+    path.unlink()
+    os.mkfifo(path)
+    batches = iter(DataLoader(dataset, BATCH, num_workers=1, timeout=2))
+    assert len([next(batches), next(batches)]) == 2
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 2 seconds"):
+        next(batches)
+    (worker,) = batches._workers
+    del batches
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -236,11 +321,19 @@ def test_a_wrong_argument_is_a_value_error_that_says_what_is_allowed(
         DataLoader(folder, **arguments)
 
 
-def test_a_gpu_that_is_not_there_is_named(folder: ImageFolder) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is there")
+@pytest.mark.parametrize(
+    "device", ["cuda:63", 63, torch.device("cuda", 63), *([] if torch.cuda.is_available() else ["cuda"])]
+)
+@pytest.mark.parametrize("translate", [True, False])
+def test_a_gpu_that_is_not_there_is_refused_by_the_constructor(
+    folder: ImageFolder, device: Any, translate: bool
+) -> None:
     folder.transform = TRANSFORM
-    with pytest.raises(ValueError, match="device='cuda:0'.*sees no CUDA device"):
-        next(iter(DataLoader(folder, device="cuda:0")))
-    with pytest.raises(ValueError, match="device='cuda:0'.*sees no CUDA device"):
-        next(iter(DataLoader([torch.zeros(3)], device="cuda:0")))  # which DALI has nothing to do with
+    message = rf"device='{torch.device(device)}', and torch sees .* CUDA device\(s\). Leave device out to use a GPU"
+    for dataset in (folder, [torch.zeros(3)]):
+        with pytest.raises(ValueError, match=message):
+            DataLoader(dataset, device=device, translate=translate)
+        loader = DataLoader(dataset, device="cpu", translate=translate)
+        loader.device = device
+        with pytest.raises(ValueError, match=message):
+            iter(loader)

@@ -358,6 +358,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "a context": dict(multiprocessing_context="fork"),
     "no such context": dict(multiprocessing_context="thread"),
     "a timeout": dict(timeout=30),
+    "a timeout below 0": dict(timeout=-3),
     "pin_memory": dict(pin_memory=True),
 }
 

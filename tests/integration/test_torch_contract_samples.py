@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import transforms, tv_tensors
 from torchvision.datasets import ImageFolder
@@ -26,7 +25,7 @@ import proxyloader
 
 from ..limits import LONG_S
 from ..numbered import spell_dataset
-from ..side_by_side import Failed, assert_as_torch, epochs, one_epoch, walked
+from ..side_by_side import Failed, assert_as_torch, epochs, one_epoch
 
 SAMPLES = 7
 TRANSFORM = transforms.Compose([transforms.RandomCrop(28), transforms.ToTensor()])
@@ -266,13 +265,25 @@ def test_a_datasets_error_is_torchs_error_and_the_next_batches_come(make_of: Mak
     assert len(seen["epochs"][0]["batches"]) == 4
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_stops_is_an_error_where_torch_would_lose_the_rest_of_it(make_of: MakeOf, workers: int) -> None:
-    dataset = make_of(raising_at(4, lambda: StopIteration("early")))
-    assert len(walked(StockLoader(dataset, 2, num_workers=workers))) == 2
-    batches = walked(proxyloader.DataLoader(dataset, 2, num_workers=workers, device="cpu"))
-    assert [isinstance(batch, Failed) for batch in batches] == [False, False, True, False]
-    assert batches[2].kind is RuntimeError and "raised StopIteration" in str(batches[2].message)
+def on_after_each_end(loader: Any) -> Any:
+    batches = iter(loader)
+    return [list(batches) for _ in range(4)], epochs(loader)
+
+
+@pytest.mark.parametrize("where", ["__getitem__", "collate_fn", "without batches"])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "persistent"]
+)
+def test_stop_iteration_ends_a_loop_where_it_ends_torchs(make_of: MakeOf, where: str, arguments: Any) -> None:
+    def build(loader: Any) -> Any:
+        generator = torch.Generator().manual_seed(2)
+        if where == "collate_fn":
+            return loader(make_of(a_pair), 2, collate_fn=collate_until_4, generator=generator, **arguments)
+        dataset = make_of(raising_at(4, lambda: StopIteration("early")))
+        return loader(dataset, None if where == "without batches" else 2, generator=generator, **arguments)
+
+    first, *_ = assert_as_torch(build, on_after_each_end)[0]
+    assert len(first) == (4 if where == "without batches" else 2)
 
 
 @pytest.mark.parametrize("error", ["KeyError", "an odd constructor"])
@@ -294,6 +305,12 @@ def collate_but_4(samples: list[Any]) -> Any:
     if any(number == 4 for _, number in samples):
         raise LookupError("not 4")
     return torch.stack([image for image, _ in samples]), [number for _, number in samples]
+
+
+def collate_until_4(samples: list[Any]) -> Any:
+    if any(number == 4 for _, number in samples):
+        raise StopIteration
+    return torch.utils.data.default_collate(samples)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

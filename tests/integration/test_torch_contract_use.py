@@ -90,6 +90,11 @@ def a_copy(loader: Any) -> Any:
     return walked(copy.copy(loader)), walked(loader)
 
 
+def a_deep_copy(loader: Any) -> Any:
+    next(iter(loader))
+    return walked(copy.deepcopy(loader)), walked(loader)
+
+
 USES = [
     two_iterators_at_once,
     zip_with_itself,
@@ -100,6 +105,7 @@ USES = [
     lengths_of_iterators,
     a_pickled_iterator,
     a_copy,
+    a_deep_copy,
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
+from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -338,9 +339,14 @@ class Fails(Numbered):
         KeyError("mine"),
         OSError(errno.EMFILE, "Too many open files"),
         OSError(errno.ESTALE, "Stale file handle"),
+        OSError(errno.EIO, "Input/output error"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        ConnectionResetError("by peer"),
+        OSError("of a library that reads from a network"),
+        SyntaxError("of a module that the dataset imports"),
         MemoryError("mine"),
     ],
-    ids=["a bug", "too many open files", "a mount that is gone", "no memory"],
+    ids=["a bug", "files", "a mount", "a disk", "busy", "a connection", "a network", "a module", "no memory"],
 )
 def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
     spelled: Numbered, on_error: Any, error: Exception
@@ -352,6 +358,28 @@ def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
     assert isinstance(found.pop(1), type(error))
     assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 8, 12, 16, 20)]
     assert len(loader.errors) == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves the file open
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("opens_itself", [False, True], ids=["", "opens itself"])
+def test_an_error_of_the_disk_is_raised_where_torch_raises_it(
+    spelled: Numbered, on_error: Any, workers: int, opens_itself: bool
+) -> None:
+    path = spelled.samples[9][0]
+    Path(path).unlink()
+    Path(path).symlink_to("/proc/self/mem")  # EIO: nothing is mapped at its start
+    dataset = OpensItself(spelled.root, TRANSFORM) if opens_itself else spelled
+    stock = outcomes(StockLoader(dataset, BATCH, num_workers=workers))
+    loader = DataLoader(dataset, BATCH, num_workers=workers, on_error=on_error, device="cpu")
+    ours = outcomes(loader)
+    assert [isinstance(each, OSError) for each in ours] == [isinstance(each, OSError) for each in stock]
+    assert isinstance(error := ours.pop(2), OSError) and "Input/output error" in f"{error} {stock[2]}"
+    if not opens_itself:
+        assert isinstance(error, ImageError)
+        assert (error.code, error.index, error.path, error.errno) == ("machine", 9, path, errno.EIO)
+    assert numbers_of(ours, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
 
 
 class ForgetsToConvert(Numbered):

@@ -54,7 +54,26 @@ def test_the_arguments_are_torchs_in_torchs_order_and_then_ours_by_keyword() -> 
     assert shared == list(torchs)
     for name in shared[1:]:
         assert (ours[name].default, ours[name].kind) == (torchs[name].default, torchs[name].kind), name
-    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in list(ours.values())[len(torchs) :])
+    *own, others = list(ours.values())[len(torchs) :]
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in own)
+    assert others.kind is others.VAR_KEYWORD
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_argument_of_a_later_torch_is_passed_on(
+    dataset: ImageFolder, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init, given = StockLoader.__init__, []
+
+    def later_init(self: Any, *arguments: Any, worker_method: str = "", **named: Any) -> None:
+        given.append((type(self), worker_method))
+        init(self, *arguments, **named)
+
+    with pytest.raises(TypeError, match=r"DataLoader.__init__\(\) got an unexpected keyword argument 'worker_method'"):
+        DataLoader(dataset, worker_method="thread")
+    monkeypatch.setattr(StockLoader, "__init__", later_init)
+    loader = DataLoader(dataset, 12, num_workers=workers, worker_method="thread", device="cpu")
+    assert len(list(loader)) == 4 and [method for _, method in given] == ["thread"] * 2
 
 
 def test_positional_arguments_mean_what_they_mean_to_torch(dataset: ImageFolder) -> None:

@@ -79,7 +79,7 @@ def test_workers_that_give_their_batches_together_are_looked_at_together(caplog:
     assert len(warnings_of(caplog, one_stall, num_workers=4)) == 0
 
 
-FOR_DALI = STARVED._replace(for_workers_s=0.001)
+FOR_DALI = STARVED._replace(for_workers_s=0.001, bytes_read=8 * 120_000)
 
 
 def test_new_workers_of_short_epochs_are_not_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,7 +92,13 @@ def test_new_workers_of_short_epochs_are_not_counted(caplog: pytest.LogCaptureFi
     [
         (0, STARVED, False, "num_workers is 0. Give the loader num_workers=4"),
         (0, FOR_DALI, True, "num_workers is 0. Give the loader num_workers=4"),
-        (2, FOR_DALI, False, "DALI decodes at its limit. Store the images smaller"),
+        (
+            2,
+            FOR_DALI,
+            False,
+            "It waits for DALI, which delivered 364 images/s of 120 kB on average. Try a larger prefetch",
+        ),
+        (2, FOR_DALI._replace(bytes_read=0), False, "It waits for DALI, which delivered 364 images/s. Try a larger"),
         (2, STARVED, True, "The workers make the images themselves. print(loader.backend) says why"),
         (2, STARVED, False, "The workers are behind, and 2 of 4 cores are free. Give the loader more num_workers"),
         (4, STARVED, False, "The workers are behind, and take all cores. Read from a faster disk"),

@@ -6,6 +6,8 @@ import io
 import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,11 +120,25 @@ def test_images_of_other_kinds_are_sound(tmp_path: Path) -> None:
 def test_what_the_system_cannot_read_is_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
     (tmp_path / "a.png").write_bytes(encoded("PNG", photograph(0, size=(40, 30)))[:1500])
+    os.mkfifo(tmp_path / "pipe.jpg")
     assert kinds_of(verify(tmp_path)) == {
         str(tmp_path / "a.png"): "truncated",
         str(tmp_path / "gone.jpg"): "unreadable",
+        str(tmp_path / "pipe.jpg"): "unreadable",
     }
     assert f"{tmp_path}/gone.jpg: unreadable: No such file or directory" in capsys.readouterr().out
+
+
+def test_a_fault_of_the_machine_is_not_called_damage(damaged: tuple[Path, dict[str, str]]) -> None:
+    _, kinds = damaged
+    script = f"""
+import resource
+from proxyloader.tools.verify import look_at
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+print(look_at({min(kinds)!r}))
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "kind='unreadable', reason='Too many open files. The file may be sound" in out
 
 
 def test_the_command_ends_with_a_status_that_says_if_there_are_any(
