@@ -49,6 +49,9 @@ class LoaderIterator:
     def __iter__(self) -> LoaderIterator:
         return self
 
+    def __getstate__(self) -> Any:
+        raise NotImplementedError("the iterator of a DataLoader cannot be pickled")
+
     def __len__(self) -> int:
         return len(self._pool.workers._index_sampler)  # as torch's iterators; TypeError for an IterableDataset
 
@@ -129,6 +132,9 @@ class PassThroughIterator:
 
     def __iter__(self) -> PassThroughIterator:
         return self
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError("the iterator of a DataLoader cannot be pickled")
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -138,7 +138,10 @@ class Packer:
         self.begin_batch()
         others = samples - len(images) if pickler.is_computed else 0
         if self.deferral is not None:
-            self.deferral.note(num_samples, bool(pickler.runs), bool(used))
+            # Sending pixels to a GPU pays. On a CPU it does not where the dataset's code has decoded and used them.
+            are_pixels_for_dali = self.deferral.on_gpu or not used
+            for_dali = bool(encoded or by_hand_bytes or (images and are_pixels_for_dali))
+            self.deferral.note(num_samples, for_dali, bool(used))
         return {
             "gave_up": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,

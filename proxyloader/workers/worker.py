@@ -142,7 +142,7 @@ class PackStream:
     """The collate_fn of workers for an iterable-style dataset. ``sends_batches``: see PackedDataset."""
 
     def __init__(
-        self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool, sends_batches: bool
+        self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool, sends_batches: bool = False
     ) -> None:
         self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
         self._sends_batches, self._has_released = sends_batches, False

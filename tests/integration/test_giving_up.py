@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader
 from proxyloader.data.deferral import LOOK_AT
 
-from ..side_by_side import assert_as_torch
+from ..side_by_side import assert_as_torch, assert_same
 
 TRANSFORM = transforms.Compose([transforms.RandomCrop(64), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
 SAMPLES = 2 * LOOK_AT + 24
@@ -133,8 +133,7 @@ def test_batches_and_draws_are_torchs(
         given = make(photos) if make is folder else dataset  # as it keeps a count
         return [*loaded(kind(given, 8, num_workers=workers, **shuffle, **more)), torch.rand(1)]
 
-    for ours, theirs in zip(epochs(DataLoader), epochs(torch.utils.data.DataLoader), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert_same(epochs(DataLoader), epochs(torch.utils.data.DataLoader))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
