@@ -30,7 +30,7 @@ from ..transforms.plan import FASTER_ON_CPU
 from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
-from .lazy_image import LazyImage, is_late, transformed_in
+from .lazy_image import is_late, late_image, transformed_in
 from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
@@ -157,7 +157,7 @@ def _made(image: Any, transformed: Transformed) -> Any:
     """Return the image, the tensor, or the several tensors, that an image is after its transforms."""
     state = transformed.chain.state
     if state.kind == "pil":
-        return LazyImage(image if isinstance(image, Image.Image) else None, transformed)
+        return late_image(transformed, image if isinstance(image, Image.Image) else None)
     call = ImageCall.of(transformed, transformed.chain.plan)
     if state.images == 1:
         return lazy(call, 0)

@@ -18,7 +18,7 @@ from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
 from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in, with_max_pixels
 from .encoded_image import EncodedImage
-from .lazy_image import PILLOW_DECODES_LATE, LazyImage
+from .lazy_image import PILLOW_DECODES_LATE, late_image
 from .placeholders import Proxy
 from .read_check import is_sound
 
@@ -123,7 +123,7 @@ class LateOpener:
         encoded = EncodedImage.open(path, self.max_pixels)
         if not is_sound(encoded):
             return encoded.decoded()
-        return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
+        return late_image(encoded) if PILLOW_DECODES_LATE else encoded
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:
