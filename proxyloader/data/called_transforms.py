@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from ..transforms.chain import START_AS_GREY, classes_with_rules
 from ..transforms.plan import FASTER_ON_CPU
@@ -31,7 +29,7 @@ from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .encoded_image import EncodedImage
 from .lazy_decoding import decode_late
 from .lazy_image import is_late, late_image, transformed_in
-from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, is_real, lazy, real, sample_of, values_of, with_values
+from .lazy_tensor import LazyTensor, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
 from .transformed import PixelUses, Transformed
@@ -49,28 +47,12 @@ def meet_transforms(is_for_gpu: bool) -> None:
     if "timm.data.transforms" in sys.modules:
         learn_timm()
     decode_late()
-    _keep_images()
     for cls in classes_with_rules():
         if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
             setattr(cls, "__call__", _met(cls, cls.__call__))  # noqa: B010
     for cls in COMPOSES:
         if not hasattr(vars(cls).get("__call__"), "__wrapped__"):
             setattr(cls, "__call__", _met_as_whole(cls, cls.__call__))  # noqa: B010
-
-
-def _keep_images() -> None:
-    """Let functions of v2 give a ``tv_tensors.Image`` for one without values, as they do for others."""
-    for kernels in _KERNEL_REGISTRY.values():
-        if torch.Tensor in kernels and tv_tensors.Image in kernels:
-            kernels.setdefault(LazyImageTensor, _giving_images(kernels[torch.Tensor]))
-
-
-def _giving_images(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(kernel)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return mapped(as_image, kernel(*args, **kwargs))
-
-    return called
 
 
 def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:

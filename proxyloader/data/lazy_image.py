@@ -126,7 +126,14 @@ def _hook_pillow() -> None:
     So ``type(image) is Image.Image`` holds. Images that are not late are served by Pillow as before.
     """
     cls = Image.Image
-    im, copy, convert, close, getexif, draft = cls.im, cls.copy, cls.convert, cls.close, cls.getexif, JpegImageFile.draft
+    im, copy, convert, close, getexif, draft = (
+        cls.im,
+        cls.copy,
+        cls.convert,
+        cls.close,
+        cls.getexif,
+        JpegImageFile.draft,
+    )
 
     def get_im(self: Image.Image) -> Any:
         if (encoded := vars(self).get(_IMAGE)) is not None:

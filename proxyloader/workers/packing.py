@@ -24,7 +24,7 @@ from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
 from ..data.image_calls import holds
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, to_pure_tensor
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, to_pure_tensor, values_of
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import Operation, value_of
 from ..data.transformed import PixelUses
@@ -261,9 +261,9 @@ class _Pickler(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, LazyTensor):
-            if isinstance(obj, LazyImageTensor):
+            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or has_gradient(obj):
                 return None
-            obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
+            obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
         # In the main process nothing is sent anywhere, so tensors, and what cannot be imported, are the same objects.
@@ -271,6 +271,10 @@ class _Pickler(ForkingPickler):
         return self.place(obj) if is_kept and get_worker_info() is None else None
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, LazyTensor) and has_gradient(obj):
+            real(obj)
+            self.owner.is_computed = True
+            return computed, (values_of(obj),)
         if isinstance(obj, LazyImageTensor):
             return restore_image, (to_pure_tensor(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
@@ -280,6 +284,8 @@ class _Pickler(ForkingPickler):
             return self.owner.reduced(obj)
         # Sending labels by value is cheaper than opening a shared file for each of them.
         if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
+            return NotImplemented
+        if obj.grad_fn is not None:  # torch refuses to send a graph
             return NotImplemented
         if obj.nbytes > LARGE_TENSOR_BYTES or not obj.is_contiguous():
             return NotImplemented
