@@ -121,6 +121,8 @@ def _after(transform: Any, image: Any) -> Any:
         PixelUses.note_why(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
+    if not chain.last_steps and isinstance(image, Image.Image) and chain.state.kind == "pil":
+        return image  # as torchvision does, of which the class and the file's attributes stay
     return _made(image, transformed.then(chain))
 
 

@@ -1,8 +1,8 @@
 """PIL images of JPEGs that are decoded when their pixels are first used. Runs where the dataset runs.
 
 NOTE [ Decoded late ]
-``Image.open`` finds the class of a file in a registry of Pillow's. Here JPEGs get a class that reads the whole file,
-and decodes where a pixel is used. So code that opens, converts and copies an image, and gives it to a compiled
+``Image.open`` finds the class of a file in a registry of Pillow's. Here the whole JPEG is read,
+and decoded where a pixel is used. So code that opens, converts and copies an image, and gives it to a compiled
 transform, hands on the bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
 
 This holds in the workers of a loader whose images DALI decodes, in all of their threads. Without workers it holds in
@@ -11,6 +11,9 @@ and so it is with Pillow 10, whose images have no place to decode them late.
 
 Of an image in mode L DALI decodes RGB, and converts it to grey as Pillow does (``START_AS_GREY`` in
 ``transforms/chain.py``). A JPEG that is grey itself keeps its levels thereby.
+
+Such an image is an instance of Pillow's own class, because torchvision, timm and datasets look up ``type(image)``. What
+it lacks is in its ``__dict__``, and the methods of Pillow that need pixels are hooked.
 
 When a file is opened, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
 Then it is Pillow's own image. So a dataset that catches the error of such a file catches it where it always did.
@@ -96,7 +99,7 @@ def _late_file(header: bytes, encoded: EncodedImage, mode: str, file: Any, filen
 
 def _undecoded(image: Image.Image) -> EncodedImage | Transformed | None:
     """Return what an image is while it is not decoded; None if it is. A file is loaded thereby."""
-    state: dict[str, Any] = vars(image)
+    state: dict[str, Any] = image.__dict__
     if _FILE in state:
         encoded = state.pop(_FILE)
         if image.fp is not None and is_sound(encoded):  # type: ignore[attr-defined]  # otherwise Pillow decodes it
@@ -136,13 +139,13 @@ def _hook_pillow() -> None:
     )
 
     def get_im(self: Image.Image) -> Any:
-        if (encoded := vars(self).get(_IMAGE)) is not None:
-            _decode(self, encoded)
+        if _IMAGE in self.__dict__:
+            _decode(self, self.__dict__[_IMAGE])
         return im.fget(self)  # type: ignore[attr-defined]
 
     def set_im(self: Image.Image, pixels: Any) -> None:
         im.fset(self, pixels)  # type: ignore[attr-defined]
-        vars(self).pop(_IMAGE, None)  # last, as another thread may ask for pixels
+        self.__dict__.pop(_IMAGE, None)  # last, as another thread may ask for pixels
 
     def get_missing(self: Image.Image, name: str) -> Any:
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)

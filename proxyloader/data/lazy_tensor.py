@@ -12,13 +12,18 @@ then has these values, and travels as any other. The same holds for operations t
 result whose shape depends on values, or that CUDA computes in a noticeably different way.
 
 torch says of each operation which of this applies: ``torch.Tag``. A result's shape is asked of torch's meta device.
+Its type equals that of the tensor that it stands for, so that it is found in dicts by type: see ``_StockType``. An
+operation with a gradient is computed at once, from values to values, as a graph cannot be recorded.
+
 An operation in place is recorded for a tensor alone. If others share its memory, all of them are made real first.
 """
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import functools
+import operator as operators
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -34,7 +39,16 @@ from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_
 
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recordable import SET_DATA, SET_REQUIRES_GRAD, USES_VALUES, WITHOUT_VALUES, on_meta, result_like, uses_values
+from .recordable import (
+    GET_GRAD,
+    SET_DATA,
+    SET_REQUIRES_GRAD,
+    USES_VALUES,
+    WITHOUT_VALUES,
+    on_meta,
+    result_like,
+    uses_values,
+)
 from .recorded import Node, Operation, leaves, mapped, may_go_on, stack_of, value_of
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
@@ -69,7 +83,7 @@ class _StockType(type(torch.Tensor)):  # type: ignore[misc]
         return hash(cls.stock)
 
 
-copyreg.pickle(_StockType, lambda cls: (getattr, (torch if cls.stock is torch.Tensor else tv_tensors, cls.__name__)))
+copyreg.pickle(_StockType, lambda cls: (operators.getitem, ((cls.stock,), 0)))
 
 
 class LazyTensor(torch.Tensor, metaclass=_StockType):
@@ -136,6 +150,10 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
             if _sets_requires_grad(function):
                 real(args[0])
                 args[0]._node = values_of(args[0])
+                with torch._C.DisableTorchFunctionSubclass():
+                    function(*args, **kwargs)  # for an autograd.Function, of whose arguments torch asks no class
+            if function == GET_GRAD:
+                _gather_grad(args[0])
             given = _by_values((args, kwargs))
             result = function(*mapped(real, args), **mapped(real, kwargs))
             return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
@@ -182,7 +200,8 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):
         return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return memo.setdefault(id(self), as_image(self.detach().clone()))
+        copied = copy.deepcopy(values_of(self), memo) if has_gradient(self) else as_image(self.detach().clone())
+        return memo.setdefault(id(self), copied)
 
 
 for _lazy in (LazyTensor, LazyImageTensor):
@@ -290,12 +309,24 @@ def has_gradient(tensor: torch.Tensor) -> bool:
     return is_node_in_graph or _is_in_graph(tensor)
 
 
+def _gather_grad(tensor: LazyTensor) -> None:
+    """Add the gradient that a leaf has got itself to that of its values."""
+    with torch._C.DisableTorchFunctionSubclass():
+        own, tensor.grad = tensor.grad, None
+    if own is not None:
+        values = real(tensor)
+        values.grad = real(own) if values.grad is None else values.grad + real(own)
+
+
 def _sets_requires_grad(function: Any) -> bool:
     return function is torch.Tensor.requires_grad_ or function == SET_REQUIRES_GRAD
 
 
 def _needs_graph(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a function is to be called with values, as its result is to have a gradient."""
+    if getattr(function, "__name__", "") == "__get__":
+        node = args[0]._node
+        return isinstance(node, torch.Tensor) and node.requires_grad
     if _sets_requires_grad(function):
         return bool({"requires_grad": True, **dict(zip(("self", "requires_grad"), args)), **kwargs}["requires_grad"])
     is_enabled = torch.is_grad_enabled()
