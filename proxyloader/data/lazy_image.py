@@ -129,22 +129,16 @@ def _hook_pillow() -> None:
     So ``type(image) is Image.Image`` holds. Images that are not late are served by Pillow as before.
     """
     cls = Image.Image
-    im, copy, convert, close, getexif, draft = (
-        cls.im,
-        cls.copy,
-        cls.convert,
-        cls.close,
-        cls.getexif,
-        JpegImageFile.draft,
-    )
+    fget, fset = vars(cls)["im"].fget, vars(cls)["im"].fset
+    copy, convert, close, getexif, draft = cls.copy, cls.convert, cls.close, cls.getexif, JpegImageFile.draft
 
     def get_im(self: Image.Image) -> Any:
         if _IMAGE in self.__dict__:
             _decode(self, self.__dict__[_IMAGE])
-        return im.fget(self)  # type: ignore[attr-defined]
+        return fget(self)
 
     def set_im(self: Image.Image, pixels: Any) -> None:
-        im.fset(self, pixels)  # type: ignore[attr-defined]
+        fset(self, pixels)
         self.__dict__.pop(_IMAGE, None)  # last, as another thread may ask for pixels
 
     def get_missing(self: Image.Image, name: str) -> Any:
@@ -159,7 +153,9 @@ def _hook_pillow() -> None:
     def loading(load: Any) -> Any:
         @functools.wraps(load)
         def hooked(self: Image.Image) -> Any:
-            return load(self) if _undecoded(self) is None else _Pixels(self)
+            state = self.__dict__
+            is_late = (_IMAGE in state or _FILE in state) and _undecoded(self) is not None
+            return _Pixels(self) if is_late else load(self)
 
         return hooked
 

@@ -183,7 +183,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
 
 
-class LazyImageTensor(LazyTensor, tv_tensors.Image):
+class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
     """A LazyTensor that others take for a ``torchvision.tv_tensors.Image``."""
 
     stock = tv_tensors.Image
@@ -276,7 +276,7 @@ def values_of(tensor: LazyTensor) -> torch.Tensor:
     """Return the tensor that one with values stands for, of the class that others take it for."""
     assert isinstance(tensor._node, torch.Tensor)
     if isinstance(tensor, LazyImageTensor) and not isinstance(tensor._node, tv_tensors.Image):
-        return tensor._node.as_subclass(tv_tensors.Image)
+        return tensor._node.as_subclass(tv_tensors.Image)  # type: ignore[no-any-return]
     return tensor._node
 
 
@@ -291,10 +291,10 @@ def real(value: Any) -> Any:
         _own(root)
         for each in _sharers(root):
             _own(each)
-    if _is_in_graph(value) and not value._node.requires_grad:
+    if _is_in_graph(value) and not _is_in_graph(values_of(value)):
         with torch._C.DisableTorchFunctionSubclass():
             is_leaf = value.is_leaf
-        value._node = values_of(value).requires_grad_() if is_leaf else _Values.apply(value)  # type: ignore[no-untyped-call]
+        value._node = values_of(value).requires_grad_() if is_leaf else _Values.apply(value)
     return value._node
 
 
@@ -536,7 +536,7 @@ def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | Proxy
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
-    return reduce_tensor(real(tensor))
+    return reduce_tensor(real(tensor))  # type: ignore[no-untyped-call]
 
 
 # These are also the functions for a LazyTensor, which is found as a torch.Tensor.

@@ -736,7 +736,7 @@ for _code, _type in enumerate(TYPES):
 
 LOOKUPS: dict[str, Any] = {
     "a dict": lambda x: BY_TYPE[type(x)],
-    "equality": lambda x: [type(x) == cls for cls in TYPES],
+    "equality": lambda x: [type(x) == cls for cls in TYPES],  # noqa: E721
     "a set": lambda x: len({type(x), *TYPES}),
     "isinstance": lambda x: [isinstance(x, cls) for cls in TYPES],
     "issubclass": lambda x: [issubclass(type(x), cls) for cls in (*TYPES, tv_tensors.TVTensor)],
