@@ -15,17 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from ..transforms.chain import START_AS_GREY, classes_with_rules
 from ..transforms.plan import FASTER_ON_CPU
 from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .deferral import current
 from .encoded_image import EncodedImage
-from .lazy_image import LazyImage, is_late, transformed_in
-from .lazy_tensor import LazyImageTensor, LazyTensor, as_image, is_real, lazy, real, sample_of, values_of, with_values
+from .lazy_image import is_late, late_image, transformed_in
+from .lazy_tensor import LazyTensor, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
 from .transformed import PixelUses, Transformed
@@ -35,7 +33,6 @@ def exchanged_calls() -> Iterator[tuple[Any, str, Any]]:
     """Yield what replaces the calls of the transforms that are translated; see ``hooks.py``."""
     if "timm.data.transforms" in sys.modules:
         learn_timm()
-    _keep_images()
     for cls in classes_with_rules():
         yield cls, "__call__", _met(cls, cls.__call__)
     for cls in COMPOSES:
@@ -46,21 +43,6 @@ def _is_for_gpu() -> bool:
     """Return whether images arrive on a GPU. On a CPU, transforms at which torchvision is faster are left to it."""
     deferral = current()
     return deferral is not None and deferral.on_gpu
-
-
-def _keep_images() -> None:
-    """Let functions of v2 give a ``tv_tensors.Image`` for one without values, as they do for others."""
-    for kernels in _KERNEL_REGISTRY.values():
-        if torch.Tensor in kernels and tv_tensors.Image in kernels:
-            kernels.setdefault(LazyImageTensor, _giving_images(kernels[torch.Tensor]))
-
-
-def _giving_images(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(kernel)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return mapped(as_image, kernel(*args, **kwargs))
-
-    return called
 
 
 def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,6 +111,8 @@ def _after(transform: Any, image: Any) -> Any:
         PixelUses.note_why(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
+    if not chain.last_steps and isinstance(image, Image.Image) and chain.state.kind == "pil":
+        return image  # as torchvision does, of which the class and the file's attributes stay
     return _made(image, transformed.then(chain))
 
 
@@ -147,7 +131,7 @@ def _made(image: Any, transformed: Transformed) -> Any:
     """Return the image, the tensor, or the several tensors, that an image is after its transforms."""
     state = transformed.chain.state
     if state.kind == "pil":
-        return LazyImage(image if isinstance(image, Image.Image) else None, transformed)
+        return late_image(transformed, image if isinstance(image, Image.Image) else None)
     call = ImageCall.of(transformed, transformed.chain.plan)
     if state.images == 1:
         return lazy(call, 0)

@@ -18,7 +18,7 @@ from ..transforms.plan import ParamRow, Plan, Size
 from ..transforms.registry import is_holder, plan_for
 from .deferral import current
 from .encoded_image import EncodedImage, refuse_too_large
-from .lazy_image import LazyImage, encoded_in, is_late, path_in
+from .lazy_image import encoded_in, is_late, late_image, path_in
 from .lazy_tensor import lazy, with_values
 from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
 from .transformed import Transformed
@@ -83,7 +83,7 @@ class CompiledTransform(TransformStandIn):
             image, encoded = (encoded if isinstance(image, bytes) else image), None
         if encoded is None:
             if isinstance(image, EncodedImage):
-                image = LazyImage(None, image) if is_late() else image.decoded()
+                image = late_image(image) if is_late() else image.decoded()
             made = self.original(image, *others)
             if isinstance(made, tuple) and others:
                 return with_values(made[0]), *made[1:]

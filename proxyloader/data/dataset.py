@@ -19,7 +19,7 @@ from ..transforms.plan import Plan
 from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in, with_max_pixels
 from .deferral import current
 from .encoded_image import EncodedImage
-from .lazy_image import PILLOW_DECODES_LATE, LazyImage
+from .lazy_image import PILLOW_DECODES_LATE, late_image
 from .placeholders import Proxy
 from .read_check import is_sound
 
@@ -126,7 +126,7 @@ class LateOpener:
         encoded, deferral = EncodedImage.open(path, self.max_pixels), current()
         if (deferral is not None and not deferral.is_active) or not is_sound(encoded):
             return encoded.decoded()
-        return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
+        return late_image(encoded) if PILLOW_DECODES_LATE else encoded
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

@@ -1,7 +1,7 @@
 """Hooks: the places of Pillow, torchvision and timm where an undecoded image is met. Runs where the dataset runs.
 
 NOTE [ Where transforms are met ]
-While images stay undecoded, ``Image.open`` returns a LazyImage for a JPEG, ``torchvision.io`` a LazyTensor, and
+While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` a LazyTensor, and
 ``__call__`` of the classes that are translated is exchanged. A transform that is called on an undecoded image draws its
 parameters, and returns an undecoded image or tensor. Each further transform goes on with that, so a Compose need not be
 known. A transform that is not translated gets the image as it is, and what it does with the pixels is done to those of

@@ -1,8 +1,8 @@
-"""LazyImage: a PIL image of a JPEG that is decoded when its pixels are first used. Runs where the dataset runs.
+"""PIL images of JPEGs that are decoded when their pixels are first used. Runs where the dataset runs.
 
 NOTE [ Decoded late ]
-``Image.open`` finds the class of a file in a registry of Pillow's. Here JPEGs get a class that reads the whole file,
-and decodes where a pixel is used. So code that opens, converts and copies an image, and gives it to a compiled
+``Image.open`` finds the class of a file in a registry of Pillow's. Here the whole JPEG is read,
+and decoded where a pixel is used. So code that opens, converts and copies an image, and gives it to a compiled
 transform, hands on the bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
 
 This holds in the workers of a loader whose images DALI decodes, in all of their threads. Without workers it holds in
@@ -12,18 +12,23 @@ decode them late, ``Image.open`` stays Pillow's own.
 Of an image in mode L DALI decodes RGB, and converts it to grey as Pillow does (``START_AS_GREY`` in
 ``transforms/chain.py``). A JPEG that is grey itself keeps its levels thereby.
 
+Such an image is an instance of Pillow's own class, because torchvision, timm and datasets look up ``type(image)``. What
+it lacks is in its ``__dict__``, and the methods of Pillow that need pixels are hooked.
+
 When a file is opened, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
 Then it is Pillow's own image. So a dataset that catches the error of such a file catches it where it always did.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from PIL import Image, JpegImagePlugin
+from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
@@ -46,177 +51,158 @@ PILLOW_DECODES_LATE = isinstance(getattr(Image.Image, "im", None), property)
 Image.preinit()  # here, as a worker that imported Pillow's formats might wait for a lock of another thread's import
 
 
-_set_class = vars(object)["__class__"].__set__
+# What a late image has in its ``__dict__`` beside what Pillow gives it. Nothing of it is changed in place, as code that
+# copies ``vars(image)`` gives it to another image.
+_IMAGE = "_proxyloader_image"
+"""The image while it is not decoded: an EncodedImage, or a Transformed."""
+
+_FILE = "_proxyloader_file"
+"""The EncodedImage of a file before ``load``."""
+
+_HEADER = "_proxyloader_header"
+"""The header of the file that the image comes from, to its first scan, until Pillow has read it."""
 
 
-class _DecodedLate(Image.Image):
-    """What both kinds of images share: ``im``, Pillow's array of pixels, which is made when it is first asked for."""
-
-    _encoded: EncodedImage | Transformed | None = None
-    """The image while it is not decoded: a file, or one on which transforms were called."""
-
-    _header = b""
-    """The header of the file that the image comes from, to its first scan; empty once Pillow has read it."""
-
-    _taken_for: ClassVar[type[Image.Image]]
-    """The class of Pillow's that others take it for."""
-
-    if not TYPE_CHECKING:  # to mypy no image would be of a class of this module
-
-        @property
-        def __class__(self) -> type[Image.Image]:  # images of two classes are never equal
-            return self._taken_for
-
-        @__class__.setter
-        def __class__(self, cls: type[Image.Image]) -> None:  # as fastai does
-            _ = self.load(), self.im, self.info
-            _set_class(self, cls)
-
-    def __getattr__(self, name: str) -> Any:
-        if not self._header or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        known = self._known_to_pillow()
-        self._header = b""
-        for key, value in known.items():
-            vars(self).setdefault(key, value)
-        return getattr(self, name)
-
-    def _known_to_pillow(self) -> dict[str, Any]:
-        """Return the attributes that Pillow finds in the header."""
-        raise NotImplementedError
-
-    def getexif(self) -> Image.Exif:
-        """Return the EXIF data as Pillow does, which is asked for each image by Hugging Face's ``datasets``."""
-        if self._exif is None and self._header and MARKER_OF_EXIF not in self._header:
-            self._exif = Image.Image().getexif()
-        return super().getexif()
-
-    @property
-    def im(self) -> Any:
-        if isinstance(self._encoded, EncodedImage):
-            PixelUses.note()
-            opens = PpmImageFile if self._encoded.header is None else JpegImageFile
-            image: Image.Image = opens(io.BytesIO(self._encoded.data))
-            image.load()
-            self.im = image.im if image.mode == self.mode else image.convert(self.mode).im
-        elif self._encoded is not None:
-            self.im = self._encoded.decoded().copy().im
-        return Image.Image.im.fget(self)  # type: ignore[attr-defined]
-
-    @im.setter
-    def im(self, pixels: Any) -> None:
-        Image.Image.im.fset(self, pixels)  # type: ignore[attr-defined]
-        self._encoded = None  # last, as another thread may ask for pixels
-
-    def _read(self) -> None:
-        """Read the file, if that was not done."""
-
-    def load(self) -> Any:
-        """Return access to the pixels, as Pillow does; without decoding them yet."""
-        self._read()
-        return super().load() if self._encoded is None else _Pixels(self)
-
-    def copy(self) -> Image.Image:
-        self._read()
-        return super().copy() if self._encoded is None else LazyImage(self, self._encoded, self.mode)
-
-    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        self._read()
-        wanted = mode or self.mode
-        if self._encoded is None or args or kwargs or not (wanted == self.mode or self._is_read_as(wanted)):
-            return super().convert(mode, *args, **kwargs)
-        return LazyImage(self, self._encoded, wanted)
-
-    def _is_read_as(self, mode: str) -> bool:
-        """Return whether the file, read in this mode, is the image converted to it."""
-        if not isinstance(self._encoded, EncodedImage):
-            return False
-        return mode == "L" or (mode == "RGB" and _mode_of(self._encoded) == "L")
-
-    def close(self) -> None:
-        super().close()
-        self._encoded = None
+def late_image(encoded: EncodedImage | Transformed, like: Image.Image | None = None, mode: str = "RGB") -> Image.Image:
+    """Return an ``Image.Image`` that is decoded when its pixels are first used. It has the ``info`` of ``like``."""
+    _hook_pillow()
+    image, size = Image.Image.__new__(Image.Image), encoded.size
+    if isinstance(encoded, Transformed):
+        mode, size = encoded.mode, size[::-1]
+    state = vars(image)
+    state.update(_ATTRIBUTES, _mode=mode, _size=size, _proxyloader_image=encoded)
+    if like is None:
+        image.info = {}
+    elif (info := vars(like).get("info")) is not None:
+        image.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
+    else:
+        state[_HEADER] = vars(like)[_HEADER]
+    return image
 
 
-class LazyImage(_DecodedLate):
-    """An image that is not decoded yet, as others take it for a copy of one. It has the ``info`` of ``image``."""
-
-    def __init__(self, image: Image.Image | None, encoded: EncodedImage | Transformed, mode: str = "RGB") -> None:
-        size = encoded.size
-        if isinstance(encoded, Transformed):
-            mode, size = encoded.mode, size[::-1]
-        vars(self).update(_ATTRIBUTES, _mode=mode, _size=size, _encoded=encoded)
-        if image is None:
-            self.info = {}
-        elif (info := vars(image).get("info")) is not None:
-            self.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
-        else:
-            assert isinstance(image, _DecodedLate)
-            self._header = image._header
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return Image.Image, (), self._new(self.im).__getstate__()  # as the decoded image that others take it for
-
-    def _known_to_pillow(self) -> dict[str, Any]:
-        return {"info": vars(JpegImageFile(io.BytesIO(self._header)))["info"]}
-
-
-class LazyJpegFile(_DecodedLate, JpegImageFile):
-    """A JPEG file as ``Image.open`` returns it, whose pixels are decoded when they are used.
+def _late_file(header: bytes, encoded: EncodedImage, mode: str, file: Any, filename: Any) -> JpegImageFile:
+    """Return a JPEG file as ``Image.open`` does, whose pixels are decoded when they are used.
 
     It is in memory. Pillow reads its header when an attribute is asked for that is not needed to decode it.
     """
+    _hook_pillow()
+    image = JpegImageFile.__new__(JpegImageFile)
+    known = {"_mode": mode, "_size": encoded.size, _HEADER: header, _FILE: encoded}
+    vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
+    image.readonly = 1  # as Pillow has it until the file is decoded
+    return image
 
-    _unread: EncodedImage | None = None
-    """The image before ``load``."""
 
-    @classmethod
-    def of(cls, header: bytes, encoded: EncodedImage, mode: str, file: Any, filename: Any) -> LazyJpegFile:
-        image = cls.__new__(cls)
-        known = {"_mode": mode, "_size": encoded.size, "_header": header, "_unread": encoded}
-        vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
-        image.readonly = 1  # as Pillow has it until the file is decoded
-        return image
+def _undecoded(image: Image.Image) -> EncodedImage | Transformed | None:
+    """Return what an image is while it is not decoded; None if it is. A file is loaded thereby."""
+    state: dict[str, Any] = image.__dict__
+    if _FILE in state:
+        encoded = state.pop(_FILE)
+        if image.fp is not None and is_sound(encoded):  # type: ignore[attr-defined]  # otherwise Pillow decodes it
+            # As Pillow leaves a file that it has decoded.
+            state.update(_proxyloader_image=encoded, tile=[], _readonly=0)
+            if image._exclusive_fp:  # type: ignore[attr-defined]
+                image.fp.close()  # type: ignore[attr-defined]
+            image.fp = None  # type: ignore[attr-defined]
+    return state.get(_IMAGE)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return object.__new__, (JpegImageFile,), self.__getstate__()  # as Pillow's
 
-    def _known_to_pillow(self) -> dict[str, Any]:
-        return vars(JpegImageFile(io.BytesIO(self._header)))
+def _decode(image: Image.Image, encoded: EncodedImage | Transformed) -> None:
+    if isinstance(encoded, EncodedImage):
+        PixelUses.note()
+        opens = PpmImageFile if encoded.header is None else JpegImageFile
+        pixels: Image.Image = opens(io.BytesIO(encoded.data))
+        pixels.load()
+        image.im = pixels.im if pixels.mode == image.mode else pixels.convert(image.mode).im
+    else:
+        image.im = encoded.decoded().copy().im
 
-    def _read(self) -> None:
-        encoded, self._unread = self._unread, None
-        if encoded is None or self.fp is None:  # as it was closed
-            return
-        if not is_sound(encoded):  # so Pillow decodes it
-            return
-        self._encoded = encoded
-        self.tile, self.readonly = [], 0  # as Pillow leaves a file that it has decoded
-        if self._exclusive_fp:
-            self.fp.close()
-        self.fp = None
 
-    def close(self) -> None:
-        self._unread = None
-        super().close()
+@functools.cache
+def _hook_pillow() -> None:
+    """Let Pillow's own classes have images that are decoded late, in this process from now on.
 
-    def draft(self, mode: str | None, size: Any) -> Any:
-        if self._unread is not None:
+    So ``type(image) is Image.Image`` holds. Images that are not late are served by Pillow as before.
+    """
+    cls = Image.Image
+    fget, fset = vars(cls)["im"].fget, vars(cls)["im"].fset
+    copy, convert, close, getexif, draft = cls.copy, cls.convert, cls.close, cls.getexif, JpegImageFile.draft
+
+    def get_im(self: Image.Image) -> Any:
+        if _IMAGE in self.__dict__:
+            _decode(self, self.__dict__[_IMAGE])
+        return fget(self)
+
+    def set_im(self: Image.Image, pixels: Any) -> None:
+        fset(self, pixels)
+        self.__dict__.pop(_IMAGE, None)  # last, as another thread may ask for pixels
+
+    def get_missing(self: Image.Image, name: str) -> Any:
+        header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
+        if header is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        known = vars(JpegImageFile(io.BytesIO(header)))
+        for key in known if isinstance(self, JpegImageFile) else ("info",):
+            vars(self).setdefault(key, known[key])
+        return getattr(self, name)
+
+    def loading(load: Any) -> Any:
+        @functools.wraps(load)
+        def hooked(self: Image.Image) -> Any:
+            state = self.__dict__
+            is_late = (_IMAGE in state or _FILE in state) and _undecoded(self) is not None
+            return _Pixels(self) if is_late else load(self)
+
+        return hooked
+
+    @functools.wraps(copy)
+    def hooked_copy(self: Image.Image) -> Image.Image:
+        encoded = _undecoded(self)
+        return copy(self) if encoded is None else late_image(encoded, self, self.mode)
+
+    @functools.wraps(convert)
+    def hooked_convert(self: Image.Image, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
+        encoded, wanted = _undecoded(self), mode or self.mode
+        if encoded is None or args or kwargs or not (wanted == self.mode or _is_read_as(encoded, wanted)):
+            return convert(self, mode, *args, **kwargs)
+        return late_image(encoded, self, wanted)
+
+    @functools.wraps(close)
+    def hooked_close(self: Image.Image) -> None:
+        close(self)
+        vars(self).pop(_FILE, None)
+        vars(self).pop(_IMAGE, None)
+
+    @functools.wraps(getexif)
+    def hooked_getexif(self: Image.Image) -> Image.Exif:  # Hugging Face's ``datasets`` asks each image for it
+        if self._exif is None and MARKER_OF_EXIF not in vars(self).get(_HEADER, MARKER_OF_EXIF):
+            self._exif = Image.Image().getexif()
+        return getexif(self)
+
+    @functools.wraps(draft)
+    def hooked_draft(self: JpegImageFile, mode: str | None, size: Any) -> Any:
+        if vars(self).pop(_FILE, None) is not None:  # Pillow decodes in another way then
             PixelUses.note_line()
-        self._unread = None  # Pillow decodes in another way then
-        return super().draft(mode, size)
+        return draft(self, mode, size)
+
+    for hooked in (hooked_copy, hooked_convert, hooked_close, hooked_getexif):
+        setattr(cls, hooked.__name__, hooked)
+    for each in (cls, ImageFile):
+        setattr(each, "load", loading(each.load))  # noqa: B010
+    setattr(cls, "im", property(get_im, set_im))  # noqa: B010
+    setattr(cls, "__getattr__", get_missing)  # noqa: B010
+    setattr(JpegImageFile, "draft", hooked_draft)  # noqa: B010
 
 
-for _lazy, _other in ((LazyImage, Image.Image), (LazyJpegFile, JpegImageFile)):
-    _lazy._taken_for = _other
-    # So that repr(image), and errors that name its type, say what others take it for.
-    _lazy.__module__, _lazy.__qualname__, _lazy.__name__ = _other.__module__, _other.__qualname__, _other.__name__
+def _is_read_as(encoded: EncodedImage | Transformed, mode: str) -> bool:
+    """Return whether the file, read in this mode, is the image converted to it."""
+    return isinstance(encoded, EncodedImage) and (mode == "L" or (mode == "RGB" and _mode_of(encoded) == "L"))
 
 
 class _Pixels:
     """Access to the pixels of an image, which is decoded when one is asked for."""
 
-    def __init__(self, image: _DecodedLate) -> None:
+    def __init__(self, image: Image.Image) -> None:
         self._image = image
 
     def __getitem__(self, xy: Any) -> Any:
@@ -234,27 +220,20 @@ class _Pixels:
 
 def encoded_in(image: Image.Image) -> EncodedImage | None:
     """Return the JPEG of an image that is not decoded yet, if that is the RGB image; otherwise None."""
-    if not isinstance(image, _DecodedLate) or image.mode != "RGB":
-        return None
-    image._read()
-    return image._encoded if isinstance(image._encoded, EncodedImage) else None
+    encoded = _undecoded(image) if image.mode == "RGB" else None
+    return encoded if isinstance(encoded, EncodedImage) else None
 
 
 def path_in(image: Image.Image) -> str:
     """Return the path of the file that an image was opened from, also of a converted one if it is not decoded yet."""
-    if isinstance(image, _DecodedLate) and isinstance(image._encoded, EncodedImage):
-        return image._encoded.path
-    return str(getattr(image, "filename", ""))
+    encoded = vars(image).get(_IMAGE)
+    return encoded.path if isinstance(encoded, EncodedImage) else str(getattr(image, "filename", ""))
 
 
 def transformed_in(image: Image.Image) -> Transformed | None:
     """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None."""
-    if not isinstance(image, _DecodedLate):
-        return None
-    image._read()
-    if not isinstance(image._encoded, EncodedImage):
-        return image._encoded
-    return Transformed.of(image._encoded, image.mode)
+    encoded = _undecoded(image)
+    return Transformed.of(encoded, image.mode) if isinstance(encoded, EncodedImage) else encoded
 
 
 def is_late() -> bool:
@@ -286,7 +265,7 @@ def _opened(file: Any, filename: Any = None) -> JpegImageFile:
     return image
 
 
-def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
+def _opened_late(file: Any, filename: Any) -> JpegImageFile | None:
     """Return a JPEG that is decoded late; None if Pillow is to open it."""
     size_bytes = file.seek(0, os.SEEK_END)
     if size_bytes > MOST_READ_BYTES:  # Pillow reads what it needs
@@ -304,7 +283,7 @@ def _opened_late(file: Any, filename: Any) -> LazyJpegFile | None:
     header = bytes(data[: at + int.from_bytes(data[at : at + 2], "big")])
     if b"MPF\0" in header:  # several pictures, which have a class of their own
         return None
-    return LazyJpegFile.of(header, encoded, _mode_of(encoded), file, filename)
+    return _late_file(header, encoded, _mode_of(encoded), file, filename)
 
 
 def _mode_of(encoded: EncodedImage) -> str:

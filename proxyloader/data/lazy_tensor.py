@@ -12,25 +12,43 @@ then has these values, and travels as any other. The same holds for operations t
 result whose shape depends on values, or that CUDA computes in a noticeably different way.
 
 torch says of each operation which of this applies: ``torch.Tag``. A result's shape is asked of torch's meta device.
+Its type equals that of the tensor that it stands for, so that it is found in dicts by type: see ``_StockType``. An
+operation with a gradient is computed at once, from values to values, as a graph cannot be recorded.
+
 An operation in place is recorded for a tensor alone. If others share its memory, all of them are made real first.
 """
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import functools
+import operator as operators
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 from torchvision import tv_tensors
+from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_SUBCLASS, _must_return_subclass
 
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recordable import SET_DATA, USES_VALUES, WITHOUT_VALUES, on_meta, result_like, uses_values
+from .recordable import (
+    GET_GRAD,
+    SET_DATA,
+    SET_REQUIRES_GRAD,
+    USES_VALUES,
+    WITHOUT_VALUES,
+    on_meta,
+    result_like,
+    uses_values,
+)
 from .recorded import Node, Operation, leaves, mapped, may_go_on, stack_of, value_of
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
@@ -50,13 +68,33 @@ UNREACHABLE = (
 
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
+_set_class = vars(object)["__class__"].__set__
 
 
-class LazyTensor(torch.Tensor):
+class _StockType(type(torch.Tensor)):  # type: ignore[misc]
+    """Type of a class that equals the one that others take it for, as which it is found in dicts and sets."""
+
+    stock: type[torch.Tensor]
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or cls.stock is other
+
+    def __hash__(cls) -> int:
+        return hash(cls.stock)
+
+
+copyreg.pickle(_StockType, lambda cls: (operators.getitem, ((cls.stock,), 0)))
+
+
+class LazyTensor(torch.Tensor, metaclass=_StockType):
     """A tensor on the CPU whose values may not be computed yet. To other code it is a ``torch.Tensor``.
 
     All that is computed from one is one. So the loader knows what belongs on its device, whoever has computed it.
     """
+
+    stock = torch.Tensor
+
+    __class__ = property(lambda self: type(self).stock)
 
     was_made: ClassVar[bool] = False
     """Whether this process has created one, so that batches may contain some."""
@@ -87,7 +125,8 @@ class LazyTensor(torch.Tensor):
         LazyTensor.was_made = True
         return made
 
-    def __init__(self, like: torch.Tensor, node: Node | torch.Tensor) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Also called by ``tv_tensors.Image(late)``, which is given one of these by ``as_subclass``."""
 
     def __getattr__(self, name: str) -> Any:
         if name != "_node":
@@ -99,19 +138,32 @@ class LazyTensor(torch.Tensor):
         return values
 
     def as_subclass(self, cls: Any) -> Any:  # torch asks neither of the functions below
-        if cls is LazyImageTensor and not is_real(self):
-            return as_image(torch.ops.aten.alias.default(self))
-        return with_values(real(self).as_subclass(cls))
+        stock = getattr(cls, "stock", cls)
+        if stock in (torch.Tensor, tv_tensors.Image) and not has_gradient(self):
+            return _alias(self, LazyTensor if stock is torch.Tensor else LazyImageTensor)
+        return with_values(real(self).as_subclass(stock))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _needs_graph(function, args, kwargs):
+            if _sets_requires_grad(function):
+                real(args[0])
+                args[0]._node = values_of(args[0])
+                with torch._C.DisableTorchFunctionSubclass():
+                    function(*args, **kwargs)  # for an autograd.Function, of whose arguments torch asks no class
+            if function == GET_GRAD:
+                _gather_grad(args[0])
+            given = _by_values((args, kwargs))
+            result = function(*mapped(real, args), **mapped(real, kwargs))
+            return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _set(*args)
         if name in USES_VALUES or function == SET_DATA:
-            return function(*mapped(real, args), **mapped(real, kwargs or {}))
+            return function(*mapped(real, args), **mapped(real, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **kwargs or {})
+            return function(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -123,7 +175,7 @@ class LazyTensor(torch.Tensor):
         result = _recorded(operator, args, kwargs)
         if result is not NotImplemented:
             return result
-        given = {id(real(each)): each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        given = _by_values((args, kwargs))
         result = operator(*mapped(real, args), **mapped(real, kwargs))
         if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
             with no_dispatch():
@@ -131,18 +183,44 @@ class LazyTensor(torch.Tensor):
         return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
 
 
-class LazyImageTensor(LazyTensor):
+class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
     """A LazyTensor that others take for a ``torchvision.tv_tensors.Image``."""
 
-    __class__ = property(lambda self: tv_tensors.Image)
+    stock = tv_tensors.Image
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return an image where torchvision does, and a pure tensor elsewhere."""
+        if function is torch.Tensor.__repr__:
+            return repr(values_of(args[0]) if is_real(args[0]) else real(args[0]).as_subclass(tv_tensors.Image))
+        result = LazyTensor.__torch_function__(function, types, args, kwargs)
+        is_forced = function in _FORCE_TORCHFUNCTION_SUBCLASS and isinstance(args[0], LazyImageTensor)
+        if is_forced or _must_return_subclass():
+            return mapped(as_image, result)
+        return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return memo.setdefault(id(self), as_image(self.detach().clone()))
+        copied = copy.deepcopy(values_of(self), memo) if has_gradient(self) else as_image(self.detach().clone())
+        return memo.setdefault(id(self), copied)
 
 
-for _lazy, _other in ((LazyTensor, torch.Tensor), (LazyImageTensor, tv_tensors.Image)):
+for _lazy in (LazyTensor, LazyImageTensor):
     # So that errors that name its type say what others take it for.
-    _lazy.__module__, _lazy.__qualname__, _lazy.__name__ = _other.__module__, _other.__qualname__, _other.__name__
+    _lazy.__module__, _lazy.__qualname__, _lazy.__name__ = (
+        *(_lazy.stock.__module__, _lazy.stock.__qualname__, _lazy.stock.__name__),
+    )
+
+
+class _Values(torch.autograd.Function):
+    """The values of a LazyTensor, in its graph: for the results of a user's ``autograd.Function``."""
+
+    @staticmethod
+    def forward(ctx: Any, late: Any) -> Any:
+        return late._node.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad
 
 
 def lazy(call: ImageCall, output: int) -> LazyTensor:
@@ -163,8 +241,8 @@ def lazy(call: ImageCall, output: int) -> LazyTensor:
 
 def with_values(value: Any) -> Any:
     """Return a tensor or an image with values as a LazyTensor; any other value unchanged."""
-    if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor) or value.is_nested:
-        return value
+    if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor) or value.is_nested or value.requires_grad:
+        return value  # of a LazyTensor torch would not see the graph
     if isinstance(value, tv_tensors.Image):
         return LazyImageTensor(value, value)
     return value if isinstance(value, tv_tensors.TVTensor) else LazyTensor(value, value)
@@ -173,8 +251,8 @@ def with_values(value: Any) -> Any:
 def as_image(value: Any) -> Any:
     """Let others take a LazyTensor for a ``tv_tensors.Image`` from now on. Return it, or any other value."""
     if type(value) is LazyTensor:
-        value.__class__ = LazyImageTensor
-    return value
+        _set_class(value, LazyImageTensor)
+    return value.as_subclass(tv_tensors.Image) if type(value) is torch.Tensor else value
 
 
 def to_pure_tensor(image: LazyImageTensor) -> LazyTensor:
@@ -197,7 +275,9 @@ def is_real(tensor: LazyTensor) -> bool:
 def values_of(tensor: LazyTensor) -> torch.Tensor:
     """Return the tensor that one with values stands for, of the class that others take it for."""
     assert isinstance(tensor._node, torch.Tensor)
-    return tensor._node.as_subclass(tv_tensors.Image) if isinstance(tensor, LazyImageTensor) else tensor._node
+    if isinstance(tensor, LazyImageTensor) and not isinstance(tensor._node, tv_tensors.Image):
+        return tensor._node.as_subclass(tv_tensors.Image)  # type: ignore[no-any-return]
+    return tensor._node
 
 
 def real(value: Any) -> Any:
@@ -211,7 +291,59 @@ def real(value: Any) -> Any:
         _own(root)
         for each in _sharers(root):
             _own(each)
+    if _is_in_graph(value) and not _is_in_graph(values_of(value)):
+        with torch._C.DisableTorchFunctionSubclass():
+            is_leaf = value.is_leaf
+        value._node = values_of(value).requires_grad_() if is_leaf else _Values.apply(value)
     return value._node
+
+
+def _is_in_graph(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.requires_grad
+
+
+def has_gradient(tensor: torch.Tensor) -> bool:
+    """Return whether autograd is to see what is done to a tensor."""
+    is_node_in_graph = isinstance(tensor, LazyTensor) and is_real(tensor) and _is_in_graph(tensor._node)  # type: ignore[arg-type]
+    return is_node_in_graph or _is_in_graph(tensor)
+
+
+def _gather_grad(tensor: LazyTensor) -> None:
+    """Add the gradient that a leaf has got itself to that of its values."""
+    with torch._C.DisableTorchFunctionSubclass():
+        own, tensor.grad = tensor.grad, None
+    if own is not None:
+        values = real(tensor)
+        values.grad = real(own) if values.grad is None else values.grad + real(own)
+
+
+def _sets_requires_grad(function: Any) -> bool:
+    return function is torch.Tensor.requires_grad_ or function == SET_REQUIRES_GRAD
+
+
+def _needs_graph(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a function is to be called with values, as its result is to have a gradient."""
+    if getattr(function, "__name__", "") == "__get__":
+        node = args[0]._node
+        return isinstance(node, torch.Tensor) and node.requires_grad
+    if _sets_requires_grad(function):
+        return bool({"requires_grad": True, **dict(zip(("self", "requires_grad"), args)), **kwargs}["requires_grad"])
+    is_enabled = torch.is_grad_enabled()
+    tensors = (each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor))
+    return any(has_gradient(each) for each in tensors if is_enabled or isinstance(each, LazyTensor))
+
+
+def _by_values(arguments: Any) -> dict[int, torch.Tensor]:
+    """Return tensors by the id of the tensor with their values."""
+    return {id(real(each)): each for each in leaves(arguments) if isinstance(each, torch.Tensor)}
+
+
+def _alias(tensor: LazyTensor, kind: type[LazyTensor]) -> LazyTensor:
+    """Return the same tensor as one of another class, which shares its memory."""
+    made = kind.__new__(kind, tensor, tensor._node)
+    made._has_known_order = tensor._has_known_order
+    return _sharing_with(tensor, made, lambda values: values)
 
 
 def _own(tensor: LazyTensor) -> torch.Tensor:
@@ -319,10 +451,14 @@ def _shared(made: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int |
         result = operator(source, *mapped(real, args[1:]), **mapped(real, kwargs))
         return result if part is None else result[part]  # type: ignore[no-any-return]
 
-    made._source = args[0], again
-    sharing = args[0]._sharing or [weakref.ref(args[0])]
+    return _sharing_with(args[0], made, again)
+
+
+def _sharing_with(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+    made._source = source, part
+    sharing = source._sharing or [weakref.ref(source)]
     sharing.append(weakref.ref(made))
-    args[0]._sharing = made._sharing = sharing
+    source._sharing = made._sharing = sharing
     return made
 
 
@@ -355,7 +491,8 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     Raises:
         RuntimeError: they have several shapes.
     """
-    if not any(isinstance(each, LazyTensor) and not is_real(each) for each in tensors):
+    is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in tensors)
+    if not is_late or any(map(has_gradient, tensors)):
         return with_values(torch.stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
     nodes = [_node_of(each) for each in tensors]
     if len(set(map(_kind_of, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # as most often, and faster
@@ -390,11 +527,29 @@ def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | Proxy
     """Collate tensors, for ``torch.utils.data.default_collate``."""
     if any(isinstance(each, ProxySample) for each in batch):  # of a pipeline or a folder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
-    if any(isinstance(each, LazyTensor) and not is_real(each) for each in batch):
+    is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in batch)
+    if is_late and not any(map(has_gradient, batch)):
         return stacked(batch)
     found = collate_tensor_fn([real(each) for each in batch], collate_fn_map=collate_fn_map)
     result: torch.Tensor = with_values(found) if any(isinstance(each, LazyTensor) for each in batch) else found
     return result
 
 
-default_collate_fn_map.update(dict.fromkeys((LazyTensor, LazyImageTensor, ProxySample), _collated))
+def _reduced(tensor: torch.Tensor) -> Any:
+    return reduce_tensor(real(tensor))  # type: ignore[no-untyped-call]
+
+
+# These are also the functions for a LazyTensor, which is found as a torch.Tensor.
+default_collate_fn_map.update(dict.fromkeys((torch.Tensor, ProxySample), _collated))
+ForkingPickler.register(torch.Tensor, _reduced)
+
+_overloaded_args = torch.overrides._get_overloaded_args
+
+
+@functools.wraps(_overloaded_args)
+def _overloaded_args_lazy_first(args: Any, *more: Any) -> Any:
+    """Look at LazyTensors before tensors, as torch takes one argument of each type, and these types are equal."""
+    return _overloaded_args(sorted(args, key=lambda each: not isinstance(each, LazyTensor)), *more)
+
+
+setattr(torch.overrides, "_get_overloaded_args", _overloaded_args_lazy_first)  # noqa: B010

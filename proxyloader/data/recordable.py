@@ -11,6 +11,9 @@ from .recorded import leaves, mapped
 SET_DATA = vars(torch._C.TensorBase)["data"].__set__
 """What ``tensor.data = other`` calls."""
 
+GET_GRAD = vars(torch._C.TensorBase)["grad"].__get__
+SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
+
 USES_VALUES = frozenset(
     {
         *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),

@@ -141,7 +141,9 @@ def settings_of(transform: Any) -> Any:
     kind = type(transform)
     if kind in CONTAINERS:
         return kind, tuple(map(settings_of, transform.transforms)), _values(transform)
-    return (kind, _values(transform)) if kind in RULES else Same(transform)
+    own = vars(transform)
+    has_tensors = own.get("_parameters") or own.get("_buffers")  # as of Normalize(nn.Parameter(mean), std)
+    return (kind, _values(transform)) if kind in RULES and not has_tensors else Same(transform)
 
 
 def _values(transform: Any) -> tuple[Any, ...]:
@@ -159,8 +161,10 @@ def _value(value: Any) -> Any:
         return tuple(map(_value, value))
     if kind is dict:
         return tuple((key, _value(each)) for key, each in value.items())
-    if kind is torch.Tensor or kind is np.ndarray:
-        return value.tobytes() if kind is np.ndarray else value.numpy().tobytes()
+    if kind is torch.Tensor:
+        return value.detach().numpy().tobytes(), value.dtype, value.requires_grad
+    if kind is np.ndarray:
+        return value.tobytes()
     return Same(value)
 
 

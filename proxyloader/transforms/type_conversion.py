@@ -114,6 +114,8 @@ def normalize(transform: Any, state: ImageState) -> Branch:
         before = "ToTensor()" if state.kind == "pil" else "ConvertImageDtype(torch.float32)"
         raise wrong_place(f"it works on float tensors; put {before} before it")
     given = transform.mean, transform.std
+    if any(isinstance(values, torch.Tensor) and values.requires_grad for values in given):
+        raise unsupported("a mean or std that requires a gradient is not translated", "mean")
     mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in given)
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, state.channels):

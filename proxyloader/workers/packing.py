@@ -25,7 +25,7 @@ from torchvision import tv_tensors
 from ..data.batch_memory import aligned, batch_memory
 from ..data.deferral import Deferral
 from ..data.image_calls import holds
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, to_pure_tensor
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, to_pure_tensor, values_of
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import Operation, value_of
 from ..data.transformed import PixelUses
@@ -269,9 +269,9 @@ class _Pickler(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, LazyTensor):
-            if isinstance(obj, LazyImageTensor):
+            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or has_gradient(obj):
                 return None
-            obj = obj._node if not isinstance(obj._node, torch.Tensor) else None
+            obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self.place(obj)
         if get_worker_info() is None:
@@ -284,6 +284,10 @@ class _Pickler(ForkingPickler):
         return self.place(obj) if is_kept else None
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, LazyTensor) and has_gradient(obj):
+            real(obj)
+            self.owner.is_computed = True
+            return computed, (values_of(obj),)
         if isinstance(obj, LazyImageTensor):
             return restore_image, (to_pure_tensor(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
@@ -305,6 +309,8 @@ _STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 def _is_sent_by_value(obj: Any) -> bool:
     """Return whether a tensor travels as its bytes, as labels do: opening a shared file for each would cost more."""
     if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
+        return False
+    if obj.grad_fn is not None:  # torch refuses to send a graph
         return False
     return obj.nbytes <= LARGE_TENSOR_BYTES and obj.is_contiguous()
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import functional as v1_functional
@@ -408,6 +409,129 @@ def test_who_asks_for_values_gets_the_real_ones(name: str) -> None:
     assert_same(ours, theirs)
     assert_same(late, real)
     assert_same(replayed(late), real)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum()
+
+
+def without_grad(x: Any, weight: Any) -> Any:
+    with torch.no_grad():
+        return x * weight
+
+
+def partly(x: Any, weight: Any) -> Any:
+    with torch.set_grad_enabled(False):
+        shifted = x + weight
+    return shifted * weight
+
+
+def set_item(x: Any, weight: Any) -> Any:
+    x[0] = weight
+    return x
+
+
+def by_attribute(x: Any, weight: Any) -> Any:
+    x.requires_grad = True
+    return x * weight
+
+
+def own_gradient(x: Any, weight: Any) -> Any:
+    x.requires_grad_()
+    (x * x * weight).sum().backward()
+    return x.grad
+
+
+def own_gradient_of_a_function(x: Any, weight: Any) -> Any:
+    x.requires_grad_()
+    (Product.apply(x, weight).sum() + (x * x).sum()).backward()  # type: ignore[no-untyped-call]
+    return x.grad
+
+
+def by_a_step(x: Any, weight: Any) -> Any:
+    optimizer = torch.optim.SGD([x.requires_grad_()], lr=0.1)
+    (x * weight).sum().backward()
+    optimizer.step()
+    return x
+
+
+def through_a_view(x: Any, weight: Any) -> Any:
+    x[1].mul_(weight)
+    return x
+
+
+def of_what_was_seen(x: Any, weight: Any) -> Any:
+    y = x.requires_grad_()
+    product = x * weight
+    seen = [y is x, x.requires_grad, x.is_leaf, x.grad_fn is None, product.is_leaf, x.detach().requires_grad]
+    return torch.tensor(seen) * product.sum()
+
+
+WITH_GRADIENT: dict[str, Callable[[Any, Any], Any]] = {
+    "times": lambda x, weight: x * weight,
+    "under": lambda x, weight: weight / (x + 1),
+    "several": lambda x, weight: [x * weight, x, 1 - x + weight],
+    "in place": lambda x, weight: x.mul_(weight),
+    "an item": set_item,
+    "through a view": through_a_view,
+    "of a view": lambda x, weight: (x * weight)[1].sum(0),
+    "stacked": lambda x, weight: torch.stack([x, x * weight]),
+    "collated": lambda x, weight: default_collate([x * weight, x]),
+    "where": lambda x, weight: torch.where(x > 0.5, x, weight),
+    "a loss": lambda x, weight: F.mse_loss(torch.ones(3, 8, 10) * weight, x),
+    "convolved": lambda x, weight: F.conv2d(x[None], weight.expand(2, 3, 3, 3)),
+    "no_grad": without_grad,
+    "partly no_grad": partly,
+    "detached": lambda x, weight: (x * weight).detach() + 1,
+    "a leaf": lambda x, weight: x.requires_grad_(),
+    "no leaf": lambda x, weight: x.requires_grad_(False) * 2,
+    "of a leaf": lambda x, weight: x.requires_grad_()[0] * 2,
+    "a leaf by an attribute": by_attribute,
+    "a copied leaf": lambda x, weight: copy.deepcopy(x.requires_grad_()),
+    "a leaf of a copy": lambda x, weight: x.clone().requires_grad_() * weight,
+    "torch.tensor": lambda x, weight: torch.tensor(x.tolist(), requires_grad=True) * weight,
+    "its own gradient": own_gradient,
+    "its own gradient of a Function": own_gradient_of_a_function,
+    "autograd.grad": lambda x, weight: torch.autograd.grad((x.requires_grad_() ** 2 * weight).sum(), x)[0],
+    "an optimizer": by_a_step,
+    "attributes": of_what_was_seen,
+    "a Function": Product.apply,
+    "behind a Function": lambda x, weight: Product.apply(x, weight) * 2,
+    "vmap": lambda x, weight: torch.func.vmap(lambda row: row * weight)(x),
+    "func.grad": lambda x, weight: torch.func.grad(lambda y: (y * y).sum())(x),
+    "a checkpoint": lambda x, weight: checkpoint(torch.mul, x, weight, use_reentrant=False),
+    "an image": lambda x, weight: tv_tensors.Image(x).requires_grad_() * weight,
+    "a flipped image": lambda x, weight: v2_functional.horizontal_flip(tv_tensors.Image(x * weight)),
+    "a transform": lambda x, weight: v1.Normalize([0.5] * 3, [0.5] * 3)(x * weight),
+}
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENT)
+def test_a_gradient_is_that_of_the_real_tensor(name: str) -> None:
+    (late, *_), (real, *_) = both()
+    found = []
+    for image in (late, real):
+        weight = torch.tensor(1.7, requires_grad=True)
+        result = WITH_GRADIENT[name](image, weight)
+        result = list(tensors_in(replayed(result) if image is late else result))
+        assert all(type(each) in (torch.Tensor, tv_tensors.Image) for each in result)
+        graph = [(each.requires_grad, each.is_leaf) for each in result]
+        for each in result:
+            if each.requires_grad:
+                (each**2).sum().backward(retain_graph=True)
+        leaves = [each.grad for each in result if each.is_leaf]
+        found.append((graph, [each for each in (weight.grad, *leaves) if each is not None], result))
+    assert found[0][0] == found[1][0]
+    assert_same(found[0][1], found[1][1])
+    assert_same([each.detach() for each in found[0][2]], [each.detach() for each in found[1][2]])
 
 
 def test_code_that_reads_memory_by_itself_gets_an_error() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
+import io
 import logging
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import tv_tensors
@@ -22,7 +27,7 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage
 
-from ..side_by_side import assert_as_torch, by_dali, epochs
+from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
 from ..tiers import by_default
 
 TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -636,3 +641,165 @@ def test_outside_a_loader_transforms_are_torchvisions(photos: Path) -> None:
     assert type(image) is torch.Tensor and type(CROP(dataset.opened(0))) is Image.Image
     collated = default_collate([functools.partial(OneByOne.__getitem__, dataset)(k) for k in range(2)])
     assert type(collated[0]) is torch.Tensor
+
+
+BY_TYPE = {Image.Image: 200, JpegImageFile: 150, tv_tensors.Image: 100, torch.Tensor: 50, "others": 0}
+WITH_FILL: dict[str, dict[str, Any]] = {
+    "AugMix": {},
+    "AutoAugment": {},
+    "ElasticTransform": {},
+    "Pad": {"padding": 5},
+    "RandAugment": {},
+    "RandomAffine": {"degrees": (20, 20)},
+    "RandomCrop": {"size": 50, "pad_if_needed": True},
+    "RandomPerspective": {"p": 1.0},
+    "RandomRotation": {"degrees": (20, 20)},
+    "RandomZoomOut": {"p": 1.0},
+    "TrivialAugmentWide": {},
+}
+STARTS: dict[str, list[Any]] = {
+    "a file": [],
+    "an image": [v2.CenterCrop(40)],
+    "a tv_tensors.Image": [v2.CenterCrop(40), v2.ToImage()],
+    "a flipped tv_tensors.Image": [v2.CenterCrop(40), v2.ToImage(), v2.RandomHorizontalFlip(0.5)],
+    "a pure tensor": [v2.CenterCrop(40), v2.PILToTensor()],
+}
+
+
+class ByType(Dataset[Any]):
+    """Calls transforms on an image alone, or on an image and a mask or a label."""
+
+    def __init__(self, root: Path, transforms: list[Any], beside: str = "") -> None:
+        self.samples = ImageFolder(str(root)).samples[:2]
+        self.transform, self.beside = v2.Compose(transforms), beside
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.open(io.BytesIO(Path(self.samples[index][0]).read_bytes()))
+        if not self.beside:
+            return (self.transform(image),)
+        mask = tv_tensors.Mask(torch.ones(image.height, image.width, dtype=torch.uint8))
+        return self.transform(image, mask if self.beside == "a mask" else torch.tensor(index))
+
+
+def as_tensor(image: Any) -> torch.Tensor:
+    return image if isinstance(image, torch.Tensor) else v1.PILToTensor()(image)
+
+
+def samples_by(kind: Any, photos: Path, transforms: list[Any], beside: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [as_tensor(part) for sample in kind(ByType(photos, transforms, beside), batch_size=None) for part in sample]
+
+
+def assert_same_samples(photos: Path, transforms: list[Any]) -> None:
+    for beside in ("", "a mask", "a label"):
+        ours, stock = (tried(samples_by, kind, photos, transforms, beside) for kind in (DataLoader, StockLoader))
+        if isinstance(stock, Failed):  # as AutoAugment does of a mask
+            assert ours == stock
+            continue
+        assert [each.dtype for each in ours] == [each.dtype for each in stock]
+        assert all(map(torch.equal, ours, stock))
+
+
+def test_all_transforms_with_fill_are_listed() -> None:
+    classes = {name: cls for name, cls in vars(v2).items() if inspect.isclass(cls)}
+    assert {name for name, cls in classes.items() if "fill" in inspect.signature(cls).parameters} <= {*WITH_FILL}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("name", WITH_FILL)
+def test_a_fill_by_type_is_that_of_the_class_that_torchvision_has(photos: Path, name: str, start: str) -> None:
+    cls = getattr(v2, name)
+    if "fill" not in inspect.signature(cls).parameters:
+        pytest.skip("this version of torchvision has no fill for it")
+    assert_same_samples(photos, [*STARTS[start], cls(**WITH_FILL[name], fill=BY_TYPE)])
+
+
+@pytest.mark.parametrize("cls", [tv_tensors.Image, torch.Tensor])
+@pytest.mark.parametrize("start", STARTS)
+def test_a_dtype_by_type_is_too(photos: Path, start: str, cls: type) -> None:
+    assert_same_samples(photos, [*STARTS[start], v2.ToDtype({cls: torch.float64, "others": None}, scale=True)])
+
+
+TYPES = (Image.Image, JpegImageFile, tv_tensors.Image, torch.Tensor)
+
+
+@functools.singledispatch
+def type_code(image: Any) -> int:
+    return -1
+
+
+for _code, _type in enumerate(TYPES):
+    type_code.register(_type, lambda image, code=_code: code)
+
+LOOKUPS: dict[str, Any] = {
+    "a dict": lambda x: BY_TYPE[type(x)],
+    "equality": lambda x: [type(x) == cls for cls in TYPES],  # noqa: E721
+    "a set": lambda x: len({type(x), *TYPES}),
+    "isinstance": lambda x: [isinstance(x, cls) for cls in TYPES],
+    "issubclass": lambda x: [issubclass(type(x), cls) for cls in (*TYPES, tv_tensors.TVTensor)],
+    "__class__": lambda x: [x.__class__ is cls for cls in TYPES],
+    "identity of a PIL image": lambda x: [type(x) is cls for cls in (Image.Image, JpegImageFile)],
+    "singledispatch": type_code,
+    "its name": lambda x: str(type(x)),
+    "a pickled type": lambda x: BY_TYPE[pickle.loads(pickle.dumps(type(x)))],
+    "a pickled image": lambda x: BY_TYPE[type(pickle.loads(pickle.dumps(x)))],
+    "a copy": lambda x: BY_TYPE[type(copy.deepcopy(x))],
+    "repr": lambda x: repr(x)[:20],
+    "a clone": lambda x: BY_TYPE[type(x.clone())] if isinstance(x, torch.Tensor) else BY_TYPE[type(x.copy())],
+    "a result": lambda x: BY_TYPE[type(x + 1)] if isinstance(x, torch.Tensor) else BY_TYPE[type(x.resize((9, 9)))],
+    "after a change": lambda x: (
+        BY_TYPE[type(x.add_(1))] if isinstance(x, torch.Tensor) else BY_TYPE[type(x.load() and x)]
+    ),
+    "a flipped one": lambda x: BY_TYPE[type(v2.functional.horizontal_flip(x))],
+    "as an image": lambda x: BY_TYPE[type(tv_tensors.Image(x))],
+    "wrapped": lambda x: BY_TYPE[type(tv_tensors.wrap(as_tensor(x) + 1, like=tv_tensors.Image(x)))],
+    "pure": lambda x: BY_TYPE[type(v2.ToPureTensor()(x))],
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_code_that_looks_up_a_type_finds_torchvisions(photos: Path, name: str, start: str) -> None:
+    found = []
+    for kind in (DataLoader, StockLoader):
+        torch.manual_seed(0)
+        dataset = ByType(photos, [*STARTS[start], LOOKUPS[name]])
+        found.append(list(kind(dataset, batch_size=None)))
+    assert found[0] == found[1]
+
+
+class Scaled(ImageFolder):
+    weight: Any
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] * self.weight
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_depends_on_a_parameter_has_its_gradient(photos: Path, workers: int) -> None:
+    """In a worker torch refuses to make a batch of such samples."""
+    found: list[Any] = []
+    for kind in (DataLoader, StockLoader):
+        dataset = Scaled(str(photos), v1.Compose([v1.CenterCrop(32), v1.PILToTensor()]))
+        dataset.weight = torch.tensor(2.0, requires_grad=True)
+        try:
+            batch = next(iter(kind(dataset, 4, num_workers=workers)))
+        except RuntimeError as error:
+            assert "automatic differentiation" in str(error)
+            found.append(None)
+            continue
+        assert batch.grad_fn is not None
+        (batch**2).sum().backward()
+        found.append((batch.detach(), dataset.weight.grad))
+    assert found[0] == found[1] if workers else all(map(torch.equal, found[0], found[1]))
+
+
+@pytest.mark.parametrize("wrapped", [torch.as_tensor, torch.nn.Parameter], ids=["a tensor", "a Parameter"])
+def test_a_learnable_normalization_has_its_gradient(photos: Path, wrapped: Any) -> None:
+    mean = torch.tensor([0.5, 0.4, 0.3], requires_grad=True)
+    transform = v1.Compose([v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(wrapped(mean), [0.2, 0.3, 0.4])])
+    batches = [next(iter(kind(ImageFolder(str(photos), transform), 4)))[0] for kind in (DataLoader, StockLoader)]
+    assert batches[0].requires_grad and torch.allclose(*batches, atol=1e-6)
