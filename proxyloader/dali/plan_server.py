@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,6 +44,7 @@ class PlanServer(RunQueue):
         self._fits_images = 0.0  # size up to which batches keep the pipeline; 0: it has had none
         steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
         self._plan = plan_of(steps) if last else plan
+        trim_heap()
         super().__init__(build_pipeline(self._plan, self._options))
         # After the pipeline, as where memory is short the error of that one says what to do.
         self._last_steps: FusedNormalize | None = None
@@ -118,6 +121,15 @@ class PlanServer(RunQueue):
 
     def _finished(self, images: torch.Tensor) -> torch.Tensor:
         return self._format.of_images(images if self._rest is None else self._rest(images))
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system.
+
+    DALI's threads leave it in many arenas of malloc, so that a process that builds one pipeline after the other grows.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # malloc_trim exists only in glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _each(do: Callable[[torch.Tensor], torch.Tensor], output: Output) -> Output:

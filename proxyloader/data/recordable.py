@@ -32,8 +32,8 @@ WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like"
 }
 """Operations that use nothing of a tensor but its shape, strides and dtype."""
 
-MOST_KNOWN = 4096
-"""Maximum number of operations of which the result is known."""
+MOST_KNOWN = 512
+"""Maximum number of cached results, of about 1.3 KB each."""
 
 _Tag = torch.Tag
 _known: dict[Any, Any] = {}

@@ -313,6 +313,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
+        found_plans = self._servers.still_used()
         if pool is not None and pool.requests is not None:
             pool.requests.undo_draws_ahead()
         if pool is not None and self.persistent_workers and not pool.broken and not is_given_states:
@@ -334,7 +335,7 @@ class DataLoader(CheckpointedLoader[T]):
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
         if live is not None:
             dataset = live()
-        plans |= self._servers.still_used()
+        plans |= found_plans
         arena = pool.left_arena() if pool is not None else None
         is_strict = options.check_scans == "strict"
         self._scans = IntegrityTable.for_dataset(dataset, is_strict, self._scans) if options.checks_scans else None

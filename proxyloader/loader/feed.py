@@ -211,9 +211,12 @@ class Feed:
                 )
                 if batch.failure is not None:
                     in_flight.error = batch.failure.exception()
-                for plan in batch.plans:  # plans of transforms that no attribute of the dataset holds
-                    self.servers[plan.key] = self._serve(plan)
-                    self.pool.plans[plan.key] = plan
+                # Plans of transforms that no attribute of the dataset holds arrive with a batch.
+                self.pool.plans.update({plan.key: plan for plan in batch.plans})
+                for run in batch.runs:
+                    plan = self.pool.plans.get(run.server)
+                    if plan is not None and plan.key not in self.servers:
+                        self.servers[plan.key] = self._serve(plan)
                 in_flight.is_to_start = in_flight.error is None
             except Exception as error:
                 in_flight.error = error

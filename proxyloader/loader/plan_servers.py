@@ -21,13 +21,21 @@ class PlanServers:
         """The server of each plan, by the key of the plan."""
         self.found: dict[str, Plan] = {}
         """Plans of transforms that no attribute of the dataset holds. They arrived with a batch."""
+        self._idle: set[str] = set()
+        """Keys of found plans without a batch in the last epoch. They get a server with their next batch."""
 
     def of(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
         """Return the servers of an epoch by their keys, among them the server that the user passed."""
         given = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans and options.device is not None:
             cuda_ordinal(options.device)  # raises if there is no such device
-        self.kept = {key: self.kept.get(key) or self._made(plan, options) for key, plan in plans.items()}
+        self._idle &= plans.keys()
+        wanted = {key: plan for key, plan in plans.items() if key not in self._idle}
+        # Drop pipelines before others are built, as two of them may not fit into the memory of the GPU.
+        self.kept = {key: server for key, server in self.kept.items() if key in wanted}
+        for key, plan in wanted.items():
+            if key not in self.kept:
+                self.kept[key] = self._made(plan, options)
         return self.kept | given
 
     def still_used(self) -> dict[str, Plan]:
@@ -37,6 +45,7 @@ class PlanServers:
         these comes back, and each has a pipeline.
         """
         used = {key for key, server in self.kept.items() if server.had_a_run}
+        self._idle = (self._idle | self.found.keys()) - used
         self.found = {key: plan for key, plan in self.found.items() if key in used}
         for server in self.kept.values():
             server.had_a_run = False
@@ -45,6 +54,7 @@ class PlanServers:
     def serve(self, plan: Plan, options: LoaderOptions) -> RunQueue:
         """Return the server of a plan that arrived with a batch, and remember the plan for later epochs."""
         options.format.check(plan)
+        self._idle.discard(plan.key)
         self.found[plan.key] = plan
         server = self.kept[plan.key] = self.kept.get(plan.key) or self._made(plan, options)
         return server

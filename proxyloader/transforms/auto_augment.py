@@ -146,7 +146,7 @@ def _recorder(name: str, version: str, arguments: Arguments) -> Callable[[Size],
         forward: Callable[[Any], Any] = transform.forward
     else:
         # v1 applies an operation with a function of its module, so run the same code with that function replaced.
-        transform._augmentation_space = functools.lru_cache(maxsize=64)(transform._augmentation_space)
+        transform._augmentation_space = functools.lru_cache(maxsize=8)(transform._augmentation_space)
         code = type(transform).forward
         forward = types.FunctionType(code.__code__, {**code.__globals__, "_apply_op": write_down}).__get__(transform)
 

@@ -15,10 +15,15 @@ from ..errors import UnsupportedTransformError
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 
-MOST_CHAINS = 256
-"""Number of chains that continue one after which all of these are forgotten, as a dataset may make a transform with
-other arguments for each image."""
+MOST_CHAINS = 128
+"""Maximum number of cached chains, of up to 40 KB each. A dataset may create a transform with new arguments for every
+image, so the cache is cleared when it is full."""
 
+_next: dict[tuple[Chain, Any], Chain | None] = {}
+"""The chain that continues another one, by that chain and the settings of the transform."""
+
+_through: dict[tuple[Chain, int], tuple[Snapshot, Chain]] = {}
+"""The same for a whole Compose, by its ID."""
 
 _NOT_YET = object()
 """Marks a transform that no chain goes on with yet. None marks one that is not translated."""
@@ -48,17 +53,15 @@ class Chain:
     ) -> None:
         self.steps, self.last_steps, self.state = steps, last_steps, state
         self.draws_beside_torch, self.transforms = draws_beside_torch, transforms
-        self._next: dict[Any, Chain | None] = {}
-        self._through: dict[int, tuple[Snapshot, Chain]] = {}
 
     def then(self, transform: Any) -> Chain | None:
         """Return the chain that goes on with a transform as it is now; None if that is not translated."""
-        key = settings_of(transform)
-        found = self._next.get(key, _NOT_YET)
+        key = self, settings_of(transform)
+        found = _next.get(key, _NOT_YET)
         if found is _NOT_YET:
-            if len(self._next) >= MOST_CHAINS:
-                self._next.clear()
-            found = self._next[key] = self._continued(_as_it_is(transform))
+            if len(_next) >= MOST_CHAINS:
+                _next.clear()
+            found = _next[key] = self._continued(_as_it_is(transform))
         return cast("Chain | None", found)
 
     def through(self, compose: Any) -> Chain | None:
@@ -66,7 +69,7 @@ class Chain:
 
         None if it has none, or one that is not translated, or an image would become several that are not tensors.
         """
-        found = self._through.get(id(compose))
+        found = _through.get((self, id(compose)))
         if found is not None and found[0].is_as_it_was():
             return found[1]
         chain, beside, transforms = self, False, ()
@@ -79,9 +82,9 @@ class Chain:
         if chain is self:
             return None
         whole = Chain(chain.steps, chain.steps[len(self.steps) :], chain.state, beside, transforms)
-        if len(self._through) >= MOST_CHAINS:
-            self._through.clear()
-        self._through[id(compose)] = Snapshot(compose), whole  # it holds the compose, so the id stays its
+        if len(_through) >= MOST_CHAINS:
+            _through.clear()
+        _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose, and so its ID, alive
         return whole
 
     @cached_property

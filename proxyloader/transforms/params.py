@@ -11,7 +11,6 @@ from torchvision.transforms import v2
 from .random_numbers import in_thread
 
 
-@functools.lru_cache(maxsize=4096)
 def meta_image(height: int, width: int) -> torch.Tensor:
     """Return an image without pixels. torchvision's parameter code uses only its size."""
     return torch.empty((3, height, width), device="meta")

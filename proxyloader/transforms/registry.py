@@ -127,9 +127,13 @@ def plan_for(transform: Any, position: str = "transform", *, rest: bool = False)
     if first < len(way):
         refused = way[first].refused
         assert refused is not None and refused.error is not None
-        if not rest:
-            raise refused.error
-        _refuse_on_batches(output_state(steps, ImageState()), refused.error)
+        if rest:
+            _refuse_on_batches(output_state(steps, ImageState()), refused.error)
+        else:
+            try:
+                raise refused.error
+            finally:  # the traceback keeps this frame alive, and through it the calling ones with their loader
+                del translated, way, refused
     left = tuple(part.transform for part in way[first:])
     try:
         return replace(plan_of(steps), rest=DeferredTransforms(way[first].position, left) if left else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import multiprocessing
 import multiprocessing.util
@@ -10,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from proxyloader import DataLoader
+from proxyloader.dali.api import Pipeline
 from proxyloader.dali.run import PipelineRun
 from proxyloader.data.placeholders import Proxy
 
@@ -326,6 +329,56 @@ def test_persistent_workers_keep_the_transform_they_started_with_as_torchs_do(da
     list(loader)
     dataset.transform = transforms.Compose([transforms.Resize((10, 11)), transforms.ToTensor()])
     assert {tuple(images.shape[2:]) for images, _ in loader} == {(24, 32)}
+
+
+class ChangesByEpoch(Dataset[Any]):
+    """Calls a transform that is another one in each epoch."""
+
+    def __init__(self, root: str) -> None:
+        self.inner, self.epoch = ImageFolder(root), torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.inner[index]
+        transform = transforms.Compose([transforms.RandomCrop(20 + int(self.epoch)), transforms.ToTensor()])
+        return transform(image), label
+
+
+def in_memory(kind: type) -> int:
+    return sum(isinstance(each, kind) for each in gc.get_objects())
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_pipelines_of_transforms_that_do_not_come_back_are_dropped(
+    folder: ImageFolder, workers: int, persistent: bool
+) -> None:
+    dataset, before = ChangesByEpoch(folder.root), in_memory(Pipeline)
+    loader = DataLoader(dataset, 16, num_workers=workers, persistent_workers=persistent, device="cpu")
+    for epoch in (*range(6), 0):
+        dataset.epoch.fill_(epoch)
+        assert {images.shape[2] for images, _ in loader} == {20 + epoch}
+        assert 1 <= in_memory(Pipeline) - before <= 2  # those of this epoch, and of the last one
+    assert not loader._counts._in_workers
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_a_transform_that_is_not_translated_keeps_no_pipeline_alive(folder: ImageFolder) -> None:
+    loader, before = DataLoader(folder, 16, device="cpu"), in_memory(Pipeline)
+    for size in range(20, 26):
+        folder.transform = transforms.Compose([transforms.RandomCrop(size), transforms.ToTensor(), torch.square])
+        assert {images.shape[2] for images, _ in loader} == {size}
+        assert 1 <= in_memory(Pipeline) - before <= 2
 
 
 def test_a_loop_that_is_left_gives_back_its_slots(dataset: ImageFolder, device: str) -> None:
