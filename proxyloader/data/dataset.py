@@ -20,7 +20,6 @@ from .compiled_transform import CompiledTransform, WorkerTransform, compile_tran
 from .encoded_image import EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, LazyImage
 from .placeholders import Proxy
-from .read_check import is_sound
 
 D = TypeVar("D")
 
@@ -121,8 +120,6 @@ class LateOpener:
 
     def __call__(self, path: str) -> Image.Image | EncodedImage:
         encoded = EncodedImage.open(path, self.max_pixels)
-        if not is_sound(encoded):
-            return encoded.decoded()
         return LazyImage(None, encoded) if PILLOW_DECODES_LATE else encoded
 
 

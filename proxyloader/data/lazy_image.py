@@ -12,8 +12,8 @@ and so it is with Pillow 10, whose images have no place to decode them late.
 Of an image in mode L DALI decodes RGB, and converts it to grey as Pillow does (``START_AS_GREY`` in
 ``transforms/chain.py``). A JPEG that is grey itself keeps its levels thereby.
 
-When a file is opened, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
-Then it is Pillow's own image. So a dataset that catches the error of such a file catches it where it always did.
+If a file is damaged, or DALI might decode it in another way than Pillow, ``Image.open`` returns Pillow's own image. See
+NOTE [ Errors where stock raises them ] in ``jpeg.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from PIL.PpmImagePlugin import PpmImageFile
 from ..errors import ImageError
 from .batch_memory import batch_memory
 from .encoded_image import MOST_READ_BYTES, EncodedImage
-from .read_check import is_sound
 from .transformed import PixelUses, Transformed, is_making_values
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
@@ -191,8 +190,6 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
     def _read(self) -> None:
         encoded, self._unread = self._unread, None
         if encoded is None or self.fp is None:  # as it was closed
-            return
-        if not is_sound(encoded):  # so Pillow decodes it
             return
         self._encoded = encoded
         self.tile, self.readonly = [], 0  # as Pillow leaves a file that it has decoded

@@ -26,7 +26,7 @@ from .fetch_folder import FolderFetcher
 from .loader_state import LoaderState
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, trains_with_others
-from .scan_checks import IntegrityTable
+from .scan_checks import PassedSamples
 from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
 
@@ -79,7 +79,7 @@ class WorkerPool:
         loader: Any,
         translated: Translated,
         arena: Arena | None,
-        scans: IntegrityTable | None,
+        passed: PassedSamples | None,
         loader_state: LoaderState,
         live: LiveDataset | None = None,
     ) -> WorkerPool:
@@ -88,7 +88,7 @@ class WorkerPool:
         Args:
             translated: the dataset.
             arena: arena of an earlier epoch to use again; None: create one.
-            scans: what is known of the JPEGs of the dataset; None if they are not checked.
+            passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
             loader_state: state of the first epoch, with the states that the dataset begins with.
             live: returns the dataset for each batch if there are no workers.
         """
@@ -101,7 +101,7 @@ class WorkerPool:
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
-        fetcher = _fetcher_for(loader, translated, scans, live)
+        fetcher = _fetcher_for(loader, translated, passed, live)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -230,14 +230,14 @@ def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, 
 
 
 def _fetcher_for(
-    loader: Any, translated: Translated, scans: IntegrityTable | None, live: LiveDataset | None
+    loader: Any, translated: Translated, passed: PassedSamples | None, live: LiveDataset | None
 ) -> Fetcher:
     batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
     is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
     is_for_torch = loader.collate_fn is default_collate and not loader._options.audit_share
     plans = frozenset(translated.plans) if is_for_torch else frozenset()
-    folders = FolderFetcher(plans, scans, has_workers) if batched else None
-    return Fetcher(translated.dataset, loader.on_error, loader.seed, scans, live, has_workers, is_shared, folders)
+    folders = FolderFetcher(plans, passed, has_workers) if batched else None
+    return Fetcher(translated.dataset, loader.on_error, loader.seed, passed, live, has_workers, is_shared, folders)
 
 
 def _arena_for(loader: Any) -> Arena | None:

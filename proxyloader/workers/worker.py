@@ -96,8 +96,7 @@ class PackStream:
         self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
 
     def __call__(self, samples: Any) -> BatchMessage:
-        fetched = self._fetcher.of_stream(samples if self._batched else [samples])
-        packed = _pack(self._packer, fetched, self._batched)
+        packed = _pack(self._packer, Fetched(samples if self._batched else [samples]), self._batched)
         return BatchMessage.of(packed, self._fetcher.worker_info(), self._stream.state)
 
 

@@ -24,7 +24,7 @@ import proxyloader
 from proxyloader.data.lazy_image import opened_late
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.request_sampler import BatchRequest
-from proxyloader.workers.scan_checks import IntegrityTable
+from proxyloader.workers.scan_checks import PassedSamples
 
 pytestmark = [
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
@@ -208,10 +208,10 @@ def test_it_meets_the_error_and_draws_what_it_draws_there(
 
 @pytest.mark.parametrize("kind", [Own, InLists])
 def test_in_later_epochs_it_meets_the_error_again(kind: Callable[..., Any], paths: list[Path]) -> None:
-    dataset, table = kind(paths), IntegrityTable(IMAGES)
+    dataset, table = kind(paths), PassedSamples(IMAGES)
     for _ in range(3):
         with opened_late():  # each time in another worker
-            fetched = Fetcher(dataset, scans=table)(BatchRequest(0, 0, list(range(IMAGES)), batched=True, slot=None))
+            fetched = Fetcher(dataset, passed=table)(BatchRequest(0, 0, list(range(IMAGES)), batched=True, slot=None))
         assert [int(label[0]) for _, label in fetched.samples] == [0, 1, 2, -1, 4, 5, 6, 7, -1, -1, 10, 11]
 
 
