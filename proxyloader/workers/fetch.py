@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
 
-from .._random_state import preserve_rng, seed_generators
+from .._random_state import preserve_rng, seed_generators, set_states, states_now
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
 from ..data.dataset import path_of
 from ..data.encoded_image import NOT_YET, EncodedImage
@@ -160,15 +160,15 @@ class Fetcher:
         """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
         if not request.batched or self._seed is not None or not self._takes_lists:
             return _NOTHING
+        before = states_now(beside_torch=True)
         try:
             with checking(self._passed, request.each()):
                 return self.dataset.__getitems__(request.indices)
-        except ImageError:
-            return _NOTHING  # read each sample by itself to find the unreadable one
         except Exception as error:
-            if self._on_error == "raise" or not is_about_the_file(error):
+            if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_about_the_file(error)):
                 raise
-            return _NOTHING
+        set_states(before)  # each sample is read again by itself, to find the unreadable one
+        return _NOTHING
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
         """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch at the same time."""
