@@ -54,6 +54,9 @@ _MAX_SIDE_PX = 65_500
 
 _SKELETON_SIZE = b"\0\x08\0\x08"
 
+_MAX_CACHED_BYTES = 2048
+"""Maximum size of a skeleton in the cache. Longer ones have EXIF data, which hardly two files share."""
+
 
 class JpegHeader(NamedTuple):
     """Properties of a JPEG file that its header gives before the first scan.
@@ -237,10 +240,9 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
 
     See NOTE [ Errors where stock raises them ] and NOTE [ Damaged scans ].
     """
-    if scans.skeleton:  # hardly two files have the same
-        accepted = _accepts.__wrapped__(header.skeleton + scans.skeleton + JPEG_END)
-    else:
-        accepted = _accepts(header.skeleton + JPEG_END)
+    skeleton = header.skeleton + scans.skeleton + JPEG_END
+    is_common = not scans.skeleton and len(skeleton) < _MAX_CACHED_BYTES
+    accepted = _accepts(skeleton) if is_common else _accepts.__wrapped__(skeleton)
     if not accepted or not checks.find_zeros:
         return accepted
     data = bytes(data)

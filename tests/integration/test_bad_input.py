@@ -164,14 +164,6 @@ def test_a_file_without_permission_is_named(damaged: Any, monkeypatch: pytest.Mo
     assert found[BAD // BATCH].errno == errno.EACCES
 
 
-def test_several_bad_images_in_one_batch_do_not_hide_each_other(damaged: Any) -> None:
-    dataset = damaged(broken_tables)
-    other = Path(dataset.samples[BAD + 1][0])
-    broken_tables(other)
-    error = outcomes(DataLoader(dataset, BATCH, num_workers=1, device="cpu"))[BAD // BATCH]
-    assert f"dataset[{BAD}]" in str(error) and f"dataset[{BAD + 1}]" in str(error) and str(other) in str(error)
-
-
 def test_an_empty_root_is_refused_by_torchvision_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         DataLoader(ImageFolder(str(tmp_path), TRANSFORM))

@@ -200,6 +200,12 @@ def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
     assert [len(batches) for batches in found] == [3] * 4
 
 
+def test_several_that_dali_cannot_decode_do_not_hide_each_other(spelled: Numbered) -> None:
+    paths = damage(spelled, FOUND_BY_DALI, 9, 10)
+    error = outcomes(DataLoader(spelled, BATCH, num_workers=1, device="cpu"))[2]
+    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", *paths))
+
+
 @pytest.mark.parametrize("batch_size", [BATCH, None])
 def test_a_stream_has_no_next_sample_in_the_place_of_a_batch(
     spelled: Numbered, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
