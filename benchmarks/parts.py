@@ -39,11 +39,10 @@ from proxyloader.dali.api import fn, pipeline_def, types
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
-from proxyloader.data import read_check
 from proxyloader.data.dataset import plans_in
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.image_calls import image_calls_in
-from proxyloader.data.jpeg_integrity import damage_of
+from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
 from proxyloader.data.placeholders import ImageCall
 from proxyloader.data.transformed import Transformed
 from proxyloader.make_dataset import make_dataset
@@ -58,7 +57,7 @@ from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.fetch_folder import FolderFetcher
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
-from proxyloader.workers.scan_checks import IntegrityTable
+from proxyloader.workers.scan_checks import PassedSamples
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory, set_up_worker
 
 PARTS = ("reading", "road", "datasets", "crops", "progressive", "grey")
@@ -88,8 +87,14 @@ def reading(root: str) -> dict[str, float]:
     return {
         "open files, malloc as it comes": before,
         "open files, freed memory kept": median_ms(lambda: [EncodedImage.open(path) for path in paths]),
-        "look at their scans (once, before a GPU decodes them)": median_ms(lambda: [damage_of(file) for file in files]),
+        "check them (once, before a GPU decodes them)": median_ms(lambda: [_is_sound(file) for file in files]),
     }
+
+
+def _is_sound(data: bytes) -> bool:
+    header = read_jpeg_header(data)
+    scans = header and read_scans(data, header)
+    return bool(header and scans and is_sound(data, header, scans))
 
 
 def datasets(root: str) -> dict[str, float]:
@@ -99,7 +104,7 @@ def datasets(root: str) -> dict[str, float]:
     paths = [path for path, _ in folder.samples]
     arena = Arena(2, len(paths) << 20)
     request = BatchRequest(0, 0, list(range(len(paths))), batched=True, slot=0)
-    read_check.reading.begin(is_known=True, checker=None)  # as in all epochs but the first
+    checks.are_passed = True  # as in all epochs but the first, on a GPU
     costs = {
         "read files, their bytes alone": median_ms(lambda: [_bytes_of(path) for path in paths]),
         "Image.open(path).convert('RGB'), decoded late": median_ms(
@@ -110,12 +115,12 @@ def datasets(root: str) -> dict[str, float]:
     for of, transform in {"": transform_with(), ", transforms.v2": _of_v2()}.items():
         for name, kind in kinds.items():
             try:
-                fetcher = _fetcher_of(kind(root, transform), IntegrityTable(len(paths)))
+                fetcher = _fetcher_of(kind(root, transform), PassedSamples(len(paths)))
             except ImportError as error:
                 print(f"{name} is left out: {error}", file=sys.stderr)
                 continue
             packed = PackedDataset(fetcher, Packer(default_collate, arena, len(paths)), arena)
-            packed.__getitems__(request)  # which looks at the scans
+            packed.__getitems__(request)  # which checks them
             costs[f"worker: a whole batch, {name}{of}"] = median_ms(functools.partial(packed.__getitems__, request))
     return costs
 
@@ -136,11 +141,11 @@ def road(root: str) -> dict[str, float]:
     dataset = wrap(ImageFolder(root, transform_with()))
     arena = Arena(2, len(dataset) << 20)
     packer = Packer(default_collate, arena, len(dataset))
-    scans = IntegrityTable(len(dataset))
-    fetchers = _fetcher_of(dataset, None), _fetcher_of(dataset, scans), Fetcher(dataset, scans=scans)
+    passed = PassedSamples(len(dataset))
+    fetchers = _fetcher_of(dataset, None), _fetcher_of(dataset, passed), Fetcher(dataset, passed=passed)
     packed, known, by_sample = (PackedDataset(fetcher, packer, arena) for fetcher in fetchers)
     request = BatchRequest(0, 0, list(range(len(dataset))), batched=True, slot=0)
-    known.__getitems__(request)  # which looks at the scans
+    known.__getitems__(request)  # which checks them
     plan = dataset.transform.plan
     server = RunQueue(build_pipeline(plan, PipelineOptions(len(dataset), num_threads=1)))
     submitted = []
@@ -166,10 +171,10 @@ def road(root: str) -> dict[str, float]:
     return costs
 
 
-def _fetcher_of(dataset: Any, scans: IntegrityTable | None) -> Fetcher:
+def _fetcher_of(dataset: Any, passed: PassedSamples | None) -> Fetcher:
     """Return the fetcher that a worker has for torch's default ``collate_fn``."""
     plans = plans_in(dataset) if isinstance(dataset, ImageFolder) else {}
-    return Fetcher(dataset, scans=scans, folders=FolderFetcher(plans, scans, is_in_worker=True))
+    return Fetcher(dataset, passed=passed, folders=FolderFetcher(plans, passed, is_in_worker=True))
 
 
 def drawing(plan: Plan, images: int, context: Callable[[], Any] = contextlib.nullcontext) -> float:
@@ -213,7 +218,7 @@ def crops(root: str) -> dict[str, float]:
 
 
 def progressive(root: str) -> dict[str, float]:
-    """The same photographs as progressive JPEGs: what a strict check, Pillow and DALI take for them."""
+    """The same photographs as progressive JPEGs: what the check, Pillow and DALI take for them."""
     files = []
     for path, _ in ImageFolder(root).samples:
         file = io.BytesIO()
@@ -234,7 +239,7 @@ def progressive(root: str) -> dict[str, float]:
             torch.cuda.synchronize()
 
     return {
-        "progressive: look at their scans": median_ms(lambda: [damage_of(file) for file in files], times=3),
+        "progressive: check them": median_ms(lambda: [_is_sound(file) for file in files], times=3),
         "progressive: decoded by Pillow": median_ms(lambda: [EncodedImage.by_pillow(file) for file in files], times=3),
         f"progressive: decoded by DALI on {'a GPU and ' if on_gpu else ''}4 threads": median_ms(decode, times=5),
     }

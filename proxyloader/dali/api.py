@@ -8,7 +8,7 @@ NOTE [ What DALI cannot parse ]
 DALI's image decoder reads the headers of a batch in several threads. If it cannot parse one of them, it returns without
 waiting for the other threads. These go on in memory that was freed, and sometimes crash the process (DALI 2.4, on a
 CPU). An image that fails later, while its pixels are decoded, does no harm. So workers pass no JPEG to DALI whose
-header DALI cannot parse: ``data/jpeg_header.py`` refuses every unusual header, and Pillow decodes these images.
+header DALI cannot parse: ``data/jpeg.py`` refuses every unusual header, and Pillow decodes these images.
 """
 
 from __future__ import annotations

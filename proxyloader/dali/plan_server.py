@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..data.jpeg_header import read_jpeg_header
+from ..data.jpeg import read_jpeg_header
 from ..transforms.plan import Plan, plan_of
 from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline

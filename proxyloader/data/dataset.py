@@ -21,7 +21,6 @@ from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, late_image
 from .placeholders import Proxy
-from .read_check import is_sound
 
 D = TypeVar("D")
 
@@ -124,9 +123,9 @@ class LateOpener:
 
     def __call__(self, path: str) -> Image.Image | EncodedImage:
         encoded, deferral = EncodedImage.open(path, self.max_pixels), current()
-        if (deferral is not None and not deferral.is_active) or not is_sound(encoded):
-            return encoded.decoded()
-        return late_image(encoded) if PILLOW_DECODES_LATE else encoded
+        if not PILLOW_DECODES_LATE:
+            return encoded
+        return late_image(encoded) if deferral is None or deferral.is_active else encoded.decoded()
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

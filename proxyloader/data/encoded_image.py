@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import stat
 import struct
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from ..errors import ImageError, InputError
 from .bad_samples import ForeignImageError, LargeImageError, image_error_like, is_system_error
 from .batch_memory import batch_memory
-from .jpeg_header import JPEG_END, JPEG_START, JpegHeader, count_scan_headers, count_scans, read_jpeg_header
+from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, read_jpeg_header, read_scans
 
 SMALLEST_SIDE_PX = 8
 """Smaller images are left to Pillow. In a 4:2:0 image one pixel wide, the GPU's engine is off by up to 8 levels."""
@@ -36,6 +37,9 @@ NOT_YET = (
 
 REPLACE = "Replace the file, or leave it out of the dataset"
 MACHINE = "The file may be sound: the disk, the network or a limit of the process may be at fault"
+
+_SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
+"""What looks like the header of a scan, in a JPEG of any kind."""
 
 PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
 MOST_PASSES = 20
@@ -59,9 +63,6 @@ class EncodedImage:
     width: int
     path: str = ""
     header: JpegHeader | None = field(default=None, repr=False, compare=False)
-
-    checked: ClassVar[int] = 0
-    """How thorough the check was that found it to be sound; see ``read_check.py``."""
 
     _view: ClassVar[memoryview | None] = None
     """The file in the memory that its batch is sent in: see NOTE [ Read where it is sent ]."""
@@ -178,8 +179,8 @@ class EncodedImage:
     def of_jpeg(cls, data: bytes | memoryview, path: str = "", max_pixels: int | None = None) -> EncodedImage | None:
         """Create an image from the content of a JPEG file; None if DALI might decode it in another way than Pillow.
 
-        A memoryview is of a place in the memory of its batch. The scans of most JPEGs are not looked at here, but
-        before a GPU decodes them for the first time.
+        So Pillow decodes a damaged file, where the dataset opens it, and raises its errors there. A memoryview is of a
+        place in the memory of its batch.
 
         Raises:
             ImageError: it is too large.
@@ -190,12 +191,17 @@ class EncodedImage:
         if header is None or not header.as_pillow or min(header.height, header.width) < SMALLEST_SIDE_PX:
             return None
         refuse_too_large(header.height, header.width, path, max_pixels)
-        jpeg = data
-        if header.is_progressive or data[-len(JPEG_END) :] != JPEG_END or len(data) > MOST_READ_BYTES:
-            scans, end = count_scans(memoryview(data)[:MOST_READ_BYTES], header)
-            refuse_too_large(header.height, header.width, path, max_pixels, scans)
-            jpeg = data[:end]
-        return cls(jpeg, header.height, header.width, path, header) if jpeg else None
+        ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END and len(data) <= MOST_READ_BYTES
+        if checks.are_passed and ends_as_jpeg and not header.is_progressive:
+            return cls(data, header.height, header.width, path, header)
+        scans = read_scans(memoryview(data)[:MOST_READ_BYTES], header)
+        if scans is not None:
+            refuse_too_large(header.height, header.width, path, max_pixels, scans.number)
+            jpeg = data[: scans.end]
+            if checks.are_passed or is_sound(jpeg, header, scans):
+                return cls(jpeg, header.height, header.width, path, header)
+        type(checks).damaged += 1
+        return None
 
     @classmethod
     def by_pillow(cls, data: bytes | memoryview | None, path: str = "", max_pixels: int | None = None) -> EncodedImage:
@@ -293,7 +299,7 @@ def _decoded(data: bytes | memoryview | None, path: str, max_pixels: int | None)
             scans = 1
             if image.format in ("JPEG", "MPO"):
                 file.seek(0)
-                scans = count_scan_headers(file.read(MOST_READ_BYTES))
+                scans = len(_SCAN_HEADER.findall(file.read(MOST_READ_BYTES)))
             refuse_too_large(image.height, image.width, path, max_pixels, scans)
             decoded: Image.Image = image.convert("RGB")
             _ = decoded.im  # decodes it here: see NOTE [ Decoded late ]

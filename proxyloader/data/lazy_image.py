@@ -15,8 +15,8 @@ Of an image in mode L DALI decodes RGB, and converts it to grey as Pillow does (
 Such an image is an instance of Pillow's own class, because torchvision, timm and datasets look up ``type(image)``. What
 it lacks is in its ``__dict__``, and the methods of Pillow that need pixels are hooked.
 
-When a file is opened, it is seen whether DALI might decode it in another way than Pillow, for example as it is cut off.
-Then it is Pillow's own image. So a dataset that catches the error of such a file catches it where it always did.
+If a file is damaged, or DALI might decode it in another way than Pillow, ``Image.open`` returns Pillow's own image. See
+NOTE [ Errors where stock raises them ] in ``jpeg.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from ..errors import ImageError
 from .batch_memory import batch_memory
 from .deferral import current
 from .encoded_image import MOST_READ_BYTES, EncodedImage
-from .read_check import is_sound
 from .transformed import PixelUses, Transformed, is_making_values
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
@@ -98,7 +97,7 @@ def _undecoded(image: Image.Image) -> EncodedImage | Transformed | None:
     state: dict[str, Any] = image.__dict__
     if _FILE in state:
         encoded = state.pop(_FILE)
-        if image.fp is not None and is_sound(encoded):  # type: ignore[attr-defined]  # otherwise Pillow decodes it
+        if image.fp is not None:  # type: ignore[attr-defined]  # otherwise it was closed
             # As Pillow leaves a file that it has decoded.
             state.update(_proxyloader_image=encoded, tile=[], _readonly=0)
             if image._exclusive_fp:  # type: ignore[attr-defined]

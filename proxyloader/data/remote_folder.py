@@ -18,7 +18,6 @@ from ..errors import ImageError
 from .bad_samples import MissingImageError
 from .encoded_image import MACHINE, REPLACE, EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, late_image
-from .read_check import is_sound
 
 FIRST_PAUSE_S = 0.1
 """Pause before a file is fetched again, in seconds. Each further pause is twice as long."""
@@ -224,7 +223,7 @@ def _opened(data: bytes | Exception, url: str) -> Image.Image:
         reason, number = f"cannot be fetched: {data or type(data).__name__}", errno.ETIMEDOUT
         raise ImageError(f"{url}: {reason}. {MACHINE}", code="machine", path=url, reason=reason, errno=number) from data
     encoded = EncodedImage.from_bytes(data, url)
-    return late_image(encoded) if PILLOW_DECODES_LATE and is_sound(encoded) else encoded.decoded()
+    return late_image(encoded) if PILLOW_DECODES_LATE else encoded.decoded()
 
 
 def _package_that_opens(url: str) -> str:

@@ -18,20 +18,20 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import Translated, sources_of
+from ..data.dataset import Translated, length_of, sources_of
 from ..data.distributed import Auto
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
 from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import of_samples
-from ..workers.scan_checks import IntegrityTable
+from ..workers.scan_checks import PassedSamples
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
 from .iterator import LoaderIterator, PassThroughIterator
-from .options import CheckScans, LoaderOptions, Unsupported
+from .options import LoaderOptions, Unsupported
 from .plan_servers import PlanServers
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -84,11 +84,9 @@ class DataLoader(CheckpointedLoader[T]):
             lists these samples.
         max_pixels: maximum number of pixels of an image. Default: the limit of Pillow, which is twice
             ``PIL.Image.MAX_IMAGE_PIXELS``.
-        check_scans: check in the worker that the scan of a JPEG is complete, before the first time a GPU decodes it.
-            Pillow decodes damaged JPEGs. True looks at the tables and markers of the JPEG and for lost blocks, in
-            0.1 ms, 0.5 ms if it is progressive, which finds all truncated files. "strict" reads the whole scan, in
-            1 ms, keeps what it finds in the user's cache folder for later runs, and leaves progressive JPEGs, in
-            which it would miss damage, to Pillow. If False, a damaged image may show parts of other images.
+        check_scans: search JPEGs for lost blocks in the worker before a GPU decodes them for the first time, and let
+            Pillow decode damaged files. If False, a damaged image may show parts of other images. ``proxyloader
+            verify`` reads all files of a dataset to their ends.
         unsupported: what to do with a part of the dataset's ``.transform`` that is not translated. "auto" runs it in
             the worker, on the stock loader's image. What it does to a tensor is done on ``device``. If the first epoch
             is slower for it, a warning names it. "raise" raises when the loader is built. "batch" calls it and the
@@ -159,7 +157,7 @@ class DataLoader(CheckpointedLoader[T]):
         seed: int | None = None,
         on_error: OnError = "raise",
         max_pixels: int | None = None,
-        check_scans: CheckScans = True,
+        check_scans: bool = True,
         unsupported: Unsupported = "auto",
         translate: bool = True,
         num_shards: int | Auto | None = None,
@@ -226,7 +224,7 @@ class DataLoader(CheckpointedLoader[T]):
         check_device_exists(device)
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
-        self._scans: IntegrityTable | None = None
+        self._passed: PassedSamples | None = None
         self._transforms: list[Any] = []  # of the dataset in the last epoch
         vars(self).update(_of_this_process(self))
         vars(self).update(self._new_counts())
@@ -307,7 +305,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
-        fresh = {"_loader_state": None, "_scans": None, "_errors": UnreadableSamples()}
+        fresh = {"_loader_state": None, "_passed": None, "_errors": UnreadableSamples()}
         epochs = {"_next_epoch": LoaderState(self._next_epoch.epoch)}
         return self.__dict__ | _of_this_process(self) | fresh | epochs | self._new_counts()
 
@@ -337,12 +335,14 @@ class DataLoader(CheckpointedLoader[T]):
             dataset = live()
         plans |= found_plans
         arena = pool.left_arena() if pool is not None else None
-        is_strict = options.check_scans == "strict"
-        self._scans = IntegrityTable.for_dataset(dataset, is_strict, self._scans) if options.checks_scans else None
+        if not options.checks_scans:
+            self._passed = None
+        elif self._passed is None:
+            self._passed = PassedSamples(length_of(dataset) or 0)
         found = found._replace(dataset=dataset, plans=plans)
         defers = not counts.has_given_up
         self._pool = WorkerPool.build(
-            self, found, arena, self._scans, loader_state, live, defers, not defers and counts.has_images
+            self, found, arena, self._passed, loader_state, live, defers, not defers and counts.has_images
         )
         return self._pool
 

@@ -14,7 +14,6 @@ from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
 
 Unsupported = Literal["auto", "raise", "batch", "cpu"]
-CheckScans = bool | Literal["strict"]
 UNSUPPORTED: tuple[Unsupported, ...] = ("auto", "raise", "batch", "cpu")
 
 
@@ -29,7 +28,7 @@ class LoaderOptions:
     seed: int | None
     on_error: OnError
     max_pixels: int | None
-    check_scans: CheckScans
+    check_scans: bool
     unsupported: Unsupported
     translate: bool
     prefetch: int
@@ -47,8 +46,8 @@ class LoaderOptions:
             check_num_threads(self.num_threads, ", or 'auto'")
         if not isinstance(self.translate, bool):
             raise ValueError(f"translate is True or False; got {self.translate!r}")
-        if not isinstance(self.check_scans, bool) and self.check_scans != "strict":
-            raise ValueError(f"check_scans is True, False or 'strict'; got {self.check_scans!r}")
+        if not isinstance(self.check_scans, bool):
+            raise ValueError(f"check_scans must be True or False, got {self.check_scans!r}")
         share = self.hw_decoder_load
         if share != "auto" and not (isinstance(share, (int, float)) and 0 <= share <= 1):
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {share!r}")
@@ -88,4 +87,4 @@ class LoaderOptions:
     @property
     def checks_scans(self) -> bool:
         """Whether workers check the scans of JPEGs."""
-        return bool(self.check_scans) and self.on_gpu
+        return self.check_scans and self.on_gpu

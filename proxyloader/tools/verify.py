@@ -6,12 +6,10 @@ import io
 import os
 import shutil
 import stat
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -21,18 +19,18 @@ from rich.table import Table
 
 from .._cores import usable_cores
 from ..data.bad_samples import is_system_error
-from ..data.encoded_image import MACHINE, EncodedImage
-from ..data.jpeg_integrity import damage_of, has_whole_structure
-from ..data.jpeg_verdicts import VerdictFile, fingerprint_of
+from ..data.encoded_image import MACHINE
+from ..data.jpeg import damage_of, read_jpeg_header, read_scans
 from .files import check_can_be_written
 from .processes import ProgressBar, in_processes
 
-Kind = Literal["sound", "damaged", "truncated", "foreign", "unreadable"]
+Kind = Literal["sound", "damaged", "truncated", "clipped", "foreign", "unreadable"]
 
 MEANINGS: dict[Kind, str] = {
     "sound": "read to the end without a warning",
     "damaged": "Pillow decodes it, but a part of the picture is wrong or grey",
     "truncated": "the end is missing, or Pillow cannot decode it",
+    "clipped": 'convert("RGB") makes its values above 255 white',
     "foreign": "not an image, or of another format than its name says",
     "unreadable": "the system cannot read it",
 }
@@ -40,6 +38,9 @@ MEANINGS: dict[Kind, str] = {
 FILES_PER_TASK = 32
 JPEG_FORMATS = {"JPEG", "MPO"}
 """Pillow's name for a JPEG of several pictures, as some cameras write, is MPO."""
+
+APPLE_DOUBLE = b"\0\5\x16\7"
+"""Start of the files named "._name.jpg" in which macOS keeps metadata on other file systems."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ def verify(
 ) -> list[Finding]:
     """Read all image files of a folder to their ends. Print the bad ones and a table, and return the bad ones.
 
-    The files are those with the suffixes that ``ImageFolder`` reads, in all folders below. What is found of the scans
-    of JPEGs is kept for loaders; see NOTE [ Verdict file ].
+    The files are those with the suffixes that ``ImageFolder`` reads, in all folders below.
 
     Args:
         folder: root of the data set.
@@ -121,6 +121,8 @@ def look_at(path: str) -> Finding:
         return Finding(path, "unreadable", f"{error.strerror or error}{advice}")
     if not data:
         return Finding(path, "truncated", "it is empty")
+    if data.startswith(APPLE_DOUBLE):
+        return Finding(path, "foreign", "macOS metadata of another file (AppleDouble), not an image")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, about large pictures and old formats
         try:
@@ -131,6 +133,10 @@ def look_at(path: str) -> Finding:
                 damage = _damage_of_jpeg(data) if found in JPEG_FORMATS else None
                 if damage != "":
                     image.load()
+                if image.mode[0] in "IF" and not 0 <= image.getextrema()[0] <= image.getextrema()[1] <= 255:
+                    low, high = image.getextrema()
+                    reason = f'values from {low} to {high} in mode {image.mode!r}, which convert("RGB") clips to 0..255'
+                    return Finding(path, "clipped", reason)
         except UnidentifiedImageError:
             return Finding(path, "foreign", f"{len(data)} bytes in no image format that Pillow knows")
         except MemoryError:
@@ -141,22 +147,12 @@ def look_at(path: str) -> Finding:
 
 
 def _damage_of_jpeg(data: bytes) -> str | None:
-    """Return what is wrong with a JPEG, "" if nothing is, and None if Pillow must tell. Keep the verdict."""
-    jpeg = EncodedImage.of_jpeg(data, max_pixels=sys.maxsize)
-    if jpeg is None or jpeg.header is None:
+    """Return what is wrong with a JPEG; "" if nothing is, and None if Pillow must tell."""
+    header = read_jpeg_header(data)
+    if header is None or not header.as_pillow:
         return None
-    damage = damage_of(jpeg.data)
-    if not damage and not has_whole_structure(jpeg.data, jpeg.header):
-        damage = "a marker is misplaced, or a scan is missing"
-    verdicts = _verdicts()
-    if verdicts is not None:
-        verdicts.note(fingerprint_of(jpeg.data), is_sound=not damage)
-    return damage
-
-
-@cache
-def _verdicts() -> VerdictFile | None:
-    return VerdictFile.of_user(create=True)
+    scans = read_scans(data, header)
+    return "a marker is misplaced, or a scan is missing" if scans is None else damage_of(data[: scans.end])
 
 
 def _raise(error: OSError) -> None:

@@ -14,17 +14,16 @@ from typing import Any
 from torch.utils.data import Subset, get_worker_info
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from .._random_state import preserve_rng, seed_generators
+from .._random_state import preserve_rng, seed_generators, set_states, states_now
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
 from ..data.dataset import path_of
 from ..data.deferral import Deferral
 from ..data.encoded_image import NOT_YET, EncodedImage
 from ..data.live_dataset import LiveDataset
-from ..data.read_check import reading
 from ..errors import ImageError, InputError, ProxyLoaderError
 from .fetch_folder import FolderFetcher
 from .request_sampler import BatchRequest
-from .scan_checks import IntegrityTable, ScanStatus, leave_to_pillow
+from .scan_checks import PassedSamples, checking
 
 MOST_TRIES = 100
 """Most consecutive unreadable samples before the search for a replacement fails."""
@@ -48,7 +47,7 @@ class Fetcher:
 
     Args:
         seed: seed of the random numbers; None: use torch's generators as they are.
-        scans: what is known of the JPEGs; None: they are not checked.
+        passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
         live: returns the dataset as it is when a batch begins; None: the dataset does not change.
         has_workers: whether the loader has worker processes.
         keeps_batches: with ``on_error="skip"``, whether a batch without a readable sample gets the next one. Processes
@@ -62,7 +61,7 @@ class Fetcher:
         dataset: Any,
         on_error: OnError = "raise",
         seed: int | None = None,
-        scans: IntegrityTable | None = None,
+        passed: PassedSamples | None = None,
         live: LiveDataset | None = None,
         has_workers: bool = False,
         keeps_batches: bool = False,
@@ -71,7 +70,7 @@ class Fetcher:
     ) -> None:
         self.dataset, self._on_error, self.keeps_batches = dataset, on_error, keeps_batches
         self._deferral = deferral
-        self._seed, self._scans, self._live, self._has_workers, self.folders = seed, scans, live, has_workers, folders
+        self._seed, self._passed, self._live, self._has_workers, self.folders = seed, passed, live, has_workers, folders
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
@@ -83,8 +82,6 @@ class Fetcher:
         at_once = self._at_once(request)
         is_at_once = at_once is not _NOTHING
         if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
-            # The dataset made the batch itself, so it is not known which image belongs to which index.
-            self._leave_to_pillow(at_once, indices, self._known_of(indices))
             return Fetched(at_once, indices)
         if not is_at_once:
             self._fetch_ahead(indices)
@@ -137,20 +134,6 @@ class Fetcher:
         """Return a batch by torch's own fetcher."""
         fetcher: Any = _MapDatasetFetcher(self.dataset, request.batched, collate_fn, False)
         return fetcher.fetch(request.indices)
-
-    def of_stream(self, samples: list[Any]) -> Fetched:
-        """Check samples from an IterableDataset. ImageError: an image cannot be decoded."""
-        fetched = Fetched()
-        reading.begin(False, self._scans.checker if self._scans is not None else None)  # for the next batch
-        for sample in samples:
-            try:
-                self._leave_to_pillow(sample, [None], ScanStatus.UNKNOWN)
-                fetched.samples.append(sample)
-            except ImageError as error:
-                if self._on_error == "raise":
-                    raise
-                fetched.unreadable.append(UnreadableSample.of(None, error))
-        return fetched
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return index and sample of the next readable sample after ``index``. Add skipped ones to ``unreadable``.
@@ -209,29 +192,15 @@ class Fetcher:
         """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
         if not request.batched or self._seed is not None or not self._takes_lists:
             return _NOTHING
+        before = states_now(beside_torch=True)
         try:
-            return self._read(self._known_of(request.each()), lambda: self.dataset.__getitems__(request.indices))
-        except ImageError:
-            return _NOTHING  # read each sample by itself to find the unreadable one
+            with checking(self._passed, request.each()):
+                return self.dataset.__getitems__(request.indices)
         except Exception as error:
-            if self._on_error == "raise" or not is_about_the_file(error):
+            if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_about_the_file(error)):
                 raise
-            return _NOTHING
-
-    def _read(self, known: ScanStatus, read: Callable[[], Any]) -> Any:
-        """Return what the dataset reads. JPEGs are checked there: see NOTE [ Checked where it is read ]."""
-        reading.begin(known is ScanStatus.SOUND, self._scans.checker if self._scans is not None else None)
-        try:
-            return read()
-        finally:
-            reading.is_known = False  # what the collate_fn reads may be something else
-
-    def _known_of(self, indices: Sequence[Any]) -> ScanStatus:
-        """Return what is known of the images of indices together."""
-        if self._scans is None:
-            return ScanStatus.UNCHECKED
-        found = [self._scans.of(index) for index in indices]
-        return found[0] if len(found) == 1 or set(found) == {ScanStatus.SOUND} else ScanStatus.UNKNOWN
+        set_states(before)  # each sample is read again by itself, to find the unreadable one
+        return _NOTHING
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
         """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch at the same time."""
@@ -241,31 +210,15 @@ class Fetcher:
         if hasattr(dataset, "fetch_ahead"):
             dataset.fetch_ahead(indices)
 
-    def _leave_to_pillow(self, sample: Any, indices: Sequence[Any], known: ScanStatus) -> None:
-        """Check the scans of a sample, or of what the dataset returned for several indices, unless all are known."""
-        if self.has_given_up:
-            return
-        if self._scans is None:
-            leave_to_pillow(sample, ScanStatus.UNCHECKED, None)
-            return
-        if known is ScanStatus.SOUND and not self._scans.checker.is_strict:
-            return
-        is_damaged = leave_to_pillow(sample, known, self._scans.checker)
-        # If the dataset has met damage, its sample holds something else, and the file is not sound.
-        if is_damaged or (known is ScanStatus.UNKNOWN and not reading.has_found_damage):
-            for index in indices:
-                self._scans.note(index, is_damaged)
-
     def _sample(self, index: Any, epoch: int, sample: Any = _NOTHING) -> Any:
-        """Return the sample of an index, or the one that the dataset has returned already, with its scans checked."""
+        """Return the sample of an index, or the one that the dataset has returned already."""
         if (seed_for := self._seeds(epoch)) is not None:
             seed_for(index)
         try:
-            known = self._known_of([index])
-            if sample is _NOTHING:
-                sample = self._read(known, lambda: self.dataset[index])
-            self._leave_to_pillow(sample, [index], known)
-            return sample
+            if sample is not _NOTHING:
+                return sample
+            with checking(self._passed, [index]):
+                return self.dataset[index]
         except InputError as error:
             raise error.at(f"dataset[{index}]", index=index) from error
         except TypeError as error:

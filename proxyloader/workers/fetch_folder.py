@@ -30,9 +30,8 @@ from ..data.compiled_transform import CompiledTransform
 from ..data.dataset import LateOpener
 from ..data.encoded_image import EncodedImage
 from ..data.placeholders import ProxySample
-from ..data.read_check import is_sound, reading
 from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
-from .scan_checks import IntegrityTable, ScanStatus
+from .scan_checks import PassedSamples, checking
 
 WORTH_IT = 8
 """Number of images from which on it takes less time to draw their numbers ahead."""
@@ -45,12 +44,12 @@ class FolderFetcher:
 
     Args:
         plans: keys of the plans that the loader knows, if torch's default ``collate_fn`` alone gets the samples.
-        scans: what is known of the JPEGs; None: they are not checked.
+        passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
         is_in_worker: whether nobody else draws from the generators at the same time.
     """
 
-    def __init__(self, plans: Collection[str], scans: IntegrityTable | None, is_in_worker: bool = False) -> None:
-        self._plans, self._scans = plans, scans
+    def __init__(self, plans: Collection[str], passed: PassedSamples | None, is_in_worker: bool = False) -> None:
+        self._plans, self._passed = plans, passed
         self._may_draw_ahead = is_in_worker and are_alike_ahead()
 
     def __call__(
@@ -67,7 +66,8 @@ class FolderFetcher:
         before = states_now(beside_torch=True)
         try:
             chosen = [folder.samples[place] for place in _places_of(dataset, indices)]
-            images = self._read(folder, [path for path, _ in chosen], indices)
+            with checking(self._passed, indices):
+                images = [EncodedImage.open(path, folder.loader.max_pixels) for path, _ in chosen]
             transformed = self._transformed(folder.transform, images, indices, seed_for)
         except Exception:
             transformed = None
@@ -100,31 +100,6 @@ class FolderFetcher:
                 else:
                     made.append(transform.outputs(image))
         return made if len(sizes) <= 1 else None
-
-    def _read(self, folder: Any, paths: Sequence[str], indices: Sequence[Any]) -> list[EncodedImage]:
-        """Return the images of files. Any error: one cannot be read, or it is not sound and Pillow cannot decode it."""
-        are_known = self._scans is not None and self._scans.are_sound(indices)
-        reading.begin(are_known, None if self._scans is None else self._scans.checker)
-        images = []
-        try:
-            for index, path in zip(indices, paths):
-                images.append(self._opened(folder.loader, path, None if are_known else index))
-        finally:
-            reading.is_known = False
-        return images
-
-    def _opened(self, opener: LateOpener, path: str, index: Any) -> EncodedImage:
-        """Return the image of a file, which is looked at unless ``index`` is None, as it is known to be sound."""
-        known = ScanStatus.SOUND
-        if index is not None and self._scans is not None:
-            known = self._scans.of(index)
-            reading.begin(known is ScanStatus.SOUND, self._scans.checker)
-        image = EncodedImage.open(path, opener.max_pixels)
-        if not is_sound(image):
-            image = EncodedImage.from_pil(image.decoded(), path)
-        if known is ScanStatus.UNKNOWN and not reading.has_found_damage and self._scans is not None:
-            self._scans.note(index, is_damaged=False)
-        return image
 
 
 def _torch_collates() -> bool:

@@ -26,7 +26,7 @@ from .fetch_folder import FolderFetcher
 from .loader_state import LoaderState, is_stateful
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, trains_with_others
-from .scan_checks import IntegrityTable
+from .scan_checks import PassedSamples
 from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
 
@@ -79,7 +79,7 @@ class WorkerPool:
         loader: Any,
         translated: Translated,
         arena: Arena | None,
-        scans: IntegrityTable | None,
+        passed: PassedSamples | None,
         loader_state: LoaderState,
         live: LiveDataset | None = None,
         defers: bool = True,
@@ -90,7 +90,7 @@ class WorkerPool:
         Args:
             translated: the dataset.
             arena: arena of an earlier epoch to use again; None: create one.
-            scans: what is known of the JPEGs of the dataset; None if they are not checked.
+            passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
             loader_state: state of the first epoch, with the states that the dataset begins with.
             live: returns the dataset for each batch if there are no workers.
             defers, has_seen_images: how deferring begins, as an epoch with the same transform has ended.
@@ -107,7 +107,7 @@ class WorkerPool:
         # A server's pipeline takes all that it is given.
         counts = Deferral(loader._options.on_gpu, defers, has_seen_images) if loader.server is None else None
         deferral = counts if is_late else None
-        fetcher = _fetcher_for(loader, translated, scans, live, counts)
+        fetcher = _fetcher_for(loader, translated, passed, live, counts)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -259,16 +259,16 @@ def _torch_arguments(loader: Any, has_images: bool, deferral: Deferral | None) -
 def _fetcher_for(
     loader: Any,
     translated: Translated,
-    scans: IntegrityTable | None,
+    passed: PassedSamples | None,
     live: LiveDataset | None,
     deferral: Deferral | None,
 ) -> Fetcher:
     batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
     is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
     plans = frozenset(translated.plans) if loader.collate_fn is default_collate else frozenset()
-    folders = FolderFetcher(plans, scans, has_workers) if batched else None
+    folders = FolderFetcher(plans, passed, has_workers) if batched else None
     return Fetcher(
-        translated.dataset, loader.on_error, loader.seed, scans, live, has_workers, is_shared, folders, deferral
+        translated.dataset, loader.on_error, loader.seed, passed, live, has_workers, is_shared, folders, deferral
     )
 
 

@@ -1,53 +1,30 @@
-"""Scan checks: what is known of the scans of each sample, which is checked when it is read for the first time. Worker.
+"""Which samples passed the checks of their JPEGs in an earlier epoch, in memory that the workers share. Worker.
 
-What is found is recorded by the index of the sample, in memory that the workers share. If a dataset opens other files
-for the same index, only the first is checked. That each one ends as a JPEG is looked at in every epoch, when it is
-opened, by ``EncodedImage.of_jpeg``.
-
-Images that the dataset opens with Pillow or torchvision are checked where it reads them: see NOTE [ Checked where it is
-read ]. Others are checked after the dataset has returned the sample, in the thread that requested it.
+Each sample is recorded by its index. If a dataset opens other files for the same index later, only those of the first
+epoch are checked. That each file ends as a JPEG is checked in every epoch, by ``EncodedImage.of_jpeg``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.dataset import length_of
-from ..data.encoded_image import EncodedImage
-from ..data.image_calls import image_calls_in
-from ..data.jpeg_header import JpegHeader
-from ..data.jpeg_integrity import ScanChecker, has_whole_structure
-from ..data.read_check import is_never_checked, was_checked
+from ..data.jpeg import checks
 from .arena import Arena
 
 
-class ScanStatus(enum.IntEnum):
-    """What is known of the scans of the images of a sample."""
+class PassedSamples:
+    """The indices of samples whose JPEGs are sound; see NOTE [ Damaged scans ].
 
-    UNKNOWN = 0
-    SOUND = 1
-    DAMAGED = 2
-    UNCHECKED = 3  # not to be checked or recorded
-
-
-_STATUSES = tuple(ScanStatus)
-
-
-class IntegrityTable:
-    """The ``ScanStatus`` of each sample of a dataset, in memory that workers share; see NOTE [ Damaged scans ].
-
-    Indices that are not integers below ``size`` stay unknown.
+    Indices that are not integers below ``size`` never count as passed.
     """
 
-    def __init__(self, size: int, is_strict: bool = False) -> None:
-        self.checker = ScanChecker(is_strict)
+    def __init__(self, size: int) -> None:
         self._size = size
         self._own = np.zeros(0, np.uint8)
         self._shared: Arena | None = None
@@ -56,64 +33,34 @@ class IntegrityTable:
         except OSError:  # no shared memory: each process checks what it reads
             self._own = np.zeros(size, np.uint8)
 
-    @classmethod
-    def for_dataset(cls, dataset: Any, is_strict: bool, before: IntegrityTable | None) -> IntegrityTable:
-        """Return the table of an earlier epoch if its check is the same, otherwise a new one."""
-        if before is not None and before.checker.is_strict == is_strict:
-            return before
-        return cls(length_of(dataset) or 0, is_strict)
-
     @property
-    def _known(self) -> NDArray[np.uint8]:
+    def _passed(self) -> NDArray[np.uint8]:
         return self._own if self._shared is None else self._shared.memory(0, self._size)[: self._size]
 
-    def of(self, index: Any) -> ScanStatus:
+    def has_all(self, indices: Sequence[Any]) -> bool:
         try:
-            return _STATUSES[int(self._known[operator.index(index)])]
-        except (IndexError, TypeError):
-            return ScanStatus.UNKNOWN
-
-    def are_sound(self, indices: Sequence[Any]) -> bool:
-        """Return whether the images of all these indices are known to be sound."""
-        try:
-            return bool((self._known[[operator.index(index) for index in indices]] == ScanStatus.SOUND).all())
+            return bool(self._passed[[operator.index(index) for index in indices]].all())
         except (IndexError, TypeError):
             return False
 
-    def note(self, index: Any, is_damaged: bool) -> None:
+    def add(self, indices: Sequence[Any]) -> None:
         with contextlib.suppress(IndexError, TypeError):
-            self._known[operator.index(index)] = ScanStatus.DAMAGED if is_damaged else ScanStatus.SOUND
+            self._passed[[operator.index(index) for index in indices]] = 1
 
 
-def leave_to_pillow(sample: Any, known: ScanStatus, checker: ScanChecker | None) -> bool:
-    """Decode with Pillow those images of a sample that must not be sent to DALI.
+@contextlib.contextmanager
+def checking(passed: PassedSamples | None, indices: Sequence[Any]) -> Iterator[None]:
+    """Context in which a dataset reads samples: skip the checks of those that passed them, and note if all pass.
 
     Args:
-        checker: checks what is unknown; None only where ``known`` is UNCHECKED.
-
-    Returns:
-        Whether a damaged scan was found, which must be recorded.
-
-    Raises:
-        ImageError: Pillow cannot decode the image either.
+        passed: None: no GPU decodes the JPEGs, or lost blocks are not to be searched for.
     """
-    found_damage = False
-    for call in image_calls_in(sample):
-        image = call.image
-        if image.header is not None and _is_for_pillow(image, image.header, known, checker):
-            # The limit of pixels was checked when the image was opened.
-            call.take(EncodedImage.by_pillow(image.data, image.path, max_pixels=image.height * image.width))
-            found_damage |= not is_never_checked(image.header, checker)
-    return found_damage
-
-
-def _is_for_pillow(image: EncodedImage, header: JpegHeader, known: ScanStatus, checker: ScanChecker | None) -> bool:
-    if is_never_checked(header, checker):
-        return True
-    if was_checked(image, checker):
-        return False
-    if known in (ScanStatus.SOUND, ScanStatus.DAMAGED):
-        return known == ScanStatus.DAMAGED
-    if checker is None:
-        return not has_whole_structure(image.data, header)
-    return not checker.is_sound(image.data, header)
+    checks.find_zeros = passed is not None
+    checks.are_passed = are_passed = passed is not None and passed.has_all(indices)
+    damaged = checks.damaged
+    try:
+        yield
+    finally:
+        checks.find_zeros, checks.are_passed = True, False  # what the collate_fn reads may be something else
+    if passed is not None and not are_passed and damaged == checks.damaged:
+        passed.add(indices)

@@ -153,8 +153,7 @@ class PackStream:
                 self._has_released = True
                 hooks.release(self._packer.deferral)
             return self._packer.collate_fn(samples)
-        fetched = self._fetcher.of_stream(samples if self._batched else [samples])
-        packed = _pack(self._packer, fetched, self._batched)
+        packed = _pack(self._packer, Fetched(samples if self._batched else [samples]), self._batched)
         return BatchMessage.of(packed, self._fetcher.worker_info(), self._stream.state)
 
 

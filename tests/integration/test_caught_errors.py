@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset, IterableDataset
 from torchvision import transforms
@@ -23,8 +24,10 @@ from torchvision.io import decode_image
 import proxyloader
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.request_sampler import BatchRequest
-from proxyloader.workers.scan_checks import IntegrityTable
+from proxyloader.workers.scan_checks import PassedSamples
 
+from ..hostile_jpegs import HUFFMAN, QUANTISATION, with_content, without
+from ..outcomes import without_frames
 from ..undecoded import opened_late
 
 pytestmark = [
@@ -209,10 +212,10 @@ def test_it_meets_the_error_and_draws_what_it_draws_there(
 
 @pytest.mark.parametrize("kind", [Own, InLists])
 def test_in_later_epochs_it_meets_the_error_again(kind: Callable[..., Any], paths: list[Path]) -> None:
-    dataset, table = kind(paths), IntegrityTable(IMAGES)
+    dataset, table = kind(paths), PassedSamples(IMAGES)
     for _ in range(3):
         with opened_late():  # each time in another worker
-            fetched = Fetcher(dataset, scans=table)(BatchRequest(0, 0, list(range(IMAGES)), batched=True, slot=None))
+            fetched = Fetcher(dataset, passed=table)(BatchRequest(0, 0, list(range(IMAGES)), batched=True, slot=None))
         assert [int(label[0]) for _, label in fetched.samples] == [0, 1, 2, -1, 4, 5, 6, 7, -1, -1, 10, 11]
 
 
@@ -281,3 +284,150 @@ def test_a_class_of_errors_that_torchvisions_loader_raises_is_caught_by_its_name
     for (images, reasons), (stock_images, stock_reasons) in zip(ours, stock, strict=True):
         assert reasons.tolist() == stock_reasons
         assert torch.equal(images[reasons > 0].cpu(), stock_images[reasons > 0])
+
+
+# --- a file that stock cannot read takes no random numbers ------------------------------------------------------------
+
+
+UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""Pillow leaves a file open that it cannot decode."""
+
+
+def progressive(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with Image.open(io.BytesIO(data)) as image:
+        image.save(file, "JPEG", progressive=True)
+    return file.getvalue()
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "no quantisation table": without(QUANTISATION),
+    "impossible Huffman table": with_content(HUFFMAN, lambda content: content.__setitem__(slice(1, 17), b"\xff" * 16)),
+    "no Huffman table, progressive": lambda data: without(HUFFMAN)(progressive(data)),
+    "Huffman table missing between scans": lambda data: (
+        data[: data.index(b"\xff\xda")] + progressive(data)[progressive(data).index(b"\xff\xda") :]
+    ),
+    "no end": lambda data: data[:-2],
+    "half of it": lambda data: data[: len(data) // 2],
+    "half of it and an end": lambda data: data[: len(data) // 2] + b"\xff\xd9",
+    "half of it, progressive": lambda data: progressive(data)[: len(data) // 2],
+    "no last scan": lambda data: progressive(data)[: progressive(data).rindex(b"\xff\xda")] + b"\xff\xd9",
+    "lost block": lambda data: data[: len(data) // 2] + bytes(600) + data[len(data) // 2 + 600 :],
+    "stray markers": lambda data: data[: len(data) // 2] + b"\xff\xc3" * 20 + data[len(data) // 2 :],
+    "text": lambda data: b"<html>404</html>",
+}
+
+
+@pytest.fixture(scope="module")
+def damaged_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each second photograph is damaged, each in another way."""
+    root = tmp_path_factory.mktemp("draws")
+    (root / "a").mkdir()
+    files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[: 2 * len(DAMAGES)]]
+    for number, damage in enumerate(DAMAGES.values()):
+        (root / "a" / f"{2 * number:03d}.jpg").write_bytes(files[2 * number])
+        (root / "a" / f"{2 * number + 1:03d}.jpg").write_bytes(damage(files[2 * number + 1]))
+    return root
+
+
+class OwnTransform(Own):
+    """Its transform is known before it is called."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        super().__init__(paths)
+        self.transform = EXACT
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.open(self.paths[index]).convert("RGB")), index
+
+
+def trusting(kind: str, root: Path) -> Any:
+    paths = sorted(root.rglob("*.jpg"))
+    return {
+        "ImageFolder": lambda: ImageFolder(str(root), EXACT),
+        "of another's loader": lambda: ImageFolder(
+            str(root), EXACT, loader=lambda path: Image.open(path).convert("RGB")
+        ),
+        "RemoteImageFolder": lambda: proxyloader.RemoteImageFolder(f"file://{root}", EXACT),
+        "own": lambda: Trusting(paths),
+        "own with .transform": lambda: OwnTransform(paths),
+        "torchvision.io": lambda: TrustingTensor(paths),
+    }[kind]()
+
+
+class TrustingTensor(Trusting):
+    def read(self, index: int) -> Any:
+        return transforms.RandomCrop(96)(decode_image(str(self.paths[index]), mode="RGB"))
+
+
+KINDS = ("ImageFolder", "of another's loader", "RemoteImageFolder", "own", "own with .transform", "torchvision.io")
+
+
+def batches_of(loader: Any) -> list[Any]:
+    """The images and the labels of each batch, and the state of torch's generator behind it; an error's class."""
+    torch.manual_seed(7)
+    found: list[Any] = []
+    iterator = iter(loader)
+    while True:
+        try:
+            images, labels = next(iterator)
+            found.append((images.cpu(), labels.tolist(), torch.get_rng_state()))
+        except StopIteration:
+            return found
+        except (OSError, RuntimeError) as error:
+            found.append(without_frames(error))
+
+
+def assert_same(ours: list[Any], stock: list[Any]) -> None:
+    assert len(ours) == len(stock) and any(isinstance(each, Exception) for each in stock) < len(stock)
+    for place, (batch, their) in enumerate(zip(ours, stock)):
+        assert isinstance(batch, Exception) == isinstance(their, Exception), f"{place}: {batch} and {their}"
+        if not isinstance(their, Exception):
+            assert batch[1] == their[1] and torch.equal(batch[0], their[0]), f"{place}: {batch[1]}"
+            assert torch.equal(batch[2], their[2]), f"{place}: the generator has another state"
+
+
+@UNCLOSED
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_cannot_read_draws_nothing(
+    kind: str, workers: int, lenient: bool, damaged_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
+    dataset = trusting(kind, damaged_folder)
+    for batch_size in (1, 3):
+        how = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}
+        assert_same(batches_of(proxyloader.DataLoader(dataset, **how)), batches_of(StockLoader(dataset, **how)))
+
+
+class Skipping(Dataset[Any]):
+    """What on_error="skip" does, with the stock loader."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except (OSError, RuntimeError):
+            return None
+
+
+def of_readable(samples: list[Any]) -> Any:
+    return torch.utils.data.default_collate([sample for sample in samples if sample is not None])
+
+
+@UNCLOSED
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_skipped_draws_nothing(kind: str, workers: int, damaged_folder: Path) -> None:
+    dataset = trusting(kind, damaged_folder)
+    how: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    stock = batches_of(StockLoader(Skipping(dataset), collate_fn=of_readable, **how))
+    ours = proxyloader.DataLoader(dataset, on_error="skip", **how)
+    assert_same(batches_of(ours), stock)
+    assert len(ours.errors) >= len(DAMAGES) - 4

@@ -125,7 +125,7 @@ def test_a_stream_may_hide_its_transform_too(folder: ImageFolder, workers: int, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("how", [text, broken_tables], ids=["by the worker", "by DALI"])
+@pytest.mark.parametrize("how", [text, broken_tables])
 def test_what_cannot_be_read_is_left_out(
     folder: ImageFolder, tmp_path: Path, how: Any, workers: int, device: str
 ) -> None:

@@ -22,6 +22,7 @@ from torchvision.transforms import functional
 
 from proxyloader import DataLoader, EncodedImage, ImageError, InputError, PipelineError, ProxyLoaderError, ProxyServer
 from proxyloader.data.bad_samples import is_about_the_file
+from proxyloader.data.jpeg import read_jpeg_header
 
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
@@ -45,7 +46,18 @@ class Numbered(ImageFolder):
         return image, label, index
 
 
+def unchecked(path: str) -> EncodedImage:
+    """An image of the dataset's own making, so that DALI is the first to decode the JPEG."""
+    data = Path(path).read_bytes()
+    header = read_jpeg_header(data)
+    if header is None:
+        return EncodedImage.open(path)
+    return EncodedImage(data, header.height, header.width, path, header)
+
+
 def damage(dataset: ImageFolder, how: Callable[[Path], None], *indices: int) -> list[str]:
+    if how is FOUND_BY_DALI:
+        dataset.loader = unchecked
     for index in indices:
         how(Path(dataset.samples[index][0]))
     return [dataset.samples[index][0] for index in indices]
@@ -187,6 +199,12 @@ def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
     assert found[0] == [[0, 1, 2], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert found[1] == [[12, 13, 14, 15], [21], [21, 22, 23]]
     assert [len(batches) for batches in found] == [3] * 4
+
+
+def test_several_that_dali_cannot_decode_do_not_hide_each_other(spelled: Numbered) -> None:
+    paths = damage(spelled, FOUND_BY_DALI, 9, 10)
+    error = outcomes(DataLoader(spelled, BATCH, num_workers=1, device="cpu"))[2]
+    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", *paths))
 
 
 @pytest.mark.parametrize("batch_size", [BATCH, None])
@@ -460,7 +478,7 @@ class Stream(IterableDataset[Any]):
         info = get_worker_info()
         for number, path in enumerate(self.paths):
             if info is None or number % info.num_workers == info.id:
-                yield self.transform(EncodedImage.open(path)), number
+                yield self.transform(unchecked(path)), number
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -624,7 +642,7 @@ def test_an_unknown_way_is_refused_with_those_that_are_known(spelled: Numbered) 
 
 
 def test_tensors_of_a_batch_that_lost_samples_are_what_default_collate_makes(spelled: Numbered) -> None:
-    damage(spelled, broken_tables, 1)
+    damage(spelled, text, 1)
     loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
     images, _, _ = next(iter(loader))
     assert images.shape == (3, 3, 32, 32) and images.dtype == torch.float32

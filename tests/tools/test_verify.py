@@ -1,4 +1,4 @@
-"""``proxyloader verify`` finds what is damaged, and loaders know it afterwards."""
+"""``proxyloader verify`` finds what is damaged, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.jpeg_integrity import ScanChecker
 from proxyloader.tools import cli
 from proxyloader.tools.synthetic.dataset import make_dataset
 from proxyloader.tools.synthetic.photograph import photograph
-from proxyloader.tools.verify import Finding, _verdicts, verify
+from proxyloader.tools.verify import Finding, verify
 
 IMAGES = 60
 EACH = 2
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    _verdicts.cache_clear()
 
 
 def encoded(format: str, image: Image.Image | None = None) -> bytes:
@@ -80,22 +73,6 @@ def test_all_damaged_files_are_found_and_no_others(damaged: tuple[Path, dict[str
     assert [finding.path for finding in found] == sorted(expected)
 
 
-def test_loaders_know_what_it_found(damaged: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    root, kinds = damaged
-    encoded = {path: EncodedImage.of_jpeg(path.read_bytes()) for path in root.rglob("*.jpg")}
-    sent = {path: image for path, image in encoded.items() if image is not None and image.header is not None}
-    assert sum(kinds.get(str(path)) == "damaged" for path in sent) == 4 * EACH
-
-    def sound() -> dict[str, bool]:
-        checker = ScanChecker()
-        return {str(path): checker.is_sound(image.data, image.header) for path, image in sent.items() if image.header}
-
-    before = sound()
-    assert sum(not each for each in before.values()) == EACH, "the structure shows lost blocks alone"
-    verify(root, processes=1)
-    assert sound() == {path: path not in kinds for path in before}
-
-
 def test_it_writes_the_sound_paths_and_a_copy_without_the_others(damaged: tuple[Path, dict[str, str]]) -> None:
     root, kinds = damaged
     verify(root, processes=1, sound=root.parent / "sound.txt", copy=root.parent / "copy")
@@ -112,9 +89,29 @@ def test_images_of_other_kinds_are_sound(tmp_path: Path) -> None:
     Image.new("CMYK", (40, 40)).save(tmp_path / "f.jpg")
     Image.new("L", (40, 40)).save(tmp_path / "g.jpg", progressive=True)
     (tmp_path / "h.jpg").write_bytes(encoded("JPEG") + b"more")
+    Image.fromarray(np.full((40, 40), 200, np.uint16)).save(tmp_path / "i.png")
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "features.h5").write_text("no image either, with a suffix that Pillow knows")
     assert verify(tmp_path, processes=1) == []
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "float32"])
+def test_values_that_convert_makes_white_are_named(
+    tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deep.tif"
+    Image.fromarray((np.arange(64 * 64).reshape(64, 64) * 16).astype(dtype)).save(path)
+    with Image.open(path) as image:
+        assert image.convert("RGB").getpixel((20, 0)) == (255, 255, 255)
+    assert kinds_of(verify(tmp_path, processes=1)) == {str(path): "clipped"}
+    assert re.search(rf"{path}: clipped: values from 0(.0)? to 65520(.0)? in mode", capsys.readouterr().out)
+
+
+def test_metadata_of_macos_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.png").write_bytes(encoded("PNG"))
+    (tmp_path / "._a.png").write_bytes(bytes.fromhex("0005160700020000") + b"Mac OS X        " + bytes(60))
+    assert kinds_of(verify(tmp_path, processes=1)) == {f"{tmp_path}/._a.png": "foreign"}
+    assert "macOS metadata of another file (AppleDouble)" in capsys.readouterr().out
 
 
 def test_what_the_system_cannot_read_is_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from proxyloader.data.placeholders import ProxySample
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.fetch_folder import FolderFetcher
 from proxyloader.workers.request_sampler import BatchRequest
-from proxyloader.workers.scan_checks import IntegrityTable, ScanStatus
+from proxyloader.workers.scan_checks import PassedSamples
 
 from ..outcomes import outcomes, raises
 
@@ -191,16 +191,15 @@ def damaged(photos: Path, tmp_path: Path) -> ImageFolder:
 
 @pytest.mark.parametrize("bad", [3, 7])
 def test_a_file_that_is_not_sound_is_met_where_it_is_met_without_us(damaged: ImageFolder, bad: int) -> None:
-    dataset, scans = wrap(damaged), IntegrityTable(48)
+    dataset, passed = wrap(damaged), PassedSamples(48)
     before = states()
-    assert FolderFetcher(plans_in(dataset), scans)(dataset, [0, 1, bad, 2]) is None
+    assert FolderFetcher(plans_in(dataset), passed)(dataset, [0, 1, bad, 2]) is None
     assert states() == before
-    assert [scans.of(index) is ScanStatus.SOUND for index in (0, 1, bad, 2)] == [True, True, False, False]
     left = []
-    for folders in (None, FolderFetcher(plans_in(dataset), scans)):
+    for folders in (None, FolderFetcher(plans_in(dataset), passed)):
         torch.manual_seed(2)
         with raises(ImageError, index=bad, path=dataset.samples[bad][0]):
-            Fetcher(dataset, scans=scans, folders=folders)(BatchRequest(0, 0, [0, 1, bad, 2], True, None))
+            Fetcher(dataset, passed=passed, folders=folders)(BatchRequest(0, 0, [0, 1, bad, 2], True, None))
         left.append(states())
     assert left[0] == left[1]
 
@@ -237,11 +236,9 @@ def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, workers
 
 def test_what_is_sound_is_known_in_the_next_epoch(folder: ImageFolder) -> None:
     folder.transform = TRAIN
-    dataset, scans = wrap(folder), IntegrityTable(48)
-    folders = FolderFetcher(plans_in(dataset), scans)
-    assert folders(dataset, INDICES) is not None and scans.are_sound(INDICES) and not scans.are_sound([1])
-    assert not scans.are_sound([48]) and not scans.are_sound(["a"])
-    assert scans.of(48) is ScanStatus.UNKNOWN
+    dataset, passed = wrap(folder), PassedSamples(48)
+    folders = FolderFetcher(plans_in(dataset), passed)
+    assert folders(dataset, INDICES) is not None and passed.has_all(INDICES) and not passed.has_all([1])
 
 
 def test_images_of_several_sizes_are_refused_as_without_us(folder: ImageFolder) -> None:
@@ -286,24 +283,21 @@ def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_a_damaged_file_that_pillow_decodes_is_read_with_the_others(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # as strict checks are remembered
+def test_a_damaged_file_that_pillow_decodes_is_read_with_the_others(photos: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(photos, tmp_path / "set"))
     dataset = ImageFolder(str(root), JITTER)
     path = Path(dataset.samples[3][0])
     data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2] + b"\xff\xd9")
-    wrapped, scans = wrap(dataset), IntegrityTable(48, is_strict=True)
-    samples = FolderFetcher(plans_in(wrapped), scans)(wrapped, [2, 3, 4])
+    path.write_bytes(data[: len(data) // 2] + bytes(512) + data[len(data) // 2 + 512 :])
+    wrapped, passed = wrap(dataset), PassedSamples(48)
+    samples = FolderFetcher(plans_in(wrapped), passed)(wrapped, [2, 3, 4])
     assert samples is not None
     torch.manual_seed(2)
-    one_by_one = Fetcher(wrapped, scans=IntegrityTable(48, is_strict=True))
+    one_by_one = Fetcher(wrapped, passed=PassedSamples(48))
     wanted = inputs_of(one_by_one(BatchRequest(0, 0, [2, 3, 4], True, None)).samples)
     torch.manual_seed(2)
-    assert inputs_of(FolderFetcher(plans_in(wrapped), scans)(wrapped, [2, 3, 4]) or []) == wanted
-    assert wanted[1][0].startswith(b"P6") and scans.of(3) is not ScanStatus.SOUND and scans.of(2) is ScanStatus.SOUND
+    assert inputs_of(FolderFetcher(plans_in(wrapped), passed)(wrapped, [2, 3, 4]) or []) == wanted
+    assert wanted[1][0].startswith(b"P6") and not passed.has_all([3])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

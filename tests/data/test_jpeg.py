@@ -1,8 +1,9 @@
-"""What a JPEG says of itself, read from its markers; odd_formats and the hostile ones are in tests/integration."""
+"""JPEG headers, scans and soundness; the odd, the hostile and the mutated ones are in tests/integration."""
 
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +15,34 @@ from torchvision.transforms import PILToTensor
 from proxyloader.dali.api import __version__ as dali_version
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.run_queue import RunQueue
-from proxyloader.data.jpeg_header import count_scans, read_jpeg_header
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.jpeg import JpegHeader, checks, damage_of, read_jpeg_header, read_scans
 from proxyloader.errors import PipelineError
 from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.transforms.registry import plan_for
 
+from ..hostile_jpegs import HOSTILE_JPEGS
 from ..jpeg_writer import segment
 
 
-def plain_jpeg(**options: bool) -> bytes:
+def jpeg(image: Image.Image | None = None, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    photograph(0, size=(90, 61)).save(buffer, "JPEG", **options)
+    (image or photograph(0, size=(290, 161))).save(buffer, "JPEG", **options)
     return buffer.getvalue()
+
+
+def plain_jpeg(**options: bool) -> bytes:
+    return jpeg(photograph(0, size=(90, 61)), **options)
+
+
+def header_of(data: bytes) -> JpegHeader:
+    header = read_jpeg_header(data)
+    assert header is not None
+    return header
+
+
+def stays_encoded(data: bytes) -> bool:
+    return EncodedImage.of_jpeg(data, max_pixels=10**12) is not None
 
 
 def test_a_header_is_read_whatever_segments_stand_before_the_frame() -> None:
@@ -44,25 +61,74 @@ def test_a_header_that_is_cut_off_is_none(length: int) -> None:
 
 def test_a_scan_without_an_end_is_left_to_pillow() -> None:
     data = plain_jpeg()[:-2]
-    header = read_jpeg_header(data)
-    assert header is not None and count_scans(data, header) == (0, 0)
+    assert read_scans(data, header_of(data)) is None and not stays_encoded(data)
 
 
 @pytest.mark.parametrize(("options", "scans"), [({}, 1), ({"progressive": True}, 10)], ids=["baseline", "progressive"])
 def test_scans_are_counted(options: dict[str, bool], scans: int) -> None:
     data = plain_jpeg(**options)
-    header = read_jpeg_header(data)
-    assert header is not None and header.as_pillow and header.is_progressive == (scans > 1)
+    header = header_of(data)
+    assert header.as_pillow and header.is_progressive == (scans > 1)
     for behind in (b"", b"\xff\xd8\xff", data, bytes(1000)):
-        assert count_scans(data + behind, header) == (scans, len(data))
+        found = read_scans(data + behind, header)
+        assert found is not None and found[:2] == (scans, len(data))
 
 
 def test_a_progressive_file_without_its_last_scan_is_left_to_pillow() -> None:
     data = plain_jpeg(progressive=True)
     last = data.rfind(b"\xff\xda")
-    header = read_jpeg_header(data)
-    assert header is not None and count_scans(data[:last] + b"\xff\xd9", header) == (0, 0)
+    assert read_scans(data[:last] + b"\xff\xd9", header_of(data)) is None
     assert Image.open(io.BytesIO(data[:last] + b"\xff\xd9")).convert("RGB").size == (90, 61)
+
+
+# --- see NOTE [ Damaged scans ] --------------------------------------------------------------------------------------
+
+KINDS: dict[str, dict[str, Any]] = {
+    "4:2:0": {},
+    "4:4:4": {"subsampling": "4:4:4"},
+    "restart markers": {"restart_marker_blocks": 3},
+    "optimized tables": {"optimize": True},
+    "progressive": {"progressive": True},
+}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_damaged_jpeg_is_left_to_pillow(options: dict[str, Any]) -> None:
+    data = jpeg(**options)
+    middle = len(data) // 2
+    assert not damage_of(data) and stays_encoded(data)
+    damaged = {
+        "truncated": data[:middle],
+        "a byte short": data[:-1],
+        "a lost block": data[:middle] + bytes(2048) + data[middle + 2048 :],
+        "another file's block": data[:middle] + bytes(range(255, -1, -1)) * 2 + data[middle + 512 :],
+    }
+    assert {name: stays_encoded(each) for name, each in damaged.items()} == dict.fromkeys(damaged, False)
+    assert damage_of(data[:middle] + b"\xff\xd9")
+
+
+def test_zeros_are_searched_for_before_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = jpeg()
+    lost = data[: len(data) // 2] + bytes(2048) + data[len(data) // 2 + 2048 :]
+    assert not stays_encoded(lost)
+    monkeypatch.setattr(checks, "find_zeros", False)
+    assert stays_encoded(lost)
+
+
+def test_a_picture_with_a_run_of_zeros_is_sound() -> None:
+    plain = jpeg(Image.new("RGB", (2000, 2000)), optimize=True)
+    assert bytes(64) in plain and stays_encoded(plain)
+
+
+@pytest.mark.parametrize("name", HOSTILE_JPEGS)
+def test_a_jpeg_that_pillow_refuses_is_left_to_it(name: str) -> None:
+    data = HOSTILE_JPEGS[name](jpeg())
+    try:
+        Image.open(io.BytesIO(data)).load()
+    except Image.DecompressionBombError:
+        pass  # its size is refused when it is opened
+    except OSError:
+        assert not stays_encoded(data)
 
 
 # --- see NOTE [ What DALI cannot parse ] -----------------------------------------------------------------------------
@@ -135,11 +201,6 @@ def test_dali_can_parse_what_is_not_left_to_pillow(dali: Dali, progressive: bool
     data = plain_jpeg(progressive=progressive)
     for at, what, byte in changed:
         data = data[:at] + (b"" if what == "remove" else bytes([byte])) + data[at + (what != "insert") :]
-    header = read_jpeg_header(data)
-    if (
-        header is not None
-        and header.as_pillow
-        and header.height * header.width < 1 << 20
-        and any(count_scans(data, header))
-    ):
-        assert dali.parses(data)
+    image = EncodedImage.of_jpeg(data, max_pixels=1 << 40)
+    if image is not None and image.height * image.width < 1 << 20:
+        assert dali.parses(image.data)
