@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import _fork_safety
-from .._exit_safety import at_exit, before_exit
+from .. import lifetime
 from ..errors import PipelineError
+from ..lifetime import at_exit, before_exit
 from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_pipelines, backend, types
 
 log = logging.getLogger(__name__)
@@ -345,27 +345,29 @@ def shares_decoder_stream(pipeline: Any) -> bool:
 def forget_in_child(pipeline: Any) -> None:
     """Leak the pipeline of a forked child, as destroying it would wait for threads that only the parent has."""
     if getattr(pipeline, "_pipe", None) is not None:
-        _fork_safety.leak(pipeline._pipe)
+        lifetime.leak(pipeline._pipe)
         pipeline._pipe = None
 
 
-_inherited: set[weakref.ref[Pipeline]] = set()
-"""Pipelines of the parent process that this process was forked with."""
+def _all_pipelines() -> list[Pipeline]:
+    """Return all pipelines of this process, including those that only the user or the garbage collector knows."""
+    return [pipeline for known in list(Pipeline._pipes) if (pipeline := known()) is not None]
+
+
+def _forget_all_in_child() -> None:
+    for pipeline in _all_pipelines():
+        forget_in_child(pipeline)
 
 
 @at_exit
 def _end_pipelines() -> None:
-    for server in _fork_safety.watched():
+    for server in lifetime.watched():
         server.end()
-    for known in list(Pipeline._pipes):
-        pipeline = known()
-        if known in _inherited:
-            forget_in_child(pipeline)
-        elif pipeline is not None:
-            pipeline._shutdown()
+    for pipeline in _all_pipelines():
+        pipeline._shutdown()
     if "__del__" in vars(Pipeline):
         del Pipeline.__del__  # the names that it uses are gone when it is called
 
 
-atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ The end of the interpreter ].
-os.register_at_fork(after_in_child=lambda: _inherited.update(Pipeline._pipes))
+atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ What ends when ].
+os.register_at_fork(after_in_child=_forget_all_in_child)

@@ -41,8 +41,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from .._exit_safety import before_exit
 from ..errors import PipelineError
+from ..lifetime import before_exit
 from . import executor
 from .api import Pipeline, decoder_arguments, fn, pipeline_def, types
 from .executor import Padding

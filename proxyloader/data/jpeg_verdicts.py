@@ -16,12 +16,12 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
 
 from .._cache_folder import cache_folder, cache_path
-from .._exit_safety import when_gone
 
 FILE_NAME = "jpeg_verdicts-1"
 """The number changes with the format of the file, and with the meaning of a verdict."""
@@ -42,7 +42,7 @@ class VerdictFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        when_gone(self, os.close, self._fd)
+        weakref.finalize(self, os.close, self._fd).atexit = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return VerdictFile, (self._path,)

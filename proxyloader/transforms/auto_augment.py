@@ -17,7 +17,7 @@ import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
-from .._fork_safety import cached_property
+from ..lifetime import cached_property
 from . import color
 from .params import meta_image, version_of
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
-from .. import _fork_safety
+from .. import lifetime
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
 from ..data.dataset import Translated
 from ..data.live_dataset import LiveDataset
@@ -219,7 +219,7 @@ def _torch_arguments(loader: Any, has_images: bool, is_late: bool) -> dict[str, 
         num_workers=loader.num_workers,
         timeout=loader.timeout,
         worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, is_late, loader._options.on_gpu),
-        multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
+        multiprocessing_context=lifetime.fork_in_turn(loader.multiprocessing_context) if loader.num_workers else None,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         persistent_workers=loader.persistent_workers,
