@@ -18,6 +18,8 @@ import logging
 import os
 import re
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -169,7 +171,25 @@ def keeps_checkpoints(pipeline: Any) -> bool:
     return bool(pipeline._enable_checkpointing)
 
 
-_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+@dataclass
+class PipelineNotes:
+    """What this package knows of a pipeline.
+
+    Attributes:
+        owner: the only one that runs it.
+        holds_engines: whether it was tried, and its decoders hold the shared room of the JPEG engines.
+        look_at_s: when to check next whether its GPU has become crowded, by ``time.monotonic()``.
+    """
+
+    owner: Callable[[], Any] = lambda: None
+    holds_engines: bool = False
+    look_at_s: float = 0.0
+
+
+def notes_of(pipeline: Any) -> PipelineNotes:
+    """Return the notes of a pipeline, which lie in its attributes, so that they last as long as it does."""
+    notes: PipelineNotes = vars(pipeline).setdefault("_proxyloader_notes", PipelineNotes())
+    return notes
 
 
 def take_over(pipeline: Any, owner: Any) -> None:
@@ -184,10 +204,11 @@ def take_over(pipeline: Any, owner: Any) -> None:
             "function that makes it once more, in this process",
             code="forked",
         )
-    before = _owners.get(pipeline, lambda: None)()
+    notes = notes_of(pipeline)
+    before = notes.owner()
     if before is not None and before is not owner:
         before.lose_pipeline()
-    _owners[pipeline] = weakref.ref(owner)
+    notes.owner = weakref.ref(owner)
 
 
 def is_under_way(pipeline: Any) -> bool:

@@ -33,7 +33,7 @@ from ..errors import ImageError
 from .batch_memory import batch_memory
 from .encoded_image import MOST_READ_BYTES, EncodedImage
 from .read_check import is_sound
-from .transformed import PixelUses, Transformed, is_making_values
+from .transformed import Transformed, is_making_values, pixel_uses
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """What Pillow gives an image that has no pixels yet."""
@@ -98,7 +98,7 @@ class _DecodedLate(Image.Image):
     @property
     def im(self) -> Any:
         if isinstance(self._encoded, EncodedImage):
-            PixelUses.note()
+            pixel_uses.note()
             opens = PpmImageFile if self._encoded.header is None else JpegImageFile
             image: Image.Image = opens(io.BytesIO(self._encoded.data))
             image.load()
@@ -206,7 +206,7 @@ class LazyJpegFile(_DecodedLate, JpegImageFile):
 
     def draft(self, mode: str | None, size: Any) -> Any:
         if self._unread is not None:
-            PixelUses.note_line()
+            pixel_uses.note_line()
         self._unread = None  # Pillow decodes in another way then
         return super().draft(mode, size)
 

@@ -61,7 +61,7 @@ def result_like(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     Raises:
         Exception: the operator does not take the arguments, or is not defined without values.
     """
-    key = operator, _kind_of(args), _kind_of(kwargs)
+    key = operator, _kind_of(args), _kind_of(kwargs), torch.get_default_dtype()
     try:
         found = _known.get(key)
     except TypeError:  # an argument cannot be hashed

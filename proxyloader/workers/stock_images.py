@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .._random_state import seed_for
 from ..data.image_calls import image_calls_in
 from ..data.placeholders import ImageCall, ProxyInputs
-from ..data.transformed import PixelUses
+from ..data.transformed import pixel_uses
 from ..errors import ImageError
 
 LOOKED_AT = 64
@@ -82,8 +82,8 @@ def _is_chosen(call: ImageCall, share: float, epoch: int) -> bool:
 
 @contextlib.contextmanager
 def _uncounted() -> Iterator[None]:
-    count, why = PixelUses.count, PixelUses.why
+    count, why = pixel_uses.count, pixel_uses.why
     try:
         yield
     finally:
-        PixelUses.count, PixelUses.why = count, why
+        pixel_uses.count, pixel_uses.why = count, why

@@ -18,7 +18,7 @@ from torchvision.datasets.folder import default_loader
 
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader.data.lazy_tensor import real
-from proxyloader.data.transformed import PixelUses
+from proxyloader.data.transformed import pixel_uses
 from proxyloader.workers.messages import PackedBatch
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
@@ -70,10 +70,10 @@ def test_a_share_is_another_one_in_each_epoch(photos: Path, transform: Any) -> N
 
 def test_generators_and_counts_of_used_pixels_stay(photos: Path) -> None:
     samples = samples_of(photos, DRAWS, 16)
-    before = torch.get_rng_state(), np.random.get_state()[2], random.getstate(), PixelUses.count
+    before = torch.get_rng_state(), np.random.get_state()[2], random.getstate(), pixel_uses.count
     batch = packed(samples)
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert (np.random.get_state()[2], random.getstate(), PixelUses.count) == before[1:]
+    assert (np.random.get_state()[2], random.getstate(), pixel_uses.count) == before[1:]
     assert (batch.images_by, batch.decoded_why) == ((16, 0, 0), "")
 
 
