@@ -129,6 +129,10 @@ def _before_fork() -> None:
     torch.get_rng_state()  # waits for a draw; the last thing here, as the sleep lets other threads draw
 
 
+def _undo_preparation() -> None:
+    _after_fork.pop_all().close()  # the next thread fills ``_after_fork`` as soon as this one releases the lock
+
+
 def _after_fork_in_child() -> None:
     global _forking
     if _servers:
@@ -136,7 +140,7 @@ def _after_fork_in_child() -> None:
         at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would print all of them
     for thing in list(_leaked_in_child):
         leak(thing)
-    _after_fork.close()
+    _undo_preparation()
     for server in watched():
         server.forget_in_child()
     _forking = threading.RLock()  # ``ForkProcess.start`` still holds the old one
@@ -251,4 +255,4 @@ def _register_exit() -> None:
 
 
 _register_exit()
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork.close, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_undo_preparation, after_in_child=_after_fork_in_child)

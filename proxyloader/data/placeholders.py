@@ -149,7 +149,7 @@ class ProxySample(TensorPlaceholder):
     _advice = NO_TENSOR_YET
 
     was_handed_out: ClassVar[bool] = False
-    """Whether datasets in this process may hold some. If not, they are only in LazyTensors."""
+    """Whether datasets in this process may hold some. If not, batches need not be searched for them."""
 
     call: ProxyInputs
     output: int = 0

@@ -33,7 +33,7 @@ MOST_KNOWN = 4096
 """Maximum number of operations of which the result is known."""
 
 _Tag = torch.Tag
-_known: dict[Any, Any] = {}
+_known: dict[Any, Any] = {}  # for all loaders, as it is a function of torch's operators and of its keys
 
 
 def uses_values(packet: str, tags: Any, args: Any) -> bool:
