@@ -409,9 +409,9 @@ MUTATIONS = [
     Mutation(
         "Ctrl-C while DALI is imported leaves a part of it, with which no loader works",
         "dali/api.py",
-        "with are_put_off():",
-        "if are_put_off:",
-        "test_interrupts.py",
+        "with interrupts_deferred():",
+        "if interrupts_deferred:",
+        "test_lifetime.py",
     ),
     # --- the way of a batch ---
     Mutation(

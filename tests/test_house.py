@@ -50,7 +50,7 @@ PUBLIC_PAGES = {
     [
         ("from . import config, cases", "tools/bench/cases.py"),
         ("from .cases import loops_of", "tools/bench/cases.py"),
-        ("from ... import _fork_safety, errors as known", "errors.py"),
+        ("from ... import _validation, errors as known", "errors.py"),
         ("from ...dali import server, api as door", "dali/api.py"),
         ("from ...dali.api import fn", "dali/api.py"),
         ("from ...dali import operators", "dali/operators/__init__.py"),

@@ -17,10 +17,10 @@ import importlib
 import re
 from typing import Any
 
-from .._interrupts import are_put_off
 from ..errors import MissingDaliError
+from ..lifetime import interrupts_deferred
 
-with are_put_off():  # an import of DALI that is interrupted cannot be made good in this process
+with interrupts_deferred():  # an import of DALI that is interrupted cannot be made good in this process
     try:
         from nvidia.dali import OperatorConcurrency as OperatorConcurrency
         from nvidia.dali import Pipeline as Pipeline

@@ -18,15 +18,17 @@ import logging
 import os
 import re
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import _fork_safety
-from .._exit_safety import at_exit, before_exit
+from .. import lifetime
 from ..errors import PipelineError
+from ..lifetime import at_exit, before_exit
 from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_pipelines, backend, types
 
 log = logging.getLogger(__name__)
@@ -169,7 +171,25 @@ def keeps_checkpoints(pipeline: Any) -> bool:
     return bool(pipeline._enable_checkpointing)
 
 
-_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+@dataclass
+class PipelineNotes:
+    """What this package knows of a pipeline.
+
+    Attributes:
+        owner: the only one that runs it.
+        holds_engines: whether it was tried, and its decoders hold the shared room of the JPEG engines.
+        look_at_s: when to check next whether its GPU has become crowded, by ``time.monotonic()``.
+    """
+
+    owner: Callable[[], Any] = lambda: None
+    holds_engines: bool = False
+    look_at_s: float = 0.0
+
+
+def notes_of(pipeline: Any) -> PipelineNotes:
+    """Return the notes of a pipeline, which lie in its attributes, so that they last as long as it does."""
+    notes: PipelineNotes = vars(pipeline).setdefault("_proxyloader_notes", PipelineNotes())
+    return notes
 
 
 def take_over(pipeline: Any, owner: Any) -> None:
@@ -184,10 +204,11 @@ def take_over(pipeline: Any, owner: Any) -> None:
             "function that makes it once more, in this process",
             code="forked",
         )
-    before = _owners.get(pipeline, lambda: None)()
+    notes = notes_of(pipeline)
+    before = notes.owner()
     if before is not None and before is not owner:
         before.lose_pipeline()
-    _owners[pipeline] = weakref.ref(owner)
+    notes.owner = weakref.ref(owner)
 
 
 def is_under_way(pipeline: Any) -> bool:
@@ -345,27 +366,29 @@ def shares_decoder_stream(pipeline: Any) -> bool:
 def forget_in_child(pipeline: Any) -> None:
     """Leak the pipeline of a forked child, as destroying it would wait for threads that only the parent has."""
     if getattr(pipeline, "_pipe", None) is not None:
-        _fork_safety.leak(pipeline._pipe)
+        lifetime.leak(pipeline._pipe)
         pipeline._pipe = None
 
 
-_inherited: set[weakref.ref[Pipeline]] = set()
-"""Pipelines of the parent process that this process was forked with."""
+def _all_pipelines() -> list[Pipeline]:
+    """Return all pipelines of this process, including those that only the user or the garbage collector knows."""
+    return [pipeline for known in list(Pipeline._pipes) if (pipeline := known()) is not None]
+
+
+def _forget_all_in_child() -> None:
+    for pipeline in _all_pipelines():
+        forget_in_child(pipeline)
 
 
 @at_exit
 def _end_pipelines() -> None:
-    for server in _fork_safety.watched():
+    for server in lifetime.watched():
         server.end()
-    for known in list(Pipeline._pipes):
-        pipeline = known()
-        if known in _inherited:
-            forget_in_child(pipeline)
-        elif pipeline is not None:
-            pipeline._shutdown()
+    for pipeline in _all_pipelines():
+        pipeline._shutdown()
     if "__del__" in vars(Pipeline):
         del Pipeline.__del__  # the names that it uses are gone when it is called
 
 
-atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ The end of the interpreter ].
-os.register_at_fork(after_in_child=lambda: _inherited.update(Pipeline._pipes))
+atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ What ends when ].
+os.register_at_fork(after_in_child=_forget_all_in_child)

@@ -32,17 +32,16 @@ import io
 import logging
 import math
 import time
-import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from .._exit_safety import before_exit
 from ..errors import PipelineError
+from ..lifetime import before_exit
 from . import executor
 from .api import Pipeline, decoder_arguments, fn, pipeline_def, types
 from .executor import Padding
@@ -66,31 +65,23 @@ SHORT_BYTES = 1 << 30
 LOOK_EVERY_S = 1.0
 """Interval at which it is checked before runs whether the GPU has become crowded, in seconds."""
 
-_failing: set[int | None] = set()
-"""GPUs whose engines this process does not use."""
-
-_decoding: dict[int | None, bool] = {}
-"""Whether the engines of a GPU decode, as ``are_used`` has found."""
-
-_holding: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-"""Pipelines that were tried, and whose decoders hold the shared room."""
-
-_look_at_s: weakref.WeakKeyDictionary[Pipeline, float] = weakref.WeakKeyDictionary()
-"""When to check next whether the GPU of a pipeline has become crowded, by ``time.monotonic()``."""
+_engines: dict[int | None, Literal["decoding", "absent", "failing"]] = {}
+"""What was found of the engines of each GPU. No pipeline uses engines that are failing. This belongs to the process, as
+the room on the engines does: all decoders of a process share it."""
 
 
 def are_left_alone(device_id: int | None) -> bool:
     """Return whether this process does not use the engines of a GPU, as they failed to decode."""
-    return device_id in _failing
+    return _engines.get(device_id) == "failing"
 
 
 def are_used(device_id: int | None) -> bool:
     """Return whether the engines of a GPU decode for this process. The first time they are tried, which takes long."""
-    if device_id not in _decoding and not are_left_alone(device_id):
-        _decoding[device_id] = _decode(device_id, {()})
-        if not _decoding[device_id] and is_crowded(device_id):
+    if device_id not in _engines:
+        _engines[device_id] = "decoding" if _decode(device_id, {()}) else "absent"
+        if _engines[device_id] == "absent" and is_crowded(device_id):
             _leave_alone(device_id)
-    return not are_left_alone(device_id) and _decoding[device_id]
+    return _engines[device_id] == "decoding"
 
 
 def is_crowded(device_id: int | None) -> bool:
@@ -109,7 +100,7 @@ def build(pipeline: Pipeline) -> None:
             run.
     """
     if not executor.is_built(pipeline):
-        _holding.discard(pipeline)
+        executor.notes_of(pipeline).holds_engines = False
         if are_left_alone(pipeline.device_id):
             _avoid(pipeline)
         executor.build(pipeline)
@@ -124,11 +115,11 @@ def have_failed(pipeline: Pipeline) -> bool:
     This is for each run, and checks the GPU once a second. It takes longer when others have come to use it.
     """
     now_s = time.monotonic()
-    if pipeline.device_id is None or now_s < _look_at_s.get(pipeline, now_s):
+    if pipeline.device_id is None or now_s < executor.notes_of(pipeline).look_at_s:
         return False
     if _fail_for(pipeline, _others_use):
         return True
-    _look_at_s[pipeline] = time.monotonic() + LOOK_EVERY_S
+    executor.notes_of(pipeline).look_at_s = time.monotonic() + LOOK_EVERY_S
     return False
 
 
@@ -149,21 +140,21 @@ def error_of(pipeline: Pipeline) -> PipelineError:
 
 def _fail_for(pipeline: Pipeline, is_to_be_tried: Callable[[int], bool]) -> bool:
     """Return whether a built pipeline uses engines that fail to decode, or may fail."""
-    device_id = pipeline.device_id
-    if device_id is None or pipeline in _holding or not (paddings := executor.paddings_on_engines(pipeline)):
+    device_id, notes = pipeline.device_id, executor.notes_of(pipeline)
+    if device_id is None or notes.holds_engines or not (paddings := executor.paddings_on_engines(pipeline)):
         return False
     if not are_left_alone(device_id):
         if not is_to_be_tried(device_id):
             return False
         if _decode(device_id, paddings):
-            _holding.add(pipeline)
+            notes.holds_engines = True
             return False
         _leave_alone(device_id)
     return True
 
 
 def _leave_alone(device_id: int | None) -> None:
-    _failing.add(device_id)
+    _engines[device_id] = "failing"
     log.warning(
         "CUDA decodes, which is slower: GPU %s has no JPEG engines, or other processes use them up. If it has some, "
         "end what is not needed, or give each process CUDA_DEVICE_MAX_CONNECTIONS=8 in its environment, and start this "

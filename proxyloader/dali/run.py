@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import _fork_safety
 from ..errors import PipelineError
+from ..lifetime import leak_in_child
 from .output_format import Outputs
 
 Kinds = tuple[tuple[str, int], ...]
@@ -35,7 +35,7 @@ class PipelineRun:
         self.was_alone = False  # no other run was in flight when it was started
         self.started_s = time.monotonic()
         self.busy_until_s = 0.0  # in time.monotonic(): it is assumed not to end before
-        _fork_safety.keep_from_children(self)
+        leak_in_child(self)
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "ended" if self.ended else "running"

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from .. import _fork_safety
-from .._exit_safety import before_exit
+from .. import lifetime
 from ..errors import PipelineError
+from ..lifetime import before_exit
 from . import api, executor, jpeg_engines
 from . import outputs as _outputs
 from .device import current_stream
@@ -79,11 +79,10 @@ class RunQueue:
         self._in_step = True  # the list has exactly the runs that DALI has
         executor.take_over(pipeline, self)  # from here on another queue may take the pipeline over
         executor.drop_runs(pipeline)
-        with before_exit():
-            jpeg_engines.build(pipeline)
+        jpeg_engines.build(pipeline)
         self._inputs = InputKinds(pipeline, sources)
         self._shortest_s = math.inf  # time of a run that had no other run in flight before it
-        _fork_safety.watch(self)
+        lifetime.watch(self)
 
     @property
     def under_way(self) -> int:
@@ -253,7 +252,6 @@ class RunQueue:
 
     def forget_in_child(self) -> None:
         """Give up the pipeline in a forked child. It belongs to the parent process with its runs."""
-        executor.forget_in_child(self.pipeline)
         self._runs.clear()
         self._why_lost = "forked"
         self._lock = threading.RLock()

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from .._exit_safety import before_exit
 from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, ServerInWorker, one_kind
 from . import api
 from .output_format import Outputs, stacked_or_listed
@@ -50,10 +49,9 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         self._thread_stop_event = None  # set before anything that can raise, as the __del__ of DALIServer reads it
         self.runs = RunQueue(pipeline, deterministic)
         self.deterministic, self._started = deterministic, False
-        with before_exit():
-            super().__init__(pipeline, deterministic)
-            # Made here, as the dataset of a forked worker may hold the server, and there the pipeline cannot be used.
-            self._proxy = Proxy(self.runs.key, tuple(self._dali_input_names), self._pipe.num_outputs)
+        super().__init__(pipeline, deterministic)
+        # Made here, as the dataset of a forked worker may hold the server, and there the pipeline cannot be used.
+        self._proxy = Proxy(self.runs.key, tuple(self._dali_input_names), self._pipe.num_outputs)
 
     def __repr__(self) -> str:
         return f"ProxyServer({', '.join(self._dali_input_names)}; {self.runs.under_way} runs under way)"

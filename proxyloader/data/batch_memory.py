@@ -31,36 +31,34 @@ def aligned(offset_bytes: int) -> int:
     return -(-offset_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-_images: list[Any] = []
-"""The images of this process that refer to the memory of a batch."""
-
-
-class BatchMemory(threading.local):
-    """The memory of the batch that this thread fetches, if it has one.
+class BatchMemory:
+    """The memory of the batch that is fetched, for the thread that fetches it. A worker fetches one batch at a time.
 
     Attributes:
         used_bytes: how much of it files take.
     """
 
     def __init__(self) -> None:
-        self.used_bytes, self._address = 0, 0
+        self.used_bytes, self._address, self._thread = 0, 0, 0
         self._free: memoryview | None = None  # None: files are read elsewhere
+        self._images: list[Any] = []  # those that refer to the memory
 
     def begin(self, memory: NDArray[np.uint8]) -> None:
         """Read files into ``memory``, (bytes,) uint8, from now on."""
         self.used_bytes, self._address, self._free = 0, address_of(memory), memory.data
+        self._thread = threading.get_ident()
 
     def place(self, size_bytes: int) -> memoryview | None:
-        """Return a place for a file, or None if there is none."""
+        """Return a place for a file, or None if there is none, as in other threads."""
         start = aligned(self.used_bytes)
-        if self._free is None or start + size_bytes > len(self._free):
+        if self._free is None or self._thread != threading.get_ident() or start + size_bytes > len(self._free):
             return None
         self.used_bytes = start + size_bytes
         return self._free[start : self.used_bytes]
 
     def holds(self, image: EncodedImage) -> None:
         """Note that an image refers to the memory."""
-        _images.append(image)
+        self._images.append(image)
 
     def stop(self) -> None:
         """Read files elsewhere from now on, as the rest of the batch is written behind them."""
@@ -74,13 +72,18 @@ class BatchMemory(threading.local):
     def end(self) -> None:
         """Give each image that is still referred to bytes of its own, as the memory is about to be sent."""
         self.stop()
-        images = [*_images]
+        images = [*self._images]
         *references, of_none = [sys.getrefcount(each) for each in [*images, object()]]
         for image, count in zip(images, references):
             if count > of_none + 2:  # two lists refer to it, too
                 image.leave_memory()
-        _images.clear()
+        self._images.clear()
         self.used_bytes = 0
+
+    def before_fork(self) -> None:
+        """Give all images bytes of their own."""
+        while self._images:
+            self._images.pop().leave_memory()
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -88,12 +91,5 @@ def address_of(array: NDArray[Any]) -> int:
     return address
 
 
-batch_memory = BatchMemory()
-
-
-def _before_fork() -> None:
-    while _images:
-        _images.pop().leave_memory()
-
-
-os.register_at_fork(before=_before_fork, after_in_child=batch_memory.stop)
+batch_memory = BatchMemory()  # of the process, as ``Image.open`` in a dataset knows no loader
+os.register_at_fork(before=batch_memory.before_fork, after_in_child=batch_memory.stop)

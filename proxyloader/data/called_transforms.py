@@ -26,7 +26,7 @@ from .lazy_image import is_late, late_image, transformed_in
 from .lazy_tensor import LazyTensor, is_real, lazy, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
-from .transformed import PixelUses, Transformed
+from .transformed import Transformed, pixel_uses
 
 
 def exchanged_calls() -> Iterator[tuple[Any, str, Any]]:
@@ -108,7 +108,7 @@ def _after(transform: Any, image: Any) -> Any:
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
     if chain.slow_on_cpu and not _is_for_gpu():  # nor are the transforms that this one calls for DALI
-        PixelUses.note_why(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
+        pixel_uses.note_why(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     if not chain.last_steps and isinstance(image, Image.Image) and chain.state.kind == "pil":
@@ -143,10 +143,10 @@ def _transformed(image: Any) -> Transformed | None:
     if found is None:
         return None
     if torch.get_default_dtype() is not torch.float32:  # which it may become after a transform was called for DALI
-        PixelUses.note_why(f"torch's default dtype is {torch.get_default_dtype()}, and DALI makes float32")
+        pixel_uses.note_why(f"torch's default dtype is {torch.get_default_dtype()}, and DALI makes float32")
         return None
     if found.chain is START_AS_GREY and not _is_for_gpu():  # see benchmarks/results/parts.jsonl
-        PixelUses.note_why(f"{FASTER_ON_CPU} grey images")
+        pixel_uses.note_why(f"{FASTER_ON_CPU} grey images")
         return None
     return found
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .._fork_safety import cached_property
 from ..errors import InputError
+from ..lifetime import cached_property
 from ..transforms.chain import Chain, Snapshot, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import ParamRow, Plan, Size

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .._exit_safety import when_gone
 from .called_transforms import exchanged_calls
 from .deferral import Deferral
 from .lazy_decoding import exchanged_operators
@@ -38,7 +37,7 @@ def hold(deferral: Deferral) -> None:
         if not _is_held():
             _install()
         _holders.add(deferral)
-        when_gone(deferral, _undo_unless_held)
+        weakref.finalize(deferral, _undo_unless_held).atexit = False
 
 
 def release(deferral: Deferral) -> None:

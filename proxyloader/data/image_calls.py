@@ -19,7 +19,7 @@ from .recorded import Node, Operation, leaves
 
 def image_calls_in(content: Any) -> list[ImageCall]:
     """Return the calls of compiled transforms in a sample or a batch, in every object that pickle would visit."""
-    if not ImageCall.was_made:
+    if not (LazyTensor.was_made or ProxySample.was_handed_out):
         return []
     found: dict[int, ImageCall] = {}
     if not _note_calls(content, found):

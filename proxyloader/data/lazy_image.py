@@ -36,7 +36,7 @@ from ..errors import ImageError
 from .batch_memory import batch_memory
 from .deferral import current
 from .encoded_image import MOST_READ_BYTES, EncodedImage
-from .transformed import PixelUses, Transformed, is_making_values
+from .transformed import Transformed, is_making_values, pixel_uses
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """What Pillow gives an image that has no pixels yet."""
@@ -108,7 +108,7 @@ def _undecoded(image: Image.Image) -> EncodedImage | Transformed | None:
 
 def _decode(image: Image.Image, encoded: EncodedImage | Transformed) -> None:
     if isinstance(encoded, EncodedImage):
-        PixelUses.note()
+        pixel_uses.note()
         opens = PpmImageFile if encoded.header is None else JpegImageFile
         pixels: Image.Image = opens(io.BytesIO(encoded.data))
         pixels.load()
@@ -181,7 +181,7 @@ def _hook_pillow() -> None:
     @functools.wraps(draft)
     def hooked_draft(self: JpegImageFile, mode: str | None, size: Any) -> Any:
         if vars(self).pop(_FILE, None) is not None:  # Pillow decodes in another way then
-            PixelUses.note_line()
+            pixel_uses.note_line()
         return draft(self, mode, size)
 
     for hooked in (hooked_copy, hooked_convert, hooked_close, hooked_getexif):

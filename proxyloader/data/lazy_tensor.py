@@ -97,10 +97,10 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
     __class__ = property(lambda self: type(self).stock)
 
     was_made: ClassVar[bool] = False
-    """Whether this process has created one, so that batches may contain some."""
+    """Whether this process has created one. If not, batches need not be searched for them."""
 
     is_packed: ClassVar[bool] = False
-    """Whether this process is a worker of a loader that takes tensors without values."""
+    """Whether this process is a worker of a loader that takes tensors without values, which it is for good."""
 
     _node: Node | torch.Tensor
     """What its values will be; a tensor when they are there."""

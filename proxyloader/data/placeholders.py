@@ -53,13 +53,9 @@ class ImageCall(ProxyInputs):
 
     __slots__ = ("image", "plan", "row", "transformed")
 
-    was_made: ClassVar[bool] = False
-    """Whether this process has created one, so that batches may contain some."""
-
     def __init__(self, plan: Plan, image: EncodedImage, row: ParamRow, transformed: Transformed | None = None) -> None:
         self.server, self.source, self.run = plan.key, image.path, None
         self.plan, self.image, self.row, self.transformed = plan, image, row, transformed
-        ImageCall.was_made = True
 
     @classmethod
     def of(cls, transformed: Transformed, plan: Plan) -> ImageCall:
@@ -153,7 +149,7 @@ class ProxySample(TensorPlaceholder):
     _advice = NO_TENSOR_YET
 
     was_handed_out: ClassVar[bool] = False
-    """Whether datasets in this process may hold some. If not, they are only in LazyTensors."""
+    """Whether datasets in this process may hold some. If not, batches need not be searched for them."""
 
     call: ProxyInputs
     output: int = 0

@@ -36,7 +36,7 @@ MOST_KNOWN = 512
 """Maximum number of cached results, of about 1.3 KB each."""
 
 _Tag = torch.Tag
-_known: dict[Any, Any] = {}
+_known: dict[Any, Any] = {}  # for all loaders, as it is a function of torch's operators and of its keys
 
 
 def uses_values(packet: str, tags: Any, args: Any) -> bool:
@@ -64,7 +64,7 @@ def result_like(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     Raises:
         Exception: the operator does not take the arguments, or is not defined without values.
     """
-    key = operator, _kind_of(args), _kind_of(kwargs)
+    key = operator, _kind_of(args), _kind_of(kwargs), torch.get_default_dtype()
     try:
         found = _known.get(key)
     except TypeError:  # an argument cannot be hashed

@@ -24,7 +24,7 @@ FIRST_PAUSE_S = 0.1
 
 NOT_TRIED_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError)
 
-_obstore_process: int | None = None
+_obstore_process: int | None = None  # obstore has one runtime a process, which all folders use
 """The process in which obstore was used, which a forked process inherits."""
 
 

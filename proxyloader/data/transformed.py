@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from PIL import Image
 
@@ -23,32 +23,34 @@ LIBRARIES = frozenset({"proxyloader", "torch", "torchvision", "PIL", "numpy"}) |
 """Modules that use pixels because other code tells them to."""
 
 
-class PixelUses:
-    """How often this process has decoded an image that was to be decoded late, and why.
+class _PixelUses(threading.local):
+    """How often this thread has decoded an image that was to be decoded late, and why.
+
+    Without workers, loaders of several threads read in one process. A thread that the dataset starts counts apart.
 
     Attributes:
         why: why the first image of this batch was decoded, with "file:line" of the code outside of ``LIBRARIES`` that
             used its pixels; "" if that is not known, None if no image was decoded yet.
     """
 
-    count: ClassVar[int] = 0
-    why: ClassVar[str | None] = None
+    count: int = 0
+    why: str | None = None
 
-    @classmethod
-    def note(cls) -> None:
-        cls.count += 1
-        cls.note_line()
+    def note(self) -> None:
+        self.count += 1
+        self.note_line()
 
-    @classmethod
-    def note_why(cls, why: str) -> None:
-        if cls.why is None:
-            cls.why = why
+    def note_why(self, why: str) -> None:
+        if self.why is None:
+            self.why = why
 
-    @classmethod
-    def note_line(cls) -> None:
-        if cls.why is None:  # once for a batch, as to look takes longer than to count
+    def note_line(self) -> None:
+        if self.why is None:  # once for a batch, as to look takes longer than to count
             line = _line_of_the_user()
-            cls.why = f"pixels are used at {line}" if line else ""
+            self.why = f"pixels are used at {line}" if line else ""
+
+
+pixel_uses = _PixelUses()
 
 
 def _line_of_the_user() -> str:
@@ -141,9 +143,9 @@ class Transformed:
             ImageError: Pillow cannot decode the image.
         """
         if self._real is None:
-            PixelUses.note()
-            uses, image = PixelUses.count, self.decode()
-            PixelUses.count = uses  # Pillow may have counted it, too
+            pixel_uses.note()
+            uses, image = pixel_uses.count, self.decode()
+            pixel_uses.count = uses  # Pillow may have counted it, too
             with _making_values():
                 for transforms, states in self.calls:
                     with contextlib.nullcontext() if states is None else drawing_from(states):

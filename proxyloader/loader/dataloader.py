@@ -41,11 +41,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_one_begins = threading.RLock()
-"""Lock around the start of an iteration, which sets its epoch and its workers. Several threads may share a loader."""
-
-os.register_at_fork(after_in_child=_one_begins._at_fork_reinit)  # type: ignore[attr-defined]
-
 
 class DataLoader(CheckpointedLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
@@ -129,6 +124,8 @@ class DataLoader(CheckpointedLoader[T]):
     """The iterator over persistent workers. As in torch, ``iter()`` restarts it and returns the same object."""
 
     _process: int
+    _one_begins: threading.RLock
+    """Held where an iteration gets its epoch and its workers. Several threads may share a loader."""
 
     def __init__(
         self,
@@ -244,9 +241,9 @@ class DataLoader(CheckpointedLoader[T]):
             self._pool.let_go(None)
 
     def __iter__(self) -> Any:
-        with _one_begins:
-            if self._process != os.getpid():
-                vars(self).update(_of_this_process(self))  # a forked copy: those belong to the parent process
+        if self._process != os.getpid():
+            vars(self).update(_of_this_process(self))  # a copy: those belong to another process
+        with self._one_begins:
             loader_state = self._upcoming
             iterator = self._running() if self._running is not None else None
             if iterator is not None:
@@ -307,7 +304,8 @@ class DataLoader(CheckpointedLoader[T]):
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
         fresh = {"_loader_state": None, "_passed": None, "_errors": UnreadableSamples()}
         epochs = {"_next_epoch": LoaderState(self._next_epoch.epoch)}
-        return self.__dict__ | _of_this_process(self) | fresh | epochs | self._new_counts()
+        nowhere = {"_process": 0, "_one_begins": None}  # a lock cannot be pickled
+        return self.__dict__ | _of_this_process(self) | fresh | epochs | self._new_counts() | nowhere
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
         pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
@@ -371,4 +369,5 @@ class DataLoader(CheckpointedLoader[T]):
 def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the attributes of a loader that has no workers and no pipelines yet in this process."""
     servers = PlanServers(run_size(loader))
-    return {"_pool": None, "_servers": servers, "_running": None, "_process": os.getpid()}
+    here = {"_process": os.getpid(), "_one_begins": threading.RLock()}
+    return {"_pool": None, "_servers": servers, "_running": None} | here

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from .. import _fork_safety
-from .._exit_safety import before_exit
+from .. import lifetime
 from ..dali import api, executor, jpeg_engines
 from ..data.sharded_sampler import LastBatchPolicy
 from ..errors import PipelineError
+from ..lifetime import before_exit
 from .arguments import check_state, names_of, what_failed
 from .pipeline_factory import PipelineFactory
 
@@ -159,7 +159,7 @@ class ReaderEpochs:
         self._why_closed = ""  # not part of the progress, as closing is final, and other threads may close
         self.output_map: Any = output_map
         self.open(0)
-        _fork_safety.watch(self)
+        lifetime.watch(self)
 
     @before_exit()
     def open(self, epoch: int, checkpoint: bytes | None = None) -> None:
@@ -326,7 +326,7 @@ class ReaderEpochs:
             state = f"{len(self)} batches of {self.batch_size}"
         return f"{read}; {state}; {self._policy.value}"
 
-    # --- around a fork: see NOTE [ Forks ] in _fork_safety.py --------------------------------------------------------
+    # --- around a fork: see NOTE [ What ends when ] in lifetime.py ---------------------------------------------------
 
     def pause(self) -> bool:
         """Return whether there may be runs. DALI always reads ahead, so there are runs if there is a pipeline."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
-from .._fork_safety import cached_property
+from ..lifetime import cached_property
 from . import color
 from .params import meta_image, version_of
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance
@@ -82,7 +83,7 @@ class Operations:
 
     def draw(self, size: Size) -> tuple[list[list[Done]], list[torch.Tensor]]:
         """Draw chains of operations for an image of ``size``, and the weights for mixing them, (n,) float32 each."""
-        chains, weights = _recorder(self.name, self.version, self.arguments)(size)
+        chains, weights = _recorder(self.name, self.version, self.arguments).draw(size)
         return [[self.done(*operation, size) for operation in chain] for chain in chains], weights
 
     def done(self, name: str, magnitude: float, size: Size) -> Done:
@@ -119,10 +120,18 @@ Recording = tuple[list[list[tuple[str, float]]], list[torch.Tensor]]
 """Chains of consecutive operations with their magnitudes, each of which begins with the input image, and weights."""
 
 
-@functools.lru_cache(maxsize=64)
-def _recorder(name: str, version: str, arguments: Arguments) -> Callable[[Size], Recording]:
-    """Return a function that draws what an instance would do to an image of a given size."""
-    transform = getattr(v2 if version == "v2" else v1, name)(**dict(arguments))
+class _Recorder(threading.local):
+    """Draws what an instance would do to an image of a given size. Each thread has an instance of its own."""
+
+    def __init__(self, name: str, version: str, arguments: Arguments) -> None:
+        self.draw = _drawing(getattr(v2 if version == "v2" else v1, name)(**dict(arguments)))
+
+
+_recorder = functools.lru_cache(maxsize=64)(_Recorder)  # as making an instance takes longer than a draw
+
+
+def _drawing(transform: Any) -> Callable[[Size], Recording]:
+    """Return a function that records what a transform draws, one call at a time."""
     chains: list[list[tuple[str, float]]] = []
     weights: list[torch.Tensor] = []
 

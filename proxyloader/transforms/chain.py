@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomOrder
 
-from .._fork_safety import cached_property
 from ..errors import UnsupportedTransformError
+from ..lifetime import cached_property
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 

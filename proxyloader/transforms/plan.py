@@ -15,8 +15,8 @@ from typing import ClassVar, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .._fork_safety import cached_property
 from ..errors import UnsupportedTransformError
+from ..lifetime import cached_property
 from .deferred import DeferredTransforms
 
 Size = tuple[int, int]

@@ -9,7 +9,7 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .._fork_safety import cached_property
+from ..lifetime import cached_property
 from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, hue_turn
 from .params import meta_image, v2_transform
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step

@@ -16,13 +16,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from .._exit_safety import when_gone
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -60,6 +60,8 @@ class Arena:
     """
 
     batch_bytes = sent_bytes = 0
+    _fd = -1
+    _is_interpreter_ending = staticmethod(sys.is_finalizing)  # see NOTE [ What ends when ]
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         fd = os.memfd_create("proxyloader")
@@ -70,11 +72,14 @@ class Arena:
 
     def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
         self._fd = fd
-        when_gone(self, os.close, fd)
         self.slots, self.slot_bytes = slots, slot_bytes
         self._ready = _map_file(fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
         self._read_bytes: dict[int, int] = {}  # of a slot, by this process, which writes to it
+
+    def __del__(self) -> None:
+        if self._fd >= 0 and not self._is_interpreter_ending():
+            os.close(self._fd)
 
     def __repr__(self) -> str:
         return f"Arena({self.slots} slots of {self.slot_bytes} bytes)"
@@ -151,9 +156,21 @@ def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, f"a slot of {length} bytes cannot be mapped: {os.strerror(error)}")
-    mapped = (ctypes.c_uint8 * length).from_address(address)
-    when_gone(mapped, libc.munmap, address, length)
-    return np.ctypeslib.as_array(mapped)
+    return np.asarray(_Mapping(address, length, libc.munmap))
+
+
+class _Mapping:
+    """Mapped memory, which arrays over it keep alive. It is unmapped with them, but not when the interpreter ends."""
+
+    _is_interpreter_ending = staticmethod(sys.is_finalizing)
+
+    def __init__(self, address: int, length: int, unmap: Callable[[int, int], object]) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (length,), "typestr": "|u1", "version": 3}
+        self._place, self._unmap = (address, length), unmap
+
+    def __del__(self) -> None:
+        if not self._is_interpreter_ending():
+            self._unmap(*self._place)
 
 
 def _attach_arena(fd: Any, slots: int, slot_bytes: int) -> Arena:

@@ -28,7 +28,7 @@ from ..data.image_calls import holds
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, to_pure_tensor, values_of
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
 from ..data.recorded import Operation, value_of
-from ..data.transformed import PixelUses
+from ..data.transformed import pixel_uses
 from ..transforms.chain import MOST_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
@@ -78,7 +78,7 @@ class Packer:
 
     def begin_batch(self) -> None:
         """Begin to count for the next batch, before its samples are read."""
-        self._pixel_uses, PixelUses.why = PixelUses.count, None
+        self._pixel_uses, pixel_uses.why = pixel_uses.count, None
 
     def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
@@ -134,7 +134,7 @@ class Packer:
         jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
         by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
         encoded = len(jpegs_bytes)
-        used, why = PixelUses.count - self._pixel_uses, PixelUses.why or ""
+        used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
         others = samples - len(images) if pickler.is_computed else 0
         if self.deferral is not None:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
-from .. import _fork_safety
+from .. import lifetime
 from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
 from ..data import hooks
 from ..data.dataset import Translated
@@ -245,7 +245,7 @@ def _torch_arguments(loader: Any, has_images: bool, deferral: Deferral | None) -
     return dict(
         num_workers=loader.num_workers,
         worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
-        multiprocessing_context=_fork_safety.in_turn(loader.multiprocessing_context) if loader.num_workers else None,
+        multiprocessing_context=lifetime.fork_in_turn(loader.multiprocessing_context) if loader.num_workers else None,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         persistent_workers=loader.persistent_workers,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from .._exit_safety import END_S, at_exit
+from ..lifetime import END_S, at_exit, before_exit
 
 TAKE = "proxyloader.take_from_workers"
 """Row of torch's profiler for the time in which torch's iterator has no batch."""
@@ -90,7 +90,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             dead = self._dead(self._workers_status)
             if dead:
                 pids = ", ".join(str(worker.pid) for worker in dead)
-                raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+                with before_exit():  # the exit ends workers, too, and a daemon thread has nothing to say then
+                    raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
         return found
 
     def _dead(self, in_use: list[bool]) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import weakref
 from typing import Any
 
 import numpy as np
@@ -132,7 +131,7 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
 
 
 def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "_failing", {0})
+    monkeypatch.setattr(jpeg_engines, "_engines", {0: "failing"})
     pipeline = decoder_of({"crop": [20, 20], "hw_decoder_load": 0.5}, "image_crop", crop_pos_x=1)
     with raises(PipelineError, code="no-engines"):
         jpeg_engines.build(pipeline)
@@ -210,10 +209,7 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    monkeypatch.setattr(jpeg_engines, "_failing", set())
-    monkeypatch.setattr(jpeg_engines, "_decoding", {})
-    monkeypatch.setattr(jpeg_engines, "_holding", weakref.WeakSet())
-    monkeypatch.setattr(jpeg_engines, "_look_at_s", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(jpeg_engines, "_engines", {})
     monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(jpeg_engines, "is_crowded", gpu.look)
     monkeypatch.setattr(jpeg_engines, "_others_use", gpu.look)

@@ -74,27 +74,27 @@ def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, fl
     assert asked == [(mean_pixels_of(files[:1]), 0), (0, 0)]
 
 
-@pytest.mark.parametrize(("found", "as_"), [("_failing", {None}), ("_decoding", {None: False})])
+@pytest.mark.parametrize("found", ["failing", "absent"])
 def test_progressive_images_get_more_threads_whoever_decodes(
-    found: str, as_: object, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    found: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = io.BytesIO()
     Image.open(io.BytesIO(files[0].tobytes())).save(buffer, "JPEG", progressive=True)
     other = np.frombuffer(buffer.getvalue(), np.uint8)
-    monkeypatch.setattr(jpeg_engines, found, as_)
+    monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     collected(server, [*files[1:4], other])
     assert asked == [(mean_pixels_of([*files[1:4], other]), 0.25)]
     assert server.pipeline.num_threads == 2
 
 
-@pytest.mark.parametrize(("found", "as_"), [("_failing", {None}), ("_decoding", {None: False})])
+@pytest.mark.parametrize("found", ["failing", "absent"])
 def test_where_no_engines_decode_the_pipeline_stays(
-    found: str, as_: object, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    found: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     before = server.pipeline
-    monkeypatch.setattr(jpeg_engines, found, as_)
+    monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
     collected(server, files)
     assert server.pipeline is before and asked[1:] == [(0, 0)]
 
@@ -123,7 +123,7 @@ def test_without_memory_for_another_the_pipeline_stays(
 @pytest.fixture
 def as_with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PipelineOptions, "wants_engines", True)
-    monkeypatch.setattr(jpeg_engines, "_decoding", {None: True})
+    monkeypatch.setattr(jpeg_engines, "_engines", {None: "decoding"})
     monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: False)
 
 
@@ -132,7 +132,7 @@ def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
     decode: bool, files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
-    monkeypatch.setattr(jpeg_engines, "_decoding", {None: decode})
+    monkeypatch.setattr(jpeg_engines, "_engines", {None: "decoding" if decode else "absent"})
     used, found = [], []
     for count in (2, 1, 3, 4, 5, 8, 1, 8):
         run = server.submit([files[:count]])
@@ -159,9 +159,9 @@ def test_on_a_crowded_gpu_the_pipeline_stays(
     collected(server, files[:1])
     before = server.pipeline
     monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: True)
-    monkeypatch.setattr(jpeg_engines, "_decoding", {})  # it would be tried now, and found not to decode
+    monkeypatch.setattr(jpeg_engines, "_engines", {})  # it would be tried now, and found not to decode
     collected(server, files)
-    assert server.pipeline is before and jpeg_engines._decoding == {}
+    assert server.pipeline is before and jpeg_engines._engines == {}
 
 
 def test_ctrl_c_while_it_is_built_again_is_made_good_with_the_next_batch(

@@ -72,7 +72,7 @@ for _ in range(2):
     for images, indices in DataLoader(dataset, 8, device="cuda"):
         assert read_numbers(images, white=255) == indices.tolist()
 for is_built, given in ((True, {}), (False, {"hw_decoder_load": 1.0}), (True, {"device_memory_padding": 12345})):
-    jpeg_engines._failing.clear()  # as in a process of its own
+    jpeg_engines._engines.clear()  # as in a process of its own
     pipeline = by_hand(**given)
     if is_built:
         pipeline.build()
@@ -129,7 +129,7 @@ def test_who_decoded_is_seen_on_a_gpu_with_engines() -> None:
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where other processes use them up."""
-    monkeypatch.setattr(jpeg_engines, "_failing", set())
+    monkeypatch.setattr(jpeg_engines, "_engines", {})
     monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 0)
     monkeypatch.setattr(jpeg_engines, "_levels_off", lambda device_id, padding: 1.0)
 

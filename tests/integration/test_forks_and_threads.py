@@ -270,6 +270,57 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
     assert done.stdout == "5 8 0\n", done.stderr
 
 
+class UsesPixels(Spelled):
+    def __getitem__(self, index: int) -> Any:
+        image, number = super().__getitem__(index)
+        assert image.sum() >= 0
+        return image, number
+
+
+def test_pixels_that_one_loader_uses_are_not_counted_for_another(spelled_root: Path) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def wait_for_the_other(index: int) -> None:
+        begun.set()
+        assert ended.wait(WAIT_S)
+
+    late = loader_of(spelled_root, wait_for_the_other, workers=0)
+    early: DataLoader[Any] = DataLoader(UsesPixels(spelled_root), BATCH, device="cpu")
+    thread = threading.Thread(target=all_numbers, args=(late,))
+    thread.start()
+    assert begun.wait(WAIT_S) and all_numbers(early) == ALL
+    ended.set()
+    thread.join(WAIT_S)
+    assert (early.stats().images_by_workers, late.stats().images_by_workers) == (48, 0)
+
+
+class Waits(Spelled):
+    """Its loader cannot begin before another one has ended."""
+
+    other: Callable[[], Any] = staticmethod(lambda: None)
+
+    @property
+    def transforms(self) -> Any:
+        self.other()
+        return self._transforms
+
+    @transforms.setter
+    def transforms(self, transforms: Any) -> None:
+        self._transforms = transforms
+
+
+def test_a_loader_may_begin_while_another_one_begins(spelled_root: Path) -> None:
+    dataset, found = Waits(spelled_root), []
+    loader: DataLoader[Any] = DataLoader(dataset, BATCH, device="cpu")
+
+    def load_in_another_thread() -> None:
+        dataset.other = lambda: None
+        found.append(in_thread(lambda: all_numbers(loader_of(spelled_root, workers=0))))
+
+    dataset.other = load_in_another_thread
+    assert all_numbers(loader) == ALL and found == [ALL]
+
+
 class MeetsOthers(Sampler[int]):
     """Of a rank that is a thread: all meet before the first of them goes on."""
 

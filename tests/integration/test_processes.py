@@ -525,7 +525,7 @@ def children_while(process: Any, timeout_s: float = WAIT_S) -> list[psutil.Proce
     return list(found)
 
 
-@pytest.mark.exhaustive  # test_exit_safety.py does it without persistent workers
+@pytest.mark.exhaustive  # test_lifetime.py does it without persistent workers
 def test_an_exception_in_the_loop_ends_the_script_with_that_exception(spelled_root: Path, tmp_path: Path) -> None:
     body = "for batch in loader_of(root, persistent_workers=True): raise LookupError('mine')"
     with training(tmp_path, spelled_root, body) as process:

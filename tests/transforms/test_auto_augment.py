@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from proxyloader.transforms.color import Equalize
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import Bound, Images, assert_as_torchvision, composed, lossless, opened, run, taken
+from ..limits import WAIT_S
 from ..outcomes import raises
 
 WITHOUT_EQUALIZE = Bound(0.01, 1, 255)
@@ -149,3 +152,26 @@ def test_other_interpolations_are_refused(version: Any, name: str) -> None:
 def test_fills_that_no_pixel_can_have_are_refused(fill: Any) -> None:
     with raises(UnsupportedTransformError, code="unsupported-argument", transform="RandAugment", argument="fill"):
         plan_for(composed("pil", v1.RandAugment(fill=fill)))
+
+
+@both_versions
+def test_threads_do_not_mix_their_draws(version: Any) -> None:
+    plan = plan_for(v1.Compose([version.RandAugment(4), v1.ToTensor()]))
+    found = []
+
+    def draw() -> None:
+        for _ in range(300):
+            chains, _ = plan.steps[0].source.draw((64, 48))  # type: ignore[attr-defined]
+            found.append([len(chain) for chain in chains])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=draw) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [[4]] * 900

@@ -17,7 +17,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.data.batch_memory import ALIGNMENT_BYTES, BatchMemory, batch_memory
+from proxyloader.data.batch_memory import ALIGNMENT_BYTES, batch_memory
 from proxyloader.data.compiled_transform import compile_transforms
 from proxyloader.data.dataset import wrap
 from proxyloader.data.encoded_image import EncodedImage
@@ -26,6 +26,8 @@ from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset
+
+from ..faults import in_thread
 
 SLOT_BYTES = 1 << 20
 
@@ -92,6 +94,13 @@ def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> Non
         image.pixels  # noqa: B018
 
 
+def test_files_of_another_thread_are_read_elsewhere(path: Path) -> None:
+    batch_memory.begin(np.zeros(2 * path.stat().st_size, np.uint8))
+    assert isinstance(in_thread(lambda: EncodedImage.open(str(path))).buffer, bytes)
+    assert not isinstance(EncodedImage.open(str(path)).buffer, bytes)
+    batch_memory.end()
+
+
 def test_where_it_is_full_files_are_read_elsewhere(path: Path) -> None:
     size = path.stat().st_size
     batch_memory.begin(np.zeros(2 * size, np.uint8))
@@ -101,8 +110,7 @@ def test_where_it_is_full_files_are_read_elsewhere(path: Path) -> None:
     assert all(image.data == path.read_bytes() for image in images)
 
 
-def test_another_thread_has_none_and_nor_has_one_between_batches(path: Path) -> None:
-    assert BatchMemory().place(8) is None
+def test_between_batches_files_are_read_elsewhere(path: Path) -> None:
     assert isinstance(EncodedImage.open(str(path)).buffer, bytes)
 
 
