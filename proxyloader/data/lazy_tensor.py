@@ -303,10 +303,15 @@ def _is_in_graph(tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
 
 
-def has_gradient(tensor: torch.Tensor) -> bool:
-    """Return whether autograd is to see what is done to a tensor."""
-    is_node_in_graph = isinstance(tensor, LazyTensor) and is_real(tensor) and _is_in_graph(tensor._node)  # type: ignore[arg-type]
-    return is_node_in_graph or _is_in_graph(tensor)
+def has_gradient(*tensors: torch.Tensor) -> bool:
+    """Return whether autograd is to see what is done to one of these tensors."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for each in tensors:
+            if each.requires_grad:
+                return True
+            if isinstance(each, LazyTensor) and isinstance(each._node, torch.Tensor) and each._node.requires_grad:
+                return True
+    return False
 
 
 def _gather_grad(tensor: LazyTensor) -> None:
@@ -329,9 +334,9 @@ def _needs_graph(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         return isinstance(node, torch.Tensor) and node.requires_grad
     if _sets_requires_grad(function):
         return bool({"requires_grad": True, **dict(zip(("self", "requires_grad"), args)), **kwargs}["requires_grad"])
-    is_enabled = torch.is_grad_enabled()
-    tensors = (each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor))
-    return any(has_gradient(each) for each in tensors if is_enabled or isinstance(each, LazyTensor))
+    is_flat = not kwargs and not any(isinstance(each, (tuple, list, dict)) for each in args)
+    kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
+    return has_gradient(*(each for each in (args if is_flat else leaves((args, kwargs))) if isinstance(each, kind)))
 
 
 def _by_values(arguments: Any) -> dict[int, torch.Tensor]:
@@ -372,6 +377,7 @@ def _node_of(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value  # it may be changed before it is used
 
 
+@functools.lru_cache(maxsize=256)  # an image has one of a few shapes, and torch takes 4 µs
 def _meta(channels: int, height: int, width: int, dtype: torch.dtype, is_hwc: bool) -> torch.Tensor:
     if is_hwc:
         return torch.empty((height, width, channels), dtype=dtype, device="meta").permute(2, 0, 1)
@@ -491,8 +497,12 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         RuntimeError: they have several shapes.
     """
     is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in tensors)
-    if not is_late or any(map(has_gradient, tensors)):
+    if not is_late or has_gradient(*tensors):
         return with_values(torch.stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
+    return _stacked_late(tensors)
+
+
+def _stacked_late(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     nodes = [_node_of(each) for each in tensors]
     if len(set(map(_kind_of, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # as most often, and faster
         dtype = tensors[0].dtype
@@ -522,13 +532,19 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
         )
 
 
-def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
+_ONLY_TENSORS = {id(torch.Tensor)}  # not the type itself, to which that of a LazyTensor is equal
+
+
+def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors, for ``torch.utils.data.default_collate``."""
+    if {*map(id, map(type, batch))} == _ONLY_TENSORS:  # of other datasets, which this should not slow down
+        plain: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        return plain
     if any(isinstance(each, ProxySample) for each in batch):  # of a pipeline or a folder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
     is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in batch)
-    if is_late and not any(map(has_gradient, batch)):
-        return stacked(batch)
+    if is_late and not has_gradient(*batch):
+        return _stacked_late(batch)
     found = collate_tensor_fn([real(each) for each in batch], collate_fn_map=collate_fn_map)
     result: torch.Tensor = with_values(found) if any(isinstance(each, LazyTensor) for each in batch) else found
     return result
@@ -539,7 +555,7 @@ def _reduced(tensor: torch.Tensor) -> Any:
 
 
 # These are also the functions for a LazyTensor, which is found as a torch.Tensor.
-default_collate_fn_map.update(dict.fromkeys((torch.Tensor, ProxySample), _collated))
+default_collate_fn_map.update(dict.fromkeys((torch.Tensor, ProxySample), collate_tensors))
 ForkingPickler.register(torch.Tensor, _reduced)
 
 _overloaded_args = torch.overrides._get_overloaded_args

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 from .random_numbers import in_thread
 
 
+@functools.lru_cache(maxsize=256)
 def meta_image(height: int, width: int) -> torch.Tensor:
     """Return an image without pixels. torchvision's parameter code uses only its size."""
     return torch.empty((3, height, width), device="meta")
