@@ -29,11 +29,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torch.utils.data import ConcatDataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
-from proxyloader import DataLoader, FileReaderLoader, pipelines
+from proxyloader import DataLoader, pipelines
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import transform_with
 from proxyloader.tools.bench.system_info import machine
@@ -111,8 +113,8 @@ def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
     )
 
 
-class ReaderLoops:
-    """The same with DALI's own reader, which passes over the images one time after the other.
+class IteratorLoops:
+    """The same with DALI's own reader and iterator, which passes over the images one time after the other.
 
     Attributes:
         ahead: batches that may lie ready when a loop begins.
@@ -122,23 +124,28 @@ class ReaderLoops:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.passes = args.passes
-        self.loader = FileReaderLoader(
-            root_of(args),
-            pipelines.training,
-            args.batch_size,
-            shuffle=True,
+        pipeline = pipelines.training(
+            file_root=root_of(args),
+            pad_last_batch=True,
             num_shards=args.ranks,
             shard_id=dist.get_rank(),
-            device=None if args.device == "cuda" else "cpu",
+            batch_size=args.batch_size,
+            num_threads=4,
+            device_id=torch.cuda.current_device() if args.device == "cuda" else None,
+        )
+        policy = LastBatchPolicy.PARTIAL
+        self.batches = DALIClassificationIterator(
+            pipeline, reader_name="Reader", last_batch_policy=policy, auto_reset=True
         )
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(itertools.repeat(self.loader, self.passes))
+        for (batch,) in itertools.chain.from_iterable(itertools.repeat(self.batches, self.passes)):
+            yield batch["data"], batch["label"]
 
 
 LOADERS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
     "proxyloader": proxyloader_of,
-    "FileReaderLoader": ReaderLoops,
+    "iterator": IteratorLoops,
 }
 
 

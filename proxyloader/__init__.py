@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .loader.audit import Audit as Audit
     from .loader.dataloader import DataLoader as DataLoader
     from .loader.stats import LoaderStats as LoaderStats
-    from .reader.loader import FileReaderLoader as FileReaderLoader
     from .tools.diagnose.command import diagnose as diagnose
     from .tools.diagnose.command import diagnosis as diagnosis
     from .tools.explain import explain as explain
@@ -49,7 +48,6 @@ _HOMES = {
     "AuditError": "errors",
     "DataLoader": "loader.dataloader",
     "EncodedImage": "data.encoded_image",
-    "FileReaderLoader": "reader.loader",
     "ForeignImageError": "data.bad_samples",
     "ImageError": "errors",
     "InputError": "errors",

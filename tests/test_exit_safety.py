@@ -91,15 +91,11 @@ LEFT_OPEN = {
         road = Road("produced", root)
         batches = iter(road.loader(num_workers=2)); next(batches)
     """,
-    "a loader in which DALI reads": """
-        from proxyloader import FileReaderLoader, pipelines
-        batches = iter(FileReaderLoader(root, pipelines.validation, 4, device="cpu", size=32)); next(batches)
-    """,
-    "a pipeline that was given to such a loader": """
-        from proxyloader import FileReaderLoader, pipelines
-        how = {"num_threads": 1, "device_id": None, "size": 32, "pad_last_batch": True}
-        pipeline = pipelines.validation(source="files", file_root=root, batch_size=4, **how)
-        batches = iter(FileReaderLoader.from_pipeline(pipeline)); next(batches)
+    "an iterator of DALI": """
+        from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+        from proxyloader import pipelines
+        pipeline = pipelines.validation(file_root=root, size=32, batch_size=4, num_threads=1, device_id=None)
+        batches = DALIClassificationIterator(pipeline, reader_name="Reader"); next(batches)
     """,
     "cells of a notebook": """
         cells = ["from tests.faults import *", "batches = iter(loader_of(root))", "_ = next(batches)", "Out = {3: _}"]
@@ -116,7 +112,7 @@ LEFT_OPEN = {
         "an iterator in a cycle",
         "several loaders",
         "a server under a stock loader",
-        "a loader in which DALI reads",
+        "an iterator of DALI",
     ),
 )
 def test_a_script_that_leaves_it_open_ends_without_a_word(

@@ -94,7 +94,7 @@ def test_it_measures_writes_and_compares(
     options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--device", device, "--out", str(out)]
     names = cases_for(setting(photos, device=device))
     if device == "cpu":
-        few = ["torch", "upstream-proxy", "proxyloader", "FileReaderLoader", "decode-only"]
+        few = ["torch", "upstream-proxy", "proxyloader", "decode-only"]
         names = [name for name in names if name.removesuffix(BY_DEFAULT) in few]
     assert main([*options, "--only", *names]) == 0
     record = last_of(out)
@@ -126,7 +126,7 @@ def test_it_measures_writes_and_compares(
 @pytest.mark.parametrize(
     "name",
     [
-        *("torch", "nvidia-example", "iterator", "proxyloader", "FileReaderLoader"),
+        *("torch", "nvidia-example", "iterator", "proxyloader"),
         "proxyloader, Image.open",
         *("decode-only", "decode-only, two pipelines"),
     ],
@@ -189,8 +189,8 @@ def test_where_all_cases_fail_the_status_says_so(tmp_path: Path) -> None:
     for number in range(16):
         (tmp_path / "data" / "a" / f"{number}.jpg").write_text("no image")
     options = ["bench", "--data", str(tmp_path / "data"), *SMALL, *ON_CPU, *SHORT, "--out", str(tmp_path / "a.jsonl")]
-    assert main([*options, "--only", "FileReaderLoader"]) == 1
-    assert "no image format" in last_of(tmp_path / "a.jsonl")["cases"]["FileReaderLoader"]["failure"]
+    assert main([*options, "--only", "iterator"]) == 1
+    assert "RuntimeError" in last_of(tmp_path / "a.jsonl")["cases"]["iterator"]["failure"]
 
 
 def test_a_case_that_hangs_is_ended(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,6 @@ CASES = {
     "iterator": Case(dali_cases.iterator, THREADS, LOAD, runs_ahead=True),
     OURS: Case(own_cases.swap, WORKERS, THREADS + LOAD, is_own=True, takes_more=True, runs_ahead=True),
     "proxyloader, Image.open": Case(own_cases.own_dataset, WORKERS, THREADS + LOAD, is_own=True),
-    "FileReaderLoader": Case(own_cases.reader_loader, (), THREADS + LOAD, is_own=True, runs_ahead=True),
     "decode-only": Case(dali_cases.decoder_alone, THREADS, LOAD, is_ceiling=True, for_models=False, runs_ahead=True),
     "decode-only, two pipelines": Case(
         dali_cases.two_decoders, THREADS, LOAD, is_ceiling=True, for_models=False, runs_ahead=True

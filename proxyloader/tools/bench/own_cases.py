@@ -9,8 +9,7 @@ from PIL import Image
 from torchvision.datasets.folder import default_loader
 
 from ...loader.dataloader import DataLoader
-from .config import CROP_PX, BenchConfig
-from .dali_cases import RUNS_UNDER_WAY, in_format
+from .config import BenchConfig
 from .torch_cases import Loops, images_and_labels, loader_arguments, samples_of
 
 CACHED_BATCHES = 8
@@ -44,28 +43,6 @@ def own_dataset(setting: BenchConfig) -> Loops:
 
 def opened_by_pillow(path: str) -> Image.Image:
     return Image.open(path).convert("RGB")
-
-
-def reader_loader(setting: BenchConfig) -> Loops:
-    """proxyloader.FileReaderLoader with pipelines.training: DALI reads and draws."""
-    from ... import FileReaderLoader, pipelines
-
-    ahead: dict[str, Any] = {} if setting.by_default else {"prefetch": RUNS_UNDER_WAY}
-    loader = FileReaderLoader(
-        setting.root,
-        pipelines.training,
-        setting.batch_size,
-        shuffle=True,
-        device=setting.device,
-        size=CROP_PX,
-        dtype="float16" if setting.dtype == "float16" else "float32",
-        layout="HWC" if setting.channels_last else "CHW",
-        **tuned_arguments(setting),
-        **ahead,
-    )
-    while True:
-        passes = itertools.chain.from_iterable(itertools.repeat(loader, setting.passes))
-        yield ((in_format(setting, images), labels) for images, labels in passes)
 
 
 def replay(setting: BenchConfig) -> Loops:
