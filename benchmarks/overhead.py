@@ -1,12 +1,11 @@
-"""What do ``loader.stats()`` and the audit cost?
+"""What does ``loader.stats()`` cost?
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --device cpu --images 1024 --workers 2
 
 The loop does nothing with its batches, so a step is as short as it can be. Images/s of whole epochs, in rounds in which
-the cases take turns: counted for ``loader.stats()`` as always, not counted, and with the audit of a share of the
-images. Then the time that counting takes in a step, in microseconds. Appends one JSON line to
-benchmarks/results/overhead.jsonl.
+the cases take turns: counted for ``loader.stats()`` as always, and not counted. Then the time that counting takes in a
+step, in microseconds. Appends one JSON line to benchmarks/results/overhead.jsonl.
 """
 
 from __future__ import annotations
@@ -43,13 +42,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=usable_cores())
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.001, 0.01, 0.1], help="of the audits")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overhead.jsonl")
     return parser.parse_args()
 
 
-def loader_of(root: Path, options: argparse.Namespace, audit: float) -> DataLoader[Any]:
+def loader_of(root: Path, options: argparse.Namespace) -> DataLoader[Any]:
     return DataLoader(
         ImageFolder(str(root), transform_with()),
         options.batch_size,
@@ -57,7 +55,6 @@ def loader_of(root: Path, options: argparse.Namespace, audit: float) -> DataLoad
         num_workers=options.workers,
         persistent_workers=options.workers > 0,
         device=options.device,
-        audit=audit,
     )
 
 
@@ -88,14 +85,11 @@ def timed_counting() -> Iterator[list[float]]:
 
 
 def measure(root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    usual = loader_of(root, options, audit=0.0)
-    audited = {f"audit={share:g}": loader_of(root, options, audit=share) for share in options.shares}
-    cases = {COUNTED: usual, NOT_COUNTED: usual, **audited}
+    loader, cases = loader_of(root, options), [COUNTED, NOT_COUNTED]
     spent_s: dict[str, list[float]] = {name: [] for name in cases}
     progress = tqdm(total=(options.rounds + 1) * len(cases), desc="epochs", disable=None)
     for number in range(options.rounds + 1):
-        turn = number % len(cases)
-        for name, loader in [*cases.items()][turn:] + [*cases.items()][:turn]:
+        for name in cases if number % 2 else reversed(cases):
             counts = mock.patch.object(StatsRecorder, "add", lambda self, batch, step: None)
             with counts if name == NOT_COUNTED else contextlib.nullcontext():
                 seconds = epoch_s(loader)
@@ -104,7 +98,7 @@ def measure(root: Path, options: argparse.Namespace) -> dict[str, Any]:
             progress.update()
     progress.close()
     with timed_counting() as of_steps_s:
-        step_s = epoch_s(usual) / len(usual)
+        step_s = epoch_s(loader) / len(loader)
     rates = {name: [round(options.images / seconds) for seconds in each] for name, each in spent_s.items()}
     medians = {name: statistics.median(each) for name, each in rates.items()}
     counting_s = statistics.median(of_steps_s)

@@ -5,9 +5,9 @@
     python benchmarks/several_gpus.py --device cpu --ranks 2
 
 Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has, and
-DALI's own reader, which tells what the host allows. First come the epochs of files that nobody has checked yet, with
-each of the two checks: the speed of each process, as their shares change from epoch to epoch. Then, in turn, the first
-process loops over its share alone, and all of them do at once; medians of the rounds.
+DALI's own reader, which tells what the host allows. First come the epochs of files that nobody has checked yet: the
+speed of each process, as their shares change from epoch to epoch. Then, in turn, the first process loops over its share
+alone, and all of them do at once; medians of the rounds.
 Appends one JSON line to benchmarks/results/several_gpus.jsonl.
 """
 
@@ -80,13 +80,13 @@ def start(args: argparse.Namespace) -> int:
         return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}).returncode
 
 
-def first_epochs(args: argparse.Namespace, check_scans: Any) -> list[list[float]]:
+def first_epochs(args: argparse.Namespace) -> list[list[float]]:
     """Images per second of each process in each of three epochs, behind its first batch."""
     folder = ImageFolder(str(root_of(args)), transform_with())
     sampler = DistributedSampler(folder)
     workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
     device = None if args.device == "cuda" else "cpu"
-    loader = DataLoader(folder, args.batch_size, sampler=sampler, check_scans=check_scans, device=device, **workers)
+    loader = DataLoader(folder, args.batch_size, sampler=sampler, device=device, **workers)
     epochs = []
     for epoch in range(3):
         sampler.set_epoch(epoch)
@@ -170,7 +170,7 @@ def rank(args: argparse.Namespace) -> None:
     first = dist.get_rank() == 0
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    epochs = {str(check): first_epochs(args, check) for check in (True, "strict")}
+    epochs = first_epochs(args)
     loaders = {name: loader_of(args) for name, loader_of in LOADERS.items()}
     for loader in loaders.values():
         loop(loader)
@@ -191,10 +191,9 @@ def rank(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def report(args: argparse.Namespace, epochs: dict[str, list[list[float]]], rounds: dict[str, Rounds]) -> None:
-    for check, speeds_of_epochs in epochs.items():
-        speeds_of = "; ".join(", ".join(f"{speed:,.0f}" for speed in speeds) for speeds in speeds_of_epochs)
-        print(f"check_scans={check}: images/s of each process in the epochs 1; 2; 3: {speeds_of}")
+def report(args: argparse.Namespace, epochs: list[list[float]], rounds: dict[str, Rounds]) -> None:
+    speeds_of = "; ".join(", ".join(f"{speed:,.0f}" for speed in speeds) for speeds in epochs)
+    print(f"images/s of each process in the epochs 1; 2; 3: {speeds_of}")
     found: dict[str, Any] = {}
     for name, speeds in rounds.items():
         one, all_of_them = (statistics.median(speeds[kind]) for kind in ("alone", "together"))

@@ -30,7 +30,7 @@ COUNTS = (4, 8, 16)
 
 
 def list_cases() -> int:
-    """Print the names and descriptions of the cases. Return the exit status."""
+    """Print the names and descriptions of the cases."""
     for name, case in CASES.items():
         Console().print(f"[bold]{name}[/bold]: {(case.loops.__doc__ or '').splitlines()[0]}", highlight=False)
     return 0
@@ -88,8 +88,7 @@ def bench(args: argparse.Namespace) -> int:
     if not args.first_epochs:
         report.plot(record, args.out.with_suffix(".png"))
     worse = report.worse_than(earlier, record) if earlier else []
-    for sentence in worse:
-        console.print(f"[bold red]{sentence}")
+    console.print(*worse, style="bold red", sep="\n")
     failed = [name for name, outcome in outcomes.items() if "failure" in outcome]
     return 1 if worse or OURS in failed or len(failed) == len(outcomes) else 0
 

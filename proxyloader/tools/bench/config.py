@@ -47,9 +47,6 @@ class Tuning(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None) or "-"
 
 
-DEFAULTS = Tuning()
-
-
 @dataclass(frozen=True)
 class BenchConfig:
     """The settings of a comparison. Cases differ in the tuning only.
@@ -57,8 +54,7 @@ class BenchConfig:
     Attributes:
         root: root of an ImageFolder with ``images`` images.
         size: of the photographs, a key of ``SIZES``; "" if they are the user's.
-        passes: number of passes over the images in a loop, so that the start of a loop weighs as little as in an epoch
-            of a large data set.
+        passes: number of passes over the images in a loop, so that its start weighs as little as in a long epoch.
         device: "cuda" or "cpu".
         by_default: whether arguments with a default are left out, except for those of the data and its format.
         added: augmentations and datasets, each of which is another case of torch's loader and of ours.
@@ -70,7 +66,7 @@ class BenchConfig:
     passes: int
     batch_size: int
     device: str
-    tuning: Tuning = DEFAULTS
+    tuning: Tuning = Tuning()  # noqa: RUF009  it is a tuple
     by_default: bool = False
     persistent_workers: bool = True
     dtype: str = "float32"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .cases import BY_DEFAULT, OURS
@@ -22,13 +23,11 @@ METHOD = 3
 """Number of the way of measuring. ``benchmarks/README.md`` says how the ways differ."""
 
 SLOWER = 0.9
-"""A figure below this share of the earlier one counts as worse. Equal runs differ by up to 10 %."""
-
-MAY_DIFFER = ("date", "benchmark", "command", "cases", "added")
-"""Keys in which two records that are compared may differ. What is added is a case of its own."""
+"""A share below this share of the earlier one counts as worse. Equal runs differ by up to 10 %."""
 
 LEFT_OUT = ("root", "tuning", "by_default", "persistent_workers")
-"""Settings that are not in a record, as they differ between cases or machines."""
+MAY_DIFFER = ("date", "benchmark", "command", "cases", "added")
+"""Settings that are not in a record, and its keys in which two records that are compared may differ."""
 
 Record = dict[str, Any]
 
@@ -92,10 +91,7 @@ def check_comparable(earlier: Record, record: Record, names: Sequence[str]) -> N
 
 
 def worse_than(earlier: Record, record: Record) -> list[str]:
-    """Return a sentence for each figure that is worse than in an earlier record.
-
-    Speeds are compared relative to the other cases of the same run, so that the state of the machine cancels out.
-    """
+    """Return a sentence for each case beside which ours is slower, so that the state of the machine cancels out."""
     if "images_per_s" not in (ours := record["cases"].get(OURS, {})):
         return [f"{OURS} failed: {ours.get('failure', 'it was not run')}"]
     shares = [(name, share_of(earlier, name), share_of(record, name)) for name in earlier["cases"]]
@@ -117,7 +113,6 @@ COLUMNS = {
     "images/s": "images_per_s:,.0f",
     "first batch, s": "first_batch_s:.1f",
     "CPU ms/image": "cpu_ms_per_image:.2f",
-    "longest wait, ms": "wait_ms_max:,.0f",
 }
 """Columns of the table, their figures and formats. Of first epochs, a cell has the figures of all."""
 
@@ -125,9 +120,10 @@ COLUMNS = {
 def table_of(record: Record) -> Table:
     """Return the table of a record for a terminal."""
     of = f"{record['machine']['gpu'] or 'CPU'}, {record['machine']['cores']} cores: {record['images']:,} images"
-    table = Table(title=f"{of}, batch {record['batch_size']}, model {record['model']}")
-    for column in ("case", "setting", *COLUMNS, "lowest - highest", "proxyloader is"):
-        table.add_column(column, justify="left" if column in ("case", "setting") else "right")
+    table = Table(title=f"{of}, batch {record['batch_size']}, model {record['model']}", box=SIMPLE_HEAD)
+    table.add_column("case", min_width=max(len(word) for name in record["cases"] for word in name.split()))
+    for column in (*COLUMNS, "lowest - highest", "proxyloader is", "setting"):
+        table.add_column(column, justify="right", overflow="fold")
     for name, case in record["cases"].items():
         cells = []
         for key, how in (column.split(":") for column in COLUMNS.values()):
@@ -136,7 +132,7 @@ def table_of(record: Record) -> Table:
         speeds, share = case.get("images_per_s_rounds"), share_of(record, name)
         cells.append(f"{min(speeds):,.0f} - {max(speeds):,.0f}" if speeds else "")
         cells.append(f"{share:.2f} times" if share else "")
-        table.add_row(name, case.get("failure") or str(Tuning(**case["tuning"])), *cells)
+        table.add_row(name, *cells, case.get("failure") or str(Tuning(**case["tuning"])))
     return table
 
 

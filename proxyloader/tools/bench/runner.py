@@ -176,8 +176,6 @@ def processes_of(keys: Iterable[Any]) -> Iterator[dict[Any, CaseProcess]]:
             each.end()
 
 
-# --- what a process is asked for, with the loops of its case and the use that is made of batches ---------------------
-
 _name = ""
 _loops: Loops = iter(())
 _use: Callable[[Any], None] | None = None
@@ -227,11 +225,7 @@ def loop(limit_s: float = math.inf, started: float | None = None) -> Figures:
 
 
 def measure(seconds: float) -> Figures:
-    """Measure whole loops for at least ``seconds``. CPU time is that of the process and its children.
-
-    A case that prepares batches of the next loop has them ready, and more than usual, when its turn comes. So there is
-    a loop before that is not counted. The measurement begins as it ends, behind the last batch of a loop.
-    """
+    """Measure whole loops for at least ``seconds``, behind one that is not counted if batches may lie ready for it."""
     waits: list[float] = []
     pauses: list[float] = []
     images = 0
