@@ -5,9 +5,9 @@
     python benchmarks/several_gpus.py --device cpu --ranks 2
 
 Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has, and
-DALI's own reader, which tells what the host allows. First come the epochs of files that nobody has checked yet, with
-each of the two checks: the speed of each process, as their shares change from epoch to epoch. Then, in turn, the first
-process loops over its share alone, and all of them do at once; medians of the rounds.
+DALI's own reader, which tells what the host allows. First come the epochs of files that nobody has checked yet: the
+speed of each process, as their shares change from epoch to epoch. Then, in turn, the first process loops over its share
+alone, and all of them do at once; medians of the rounds.
 Appends one JSON line to benchmarks/results/several_gpus.jsonl.
 """
 
@@ -29,11 +29,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torch.utils.data import ConcatDataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
-from proxyloader import DataLoader, FileReaderLoader, pipelines
+from proxyloader import DataLoader, pipelines
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import transform_with
 from proxyloader.tools.bench.system_info import machine
@@ -77,13 +79,13 @@ def start(args: argparse.Namespace) -> int:
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
 
-def first_epochs(args: argparse.Namespace, check_scans: bool) -> list[list[float]]:
+def first_epochs(args: argparse.Namespace) -> list[list[float]]:
     """Images per second of each process in each of three epochs, behind its first batch."""
     folder = ImageFolder(str(root_of(args)), transform_with())
     sampler = DistributedSampler(folder)
     workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
     device = None if args.device == "cuda" else "cpu"
-    loader = DataLoader(folder, args.batch_size, sampler=sampler, check_scans=check_scans, device=device, **workers)
+    loader = DataLoader(folder, args.batch_size, sampler=sampler, device=device, **workers)
     epochs = []
     for epoch in range(3):
         sampler.set_epoch(epoch)
@@ -110,8 +112,8 @@ def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
     )
 
 
-class ReaderLoops:
-    """The same with DALI's own reader, which passes over the images one time after the other.
+class IteratorLoops:
+    """The same with DALI's own reader and iterator, which passes over the images one time after the other.
 
     Attributes:
         ahead: batches that may lie ready when a loop begins.
@@ -121,23 +123,28 @@ class ReaderLoops:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.passes = args.passes
-        self.loader = FileReaderLoader(
-            root_of(args),
-            pipelines.training,
-            args.batch_size,
-            shuffle=True,
+        pipeline = pipelines.training(
+            file_root=root_of(args),
+            pad_last_batch=True,
             num_shards=args.ranks,
             shard_id=dist.get_rank(),
-            device=None if args.device == "cuda" else "cpu",
+            batch_size=args.batch_size,
+            num_threads=4,
+            device_id=torch.cuda.current_device() if args.device == "cuda" else None,
+        )
+        policy = LastBatchPolicy.PARTIAL
+        self.batches = DALIClassificationIterator(
+            pipeline, reader_name="Reader", last_batch_policy=policy, auto_reset=True
         )
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(itertools.repeat(self.loader, self.passes))
+        for (batch,) in itertools.chain.from_iterable(itertools.repeat(self.batches, self.passes)):
+            yield batch["data"], batch["label"]
 
 
 LOADERS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
     "proxyloader": proxyloader_of,
-    "FileReaderLoader": ReaderLoops,
+    "iterator": IteratorLoops,
 }
 
 
@@ -162,7 +169,7 @@ def rank(args: argparse.Namespace) -> None:
     first = dist.get_rank() == 0
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    epochs = {str(check): first_epochs(args, check) for check in (True, False)}
+    epochs = first_epochs(args)
     loaders = {name: loader_of(args) for name, loader_of in LOADERS.items()}
     for loader in loaders.values():
         loop(loader)
@@ -183,10 +190,9 @@ def rank(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def report(args: argparse.Namespace, epochs: dict[str, list[list[float]]], rounds: dict[str, Rounds]) -> None:
-    for check, speeds_of_epochs in epochs.items():
-        speeds_of = "; ".join(", ".join(f"{speed:,.0f}" for speed in speeds) for speeds in speeds_of_epochs)
-        print(f"check_scans={check}: images/s of each process in the epochs 1; 2; 3: {speeds_of}")
+def report(args: argparse.Namespace, epochs: list[list[float]], rounds: dict[str, Rounds]) -> None:
+    speeds_of = "; ".join(", ".join(f"{speed:,.0f}" for speed in speeds) for speeds in epochs)
+    print(f"images/s of each process in the epochs 1; 2; 3: {speeds_of}")
     found: dict[str, Any] = {}
     for name, speeds in rounds.items():
         one, all_of_them = (statistics.median(speeds[kind]) for kind in ("alone", "together"))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTransformError as UnsupportedTransformError
     from .loader.dataloader import DataLoader as DataLoader
     from .loader.stats import LoaderStats as LoaderStats
-    from .reader.loader import FileReaderLoader as FileReaderLoader
     from .tools.diagnose.command import diagnose as diagnose
     from .tools.diagnose.command import diagnosis as diagnosis
     from .tools.explain import explain as explain
@@ -45,7 +44,6 @@ if os.environ.get("PROXYLOADER_KEEP_ENVIRONMENT") != "1":
 _HOMES = {
     "DataLoader": "loader.dataloader",
     "EncodedImage": "data.encoded_image",
-    "FileReaderLoader": "reader.loader",
     "ForeignImageError": "data.bad_samples",
     "ImageError": "errors",
     "InputError": "errors",

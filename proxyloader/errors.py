@@ -76,7 +76,6 @@ class UnsupportedTransformError(ProxyLoaderError, ValueError):
         "several-images": "there are several images of one here, which it does not take",
         "no-tensor": "the whole transform ends with a PIL image",
         "no-batch": '`unsupported="batch"`, and there is no batch of tensors to call it on',
-        "random": "it draws random numbers, and `FileReaderLoader` has no workers to draw them in",
     }
 
     def __init__(self, message: str, *, code: str = "", argument: str = "") -> None:
@@ -162,7 +161,6 @@ class PipelineError(ProxyLoaderError, RuntimeError):
 
     CODES = {
         "failed": "DALI failed on a batch",
-        "unreadable-root": "DALI's reader cannot read what it is given",
         "stopped": "the run was given up, as its server was stopped",
         "forked": "the pipeline belongs to the process that this one was forked from",
         "taken": "the pipeline was given to another server or loader",

@@ -1,5 +1,343 @@
-"""Ready DALI pipelines for image classification: the public name of ``reader/pipelines.py``."""
+"""Ready DALI pipelines for image classification. DALI reads the files, or workers send encoded images.
 
-from .reader.pipelines import MEAN, STD, from_workers, rotation, training, validation
+    pipeline = pipelines.training(file_root="data/train", batch_size=256, num_threads=4, device_id=0)
+    iterator = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True)
+    server = ProxyServer(pipelines.training(source="proxy", batch_size=256, num_threads=4, device_id=0))
+
+The functions are made by ``@pipeline_def``. In addition to the arguments of the graph they take all those of
+``nvidia.dali.Pipeline``, such as ``batch_size``, ``num_threads``, ``device_id``, ``seed`` and ``prefetch_queue_depth``.
+DALI draws the random numbers: the same seed gives the same crops and flips, which are not those of torchvision. Main
+process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ._validation import check_int
+from .dali.api import (
+    Pipeline,
+    automatic_augmentation,
+    decoder_arguments,
+    do_not_convert,
+    fn,
+    pipeline_def,
+    types,
+    without_conversion,
+)
 
 __all__ = ["MEAN", "STD", "from_workers", "rotation", "training", "validation"]
+
+MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+"""Mean of each channel in ImageNet, in levels of 255. ``STD`` is the standard deviation."""
+
+STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+
+Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
+"""Files, workers behind a ``ProxyServer``, or a function that adds a reader to the graph and returns its outputs."""
+
+Device = Literal["cpu", "gpu", "mixed"]
+
+DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
+
+TRANSLATION = 150 / 331
+"""Maximum translation of AutoAugment and RandAugment, as a share of the image size, as in torchvision."""
+
+AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "autoaugment": ("auto_augment", {"max_translate_rel": TRANSLATION}),
+    "randaugment": ("rand_augment", {"n": 2, "m": 9, "max_translate_rel": TRANSLATION}),
+    "trivialaugment": ("trivial_augment_wide", {}),
+}
+"""Functions of ``nvidia.dali.auto_aug``, and their arguments that are not defaults."""
+
+
+def from_workers() -> tuple[Any, ...]:
+    """Return the input of a ``ProxyServer``: encoded images, (bytes,) uint8 each. Labels stay with the workers."""
+    return (fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8),)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise the original errors of a pipeline function, which DALI wraps in graphs with conditionals."""
+    try:
+        yield
+    except Exception as error:
+        plain = without_conversion(error)
+        raise plain from plain.__cause__
+
+
+@_plain_errors()
+@pipeline_def(exec_dynamic=True, enable_conditionals=True)  # type: ignore[untyped-decorator,unused-ignore]
+def training(
+    source: Source = "files",
+    *,
+    file_root: str | None = None,
+    random_shuffle: bool = True,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    pad_last_batch: bool = False,
+    stick_to_shard: bool = False,
+    size: int = 224,
+    area: tuple[float, float] = (0.08, 1.0),
+    aspect_ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    augmentation: str | None = None,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    dtype: Any = "float32",
+    layout: Literal["CHW", "HWC"] = "CHW",
+    device: Device | None = None,
+    hw_decoder_load: float = 1.0,
+) -> Any:
+    """Decode a random crop, resize, augment, flip, normalize.
+
+    Args:
+        source: "files": DALI's file reader, named "Reader". "proxy": an input named "images", for ``ProxyServer``.
+            Or a function that adds a reader to the graph and returns its outputs, the encoded images first.
+        file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard: arguments of
+            ``fn.readers.file``.
+        size: height and width of the returned images, in pixels.
+        area: (minimum, maximum) area of the crop, as a share of the area of the image.
+        aspect_ratio: (minimum, maximum) ratio of width to height of the crop.
+        flip: probability of a horizontal flip.
+        augmentation: "autoaugment", "randaugment" or "trivialaugment" of DALI, on the resized image; or None.
+        mean, std: mean and standard deviation of each channel, in levels of 255. Ignored if ``dtype`` is uint8.
+        dtype: "float32", "float16" or "uint8", or the dtype of torch.
+        layout: "CHW" or "HWC".
+        device: "cpu" or "gpu". "mixed" is accepted for "gpu". None: a GPU if the pipeline has a ``device_id``.
+        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any.
+
+    Returns:
+        Images (3, size, size), or (size, size, 3), on ``device``. From files also labels, (1,) integers.
+
+    Raises:
+        ValueError: an argument is invalid.
+
+    Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
+    ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
+    """
+    encoded, others = _read(
+        source,
+        file_root,
+        random_shuffle=random_shuffle,
+        num_shards=num_shards,
+        shard_id=shard_id,
+        pad_last_batch=pad_last_batch,
+        stick_to_shard=stick_to_shard,
+    )
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip must be in [0, 1], got {flip!r}")
+    images = _augmented(_cropped(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
+    mirror = fn.random.coin_flip(probability=flip)
+    images = fn.crop_mirror_normalize(images, mirror=mirror, **_format(mean, std, dtype, layout))
+    return _beside(images, others, device)
+
+
+@pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
+def validation(
+    source: Source = "files",
+    *,
+    file_root: str | None = None,
+    random_shuffle: bool = False,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    pad_last_batch: bool = False,
+    stick_to_shard: bool = False,
+    resize: int = 256,
+    size: int = 224,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    dtype: Any = "float32",
+    layout: Literal["CHW", "HWC"] = "CHW",
+    device: Device | None = None,
+    hw_decoder_load: float = 1.0,
+) -> Any:
+    """Decode, resize the shorter side, crop the centre, normalize.
+
+    The result is that of torchvision's ``Resize`` and ``CenterCrop``, on a CPU within one level of 255. If the length
+    of a resized side or the start of the crop is rounded, the crop may be shifted by one pixel against torchvision's.
+
+    Args:
+        resize: length of the shorter side before the centre is cropped, in pixels.
+
+    The other arguments, the returned values and the errors are those of ``training``.
+    """
+    check_int("size", size, 1)
+    check_int("resize", resize, 1)
+    if resize < size:
+        raise ValueError(f"resize must be at least size, got resize={resize} and size={size}")
+    encoded, others = _read(
+        source,
+        file_root,
+        random_shuffle=random_shuffle,
+        num_shards=num_shards,
+        shard_id=shard_id,
+        pad_last_batch=pad_last_batch,
+        stick_to_shard=stick_to_shard,
+    )
+    images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+    images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
+    images = fn.crop_mirror_normalize(images, crop=(size, size), **_format(mean, std, dtype, layout))
+    return _beside(images, others, device)
+
+
+@pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
+def rotation(
+    source: Source = "files",
+    *,
+    file_root: str | None = None,
+    random_shuffle: bool = False,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    pad_last_batch: bool = False,
+    stick_to_shard: bool = False,
+    degrees: float = 10.0,
+    size: int | None = None,
+    device: Device | None = None,
+    hw_decoder_load: float = 1.0,
+) -> Any:
+    """Decode and rotate by a random angle, as the first graph of DALI's introduction.
+
+    Args:
+        degrees: maximum angle of the rotation to either side, in degrees.
+        size: height and width to which images are resized before the rotation, in pixels, so that they form a batch.
+            None: images are not resized, and each grows so that all of its corners are kept.
+
+    The other arguments are those of ``training``.
+
+    Returns:
+        Images (height, width, 3) uint8. From files also labels, (1,) integers.
+    """
+    if not 0 < degrees < float("inf"):
+        raise ValueError(f"degrees must be positive and finite, got {degrees}")
+    if size is not None:
+        check_int("size", size, 1, ", or None")
+    encoded, others = _read(
+        source,
+        file_root,
+        random_shuffle=random_shuffle,
+        num_shards=num_shards,
+        shard_id=shard_id,
+        pad_last_batch=pad_last_batch,
+        stick_to_shard=stick_to_shard,
+    )
+    images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+    if size is not None:
+        images = fn.resize(images, size=[size, size])
+    angle = fn.random.uniform(range=(-degrees, degrees))
+    return _beside(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
+
+
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
+def _check_range(name: str, limits: Any, most: float) -> None:
+    if len(_numbers(limits)) != 2 or not 0 < limits[0] <= limits[1] <= most:
+        upper = "" if math.isinf(most) else f" <= {most}"
+        raise ValueError(f"{name} must be (min, max) with 0 < min <= max{upper}, got {limits!r}")
+
+
+def _numbers(values: Any) -> list[float]:
+    """Return a sequence of finite numbers as floats, or [] if it is something else."""
+    if not isinstance(values, (tuple, list, np.ndarray, torch.Tensor)):
+        return []
+    try:
+        return [float(value) for value in values] if all(map(math.isfinite, values)) else []
+    except (TypeError, ValueError):
+        return []
+
+
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
+def _read(source: Any, file_root: str | None, **reader: Any) -> tuple[Any, list[Any]]:
+    """Add the source to the graph, with ``reader`` for the file reader. Return the encoded images and other outputs."""
+    if file_root is not None and source != "files":
+        raise ValueError(f"file_root requires source='files', got source={source!r}")
+    if source == "files":
+        if file_root is None:
+            raise ValueError("source='files' requires file_root, a folder with file_root/class/image.jpg")
+        if not os.path.isdir(file_root):  # DALI's error does not say that it is missing
+            raise FileNotFoundError(f"file_root {os.fspath(file_root)!r} is not a folder")
+        source = functools.partial(fn.readers.file, file_root=os.fspath(file_root), name="Reader", **reader)
+    elif source == "proxy":
+        source = from_workers
+    elif not callable(source):
+        raise ValueError(f"source must be 'files', 'proxy' or a function that adds a reader, got {source!r}")
+    encoded, *others = source()
+    return encoded, others
+
+
+def _on_gpu(device: Device | None) -> bool:
+    has_gpu = Pipeline.current().device_id is not None
+    if device not in (None, "cpu", "gpu", "mixed"):
+        raise ValueError(f"device must be 'cpu', 'gpu' or 'mixed', got {device!r}")
+    if device in ("gpu", "mixed") and not has_gpu:
+        raise ValueError(f"device={device!r} requires a pipeline with a device_id, got device_id=None")
+    return has_gpu and device != "cpu"
+
+
+def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> dict[str, Any]:
+    if not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
+        raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load!r}")
+    return decoder_arguments(operator, 0 if _on_gpu(device) else None, hw_decoder_load)
+
+
+def _cropped(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
+    """Decode, crop at random, resize. On a CPU only the crop is decoded, and on a GPU the whole image.
+
+    This is faster on each of them (``benchmarks/results/parts.jsonl``)."""
+    check_int("size", size, 1)
+    _check_range("area", area, 1.0)
+    _check_range("aspect_ratio", aspect_ratio, math.inf)
+    crop: dict[str, Any] = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
+    resize: dict[str, Any] = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
+    if _on_gpu(device):
+        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, load))
+        return fn.random_resized_crop(images, **crop, **resize)
+    images = fn.decoders.image_random_crop(encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, load))
+    return fn.resize(images, **resize)
+
+
+def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
+    if augmentation is None:
+        return images
+    if augmentation not in AUGMENTATIONS:
+        raise ValueError(f"augmentation must be None or one of {', '.join(AUGMENTATIONS)}, got {augmentation!r}")
+    function, settings = AUGMENTATIONS[augmentation]
+    if "max_translate_rel" in settings:
+        settings = {**settings, "shape": (size, size)}
+    # DALI's policies call operators by deprecated names, and its warnings bypass the filters.
+    with warnings.catch_warnings(record=True) as caught:
+        images = automatic_augmentation(function)(images, **settings)
+    for each in caught:
+        if not issubclass(each.category, DeprecationWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return images
+
+
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
+def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
+    """Return the arguments of ``crop_mirror_normalize``."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if layout not in ("CHW", "HWC"):
+        raise ValueError(f"layout must be 'CHW' or 'HWC', got {layout!r}")
+    chosen = {"dtype": DTYPES[name], "output_layout": layout}
+    if name == "uint8":
+        return chosen
+    means, stds = _numbers(mean), _numbers(std)
+    if len(means) not in (1, 3) or len(stds) != len(means) or min(stds) <= 0:
+        raise ValueError(f"mean and std must have 1 or 3 values, std positive, got mean={mean!r} and std={std!r}")
+    return chosen | {"mean": means, "std": stds}
+
+
+def _beside(images: Any, others: list[Any], device: Device | None) -> Any:
+    """Return the outputs of a pipeline: the images and the other outputs of the reader, on the same device."""
+    return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images

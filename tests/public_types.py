@@ -10,14 +10,12 @@ from typing_extensions import assert_type
 from proxyloader import (
     DataLoader,
     EncodedImage,
-    FileReaderLoader,
     LastBatchPolicy,
     LoaderStats,
     ProxyServer,
     ShardedSampler,
     World,
     explain,
-    pipelines,
     wrap,
 )
 from proxyloader.data.bad_samples import UnreadableSamples
@@ -48,4 +46,3 @@ def of_the_rest(dataset: ImageFolder, transform: transforms.Compose) -> None:
     assert_type(EncodedImage.open("a.jpg").size, tuple[int, int])
     assert_type(World.current().num_shards, int)
     assert_type(len(ShardedSampler(dataset, 2, 0)), int)
-    assert_type(len(FileReaderLoader("train", pipelines.training, batch_size=256)), int)

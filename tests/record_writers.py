@@ -46,7 +46,7 @@ def write_tfrecord(path: Path, samples: Samples) -> None:
             record = field(1, b"".join(entries))
             index.append(f"{file.tell()} {len(record) + 16}\n")
             file.write(struct.pack("<QI", len(record), 0) + record + bytes(4))
-    Path(f"{path}.idx").write_text("".join(index))
+    path.with_suffix(".idx").write_text("".join(index))
 
 
 def write_tar(path: Path, samples: Samples) -> None:
@@ -59,17 +59,10 @@ def write_tar(path: Path, samples: Samples) -> None:
                 tar.addfile(member, io.BytesIO(data))
 
 
-def write_caffe2(folder: Path, samples: Samples) -> None:
-    """An LMDB of caffe2's TensorProtos messages: an encoded image and a label each."""
-    text, int32 = 4, 2
-    write_lmdb(
-        folder,
-        [
-            field(1, field(2, text) + field(6, Path(image).read_bytes()))
-            + field(1, field(1, 1) + field(2, int32) + field(4, varint(label)))
-            for image, label in samples
-        ],
-    )
+def write_caffe(folder: Path, samples: Samples) -> None:
+    """An LMDB of Caffe's Datum messages: an encoded image and a label each."""
+    encoded = field(7, 1)
+    write_lmdb(folder, [field(4, Path(image).read_bytes()) + field(5, label) + encoded for image, label in samples])
 
 
 def write_lmdb(folder: Path, values: list[bytes]) -> None:

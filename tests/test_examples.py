@@ -34,12 +34,13 @@ SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglo
 STOCK, SWAPPED = "train_torchvision.py", "train_proxyloader.py"
 DATASET, PIPELINE, OPERATOR = "custom_dataset.py", "custom_pipeline.py", "custom_operator.py"
 GALLERY, CLASSES, DETERMINISM = "rotation_gallery.py", "class_style_pipeline.py", "determinism.py"
+ITERATOR = "dali_iterator.py"
 IMAGENET = "imagenet/train.py"
 FRAMEWORKS = {"jax_training.py": "jax", "tensorflow_training.py": "tensorflow"}
 """Script -> what it imports that may not be installed, and starts threads."""
-RUN_BY_DEFAULT = SWAPPED, DATASET, PIPELINE, OPERATOR, *FRAMEWORKS
+RUN_BY_DEFAULT = SWAPPED, DATASET, PIPELINE, OPERATOR, ITERATOR, *FRAMEWORKS
 OWN = [script for script in SCRIPTS if script not in FRAMEWORKS]
-OF_DALI = (PIPELINE, OPERATOR, GALLERY, CLASSES, DETERMINISM)
+OF_DALI = (PIPELINE, OPERATOR, GALLERY, CLASSES, DETERMINISM, ITERATOR)
 TRAIN = "{data} --arch resnet18 --size 64 --epochs 1 --batch-size 16 --workers 1 --lr 1e-4 --out {out}"
 
 COMMANDS = {
@@ -51,6 +52,7 @@ COMMANDS = {
     GALLERY: "--rows 3 --columns 4 --size 120 --out {out}/gallery.png",
     CLASSES: "--workers 1",
     DETERMINISM: "",
+    ITERATOR: "--last-batch partial --batch-size 10",
     **dict.fromkeys(FRAMEWORKS, "{data}/train --size 32 --epochs 2 --batch-size 16 --workers 1"),
     IMAGENET: "{data} --arch resnet18 --size 32 --epochs 1 --batch-size 16 --workers 1 --out {out}",
 }
@@ -68,6 +70,7 @@ LEFT_IN_OUT = {
     GALLERY: {"gallery.png"},
     CLASSES: set(),
     DETERMINISM: set(),
+    ITERATOR: set(),
     **{script: set() for script in FRAMEWORKS},
     IMAGENET: {"last.pt", "best.pt", "log.jsonl"},
 }
@@ -348,6 +351,26 @@ def test_the_seed_decides_the_batches_and_the_workers_do_not(finished: Callable[
 
 
 @pytest.mark.slow
+def test_dalis_iterator_gives_each_picture_once_in_an_epoch(finished: Callable[[str], Run]) -> None:
+    said = finished(ITERATOR).stdout
+    assert re.findall(r"^rank 0, epoch (\d): 7 batches, 64 pictures,", said, re.MULTILINE) == ["1", "2"]
+    assert said.endswith("rank 0, validation: each of the pictures 0 to 63 once\n")
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("policy", "batches"), [("fill", 2), ("drop", 1)])
+def test_dalis_iterator_gives_all_processes_as_many_batches(data: Path, policy: str, batches: int) -> None:
+    options = [data / "val", "--pipeline", "own", "--last-batch", policy, "--batch-size", 10, "--epochs", 3]
+    done = scripts.run_ranks(EXAMPLES / ITERATOR, *options, ranks=2, timeout_s=6 * WAIT_S, environment={})
+    for rank, each in enumerate(done):  # with 12 of 24 pictures
+        assert each.returncode == 0, each.stderr
+        epochs = re.findall(rf"^rank {rank}, epoch \d: (\d) batches, (\d+) pictures,", each.stdout, re.MULTILINE)
+        assert epochs == 3 * [(str(batches), str(10 * batches))]
+        assert f"each of the pictures {12 * rank} to {12 * rank + 11} once" in each.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("script", FRAMEWORKS)
 def test_other_frameworks_learn_from_the_batches(script: str, finished: Callable[[str], Run]) -> None:
     losses = re.findall(r"^epoch \d/2: loss ([\d.]+), [\d.]+%$", finished(script).stdout, re.MULTILINE)
@@ -398,6 +421,7 @@ def test_a_mistake_with_another_framework_is_told_in_one_line(
         pytest.param(GALLERY, "{out}", "out: no such folder", id="no pictures for a gallery"),
         pytest.param(CLASSES, "{out}", "out: no such folder", id="no pictures for a class"),
         pytest.param(DETERMINISM, "{out}", "out: no such folder", id="no pictures for a run"),
+        pytest.param(ITERATOR, "{out}", "out: no such folder", id="no pictures for an iterator"),
         pytest.param(
             DETERMINISM,
             "{data}/train --batch-size 33",
@@ -411,10 +435,15 @@ def test_a_mistake_with_another_framework_is_told_in_one_line(
             for script, option, allowed in (
                 *((script, "--size 0", "1 or more") for script in OWN),
                 *((script, "--batch-size 0", "1 or more") for script in OWN if script != GALLERY),
-                *((script, "--workers -1", "0 or more") for script in OWN if script not in (GALLERY, DETERMINISM)),
+                *(
+                    (script, "--workers -1", "0 or more")
+                    for script in OWN
+                    if script not in (GALLERY, DETERMINISM, ITERATOR)
+                ),
                 *((script, "--seed -1", "0 or more") for script in (*OF_DALI, DATASET) if script != OPERATOR),
                 (IMAGENET, "--seed -1", "0 to 9223372036854775807"),
-                *((script, "--epochs 0", "1 or more") for script in (STOCK, SWAPPED, IMAGENET)),
+                *((script, "--epochs 0", "1 or more") for script in (STOCK, SWAPPED, IMAGENET, ITERATOR)),
+                (ITERATOR, "--threads 0", "1 or more"),
                 *((GALLERY, option, "1 or more") for option in ("--rows 0", "--columns 0")),
                 *((GALLERY, f"--angle {angle}", "0.1 or more") for angle in (-5, "nan", "inf")),
                 *((script, f"--lr {rate}", "0 or more") for script in (STOCK, SWAPPED) for rate in (-1, "nan", "inf")),

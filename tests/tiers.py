@@ -6,8 +6,8 @@ run takes a part of these products:
 - With workers that are not forked: in each file the first test for each other way to start them. Of the files of faults
   whose workers are spawned: none but ``test_faults_stop.py``, as those of a fork server are given the same in the same
   way, and other files spawn theirs.
-- Of two parameters or more of the tests in ``integration/``, ``loader/`` and ``reader/``, most of which start workers
-  and pipelines: as few tests as have each value. Of three or more of others: as few as have each pair of values.
+- Of two parameters or more of the tests in ``integration/`` and ``loader/``, most of which start workers and
+  pipelines: as few tests as have each value. Of three or more of others: as few as have each pair of values.
 - Of scripts that each need a process of their own: those that ``by_default`` is given the names of. The others repeat
   an ending, a signal or a backend that one of these or another file has.
 - What has the marker ``exhaustive`` in its file is left out: other backends, measurements of a whole benchmark, and
@@ -56,7 +56,7 @@ NONE_ON_A_GPU = {
 EACH_ON_A_GPU = {"integration/test_hostile_jpegs.py", "transforms/test_closeness.py"}
 """Both below ``tests/``."""
 
-WITH_PIPELINES = {"integration", "loader", "reader"}
+WITH_PIPELINES = {"integration", "loader"}
 
 SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "loss", "order", "structure")}
 

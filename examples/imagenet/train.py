@@ -37,13 +37,14 @@ the part behind the resume alone.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 import proxyloader
-from proxyloader import FileReaderLoader, pipelines
+from proxyloader import pipelines
 
 AMP = {"off": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 AUTO_AUGMENT = {
@@ -229,7 +230,8 @@ def join_world() -> World:
 
 # --- the images ------------------------------------------------------------------------------------------------------
 # Each backend gives two loaders of (images, labels) on the device, for training and for validation. In training each
-# process takes as many full batches as any other; in validation all images are seen once, by one of them.
+# process takes as many full batches as any other; in validation all images are seen once, by one of them. With dali the
+# last batch of an epoch is filled up with a repeated image.
 
 
 def pytorch(args: argparse.Namespace, world: World) -> tuple[Any, Any]:
@@ -260,21 +262,50 @@ def proxy(args: argparse.Namespace, world: World) -> tuple[Any, Any]:
 
 
 def dali(args: argparse.Namespace, world: World) -> tuple[Any, Any]:
+    folders(args)  # raises if a folder has no images, which DALI reports in many lines
     how = {
+        "batch_size": args.batch_size,
+        "num_threads": args.threads,
+        "device_id": world.device.index,
         "num_shards": world.size,
         "shard_id": world.rank,
-        "device": world.device,
-        "num_threads": args.threads,
+        "pad_last_batch": True,
         "size": args.size,
-        "dtype": torch.float16 if args.amp == "float16" else torch.float32,  # DALI has no bfloat16
+        "dtype": "float16" if args.amp == "float16" else "float32",  # DALI has no bfloat16
     }
     augment = None if args.auto_augment == "none" else args.auto_augment
-    chance = {"shuffle": True, "seed": args.seed, "augmentation": augment, "last_batch_policy": "drop"}
+    chance = {"seed": args.seed + world.rank, "augmentation": augment, "enable_checkpointing": True}
+    training = functools.partial(pipelines.training, file_root=args.data / "train", **chance, **how)
     resize = args.size * 256 // 224
-    return (
-        FileReaderLoader(args.data / "train", pipelines.training, args.batch_size, **chance, **how),
-        FileReaderLoader(args.data / "val", pipelines.validation, args.batch_size, resize=resize, **how),
-    )
+    validation = functools.partial(pipelines.validation, file_root=args.data / "val", resize=resize, **how)
+    return DaliLoader(training, "FILL"), DaliLoader(validation, "PARTIAL")
+
+
+class DaliLoader:
+    """DALI's iterator, whose epochs can be resumed in the middle."""
+
+    def __init__(self, pipeline: Callable[..., Any], last_batch: str) -> None:
+        self.pipeline, self.last_batch = pipeline, last_batch
+        self.load_state_dict({"checkpoint": None})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
+
+        policy = LastBatchPolicy[self.last_batch]
+        pipeline = self.pipeline(checkpoint=state["checkpoint"])
+        how = {"reader_name": "Reader", "last_batch_policy": policy, "auto_reset": True}
+        self.iterator = DALIClassificationIterator(pipeline, **how)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"checkpoint": self.iterator.checkpoints()[0]}
+
+    def __len__(self) -> int:
+        return len(self.iterator)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for (batch,) in self.iterator:
+            if len(batch["label"]):  # a smaller shard may end with an empty batch
+                yield batch["data"], batch["label"].squeeze(1).long()
 
 
 def synthetic(args: argparse.Namespace, world: World) -> tuple[Any, Any]:

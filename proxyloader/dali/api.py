@@ -30,12 +30,9 @@ with interrupts_deferred():  # an import of DALI that is interrupted cannot be m
         from nvidia.dali import fn as fn
         from nvidia.dali import math as math
         from nvidia.dali import pipeline_def as pipeline_def
-        from nvidia.dali import tfrecord as tfrecord
         from nvidia.dali import types as types
         from nvidia.dali.pipeline import _shutdown_pipelines as _shutdown_pipelines
         from nvidia.dali.pipeline import do_not_convert as do_not_convert
-        from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
-        from nvidia.dali.plugin.pytorch import DALIGenericIterator as DALIGenericIterator
         from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
         from nvidia.dali.plugin.pytorch.experimental.proxy import (
             _external_source_node_names as _external_source_node_names,

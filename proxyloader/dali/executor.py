@@ -40,11 +40,6 @@ def external_sources(pipeline: Any) -> list[Any]:
     return [node for node in pipeline._ops if node.name in names]
 
 
-def fed_by_hand(pipeline: Any) -> list[str]:
-    """Return the names of the external sources that call no function; [] for a deserialized pipeline."""
-    return [node.name for node in external_sources(pipeline) if not has_source(node)] if _has_graph(pipeline) else []
-
-
 def has_source(node: Any) -> bool:
     """Return whether an external source calls a function for data, so that it cannot be fed."""
     return getattr(node, "_callback", None) is not None
@@ -166,11 +161,6 @@ def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
         return backend.TensorListCPU(tensors, "")
 
 
-def keeps_checkpoints(pipeline: Any) -> bool:
-    """Return whether the state of a pipeline can be saved."""
-    return bool(pipeline._enable_checkpointing)
-
-
 @dataclass
 class PipelineNotes:
     """What this package knows of a pipeline.
@@ -230,31 +220,12 @@ def drop_runs(pipeline: Any) -> None:
         take_apart(pipeline)
 
 
-def calls_functions(pipeline: Any) -> bool:
-    """Return whether a pipeline calls functions of the user for data."""
-    return _has_graph(pipeline) and any(map(has_source, pipeline._ops))
-
-
-def begins_anew(pipeline: Any) -> bool:
-    """Return whether a pipeline starts from its beginning after ``take_apart`` and ``build``.
-
-    A deserialized one, one from a checkpoint, and one that calls functions of the user for data do not.
-    """
-    return _has_graph(pipeline) and not calls_functions(pipeline) and pipeline._checkpoint is None
-
-
-def batches_before(pipeline: Any) -> int:
-    """Return the number of batches of the epoch before the checkpoint of a pipeline; 0 without a checkpoint."""
-    return int(pipeline._consumer_iter) if pipeline.is_restored_from_checkpoint else 0
-
-
-def take_apart(pipeline: Any, seed: int | None = None) -> None:
+def take_apart(pipeline: Any) -> None:
     """Remove the executor of a pipeline, with its runs and its state. The pipeline must be built again.
 
-    Its random numbers then start from ``seed``, or again from the seed that it has.
+    Its random numbers then start again from its seed.
     """
     pipeline._pipe = pipeline._api_type = None
-    pipeline._seed = pipeline._seed if seed is None else seed
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
     pipeline._first_iter = True
     pipeline._batches_to_consume = 0

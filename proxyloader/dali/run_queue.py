@@ -41,8 +41,8 @@ SURELY = 0.8
 
 WHY_LOST = {
     "forked": "this ProxyServer belongs to the process that this one was forked from: make one here, and a pipeline",
-    "taken": "another ProxyServer or FileReaderLoader was made over this server's pipeline, which cannot serve two: "
-    "give both loaders one server, or each a pipeline of its own",
+    "taken": "another ProxyServer was made over this server's pipeline, which cannot serve two: give both loaders one "
+    "server, or each a pipeline of its own",
 }
 """Why a queue has no pipeline any more, by the code of the error."""
 

@@ -246,23 +246,22 @@ SIZE_HELP = (
     "progressive JPEG), camera (3000x2000) (default: %(default)s)"
 )
 
+AUGMENTATIONS = ("ColorJitter", "RandAugment", "TrivialAugmentWide", "AutoAugment", "AugMix")
+
 BENCH_HELP = (
     "Each case loads the same JPEG files, crops at random, resizes to 224, flips and\n"
-    "normalises, in a process of its own. First each is tuned: numbers of workers and of\n"
-    "DALI's threads and the engines' share are tried in two short loops each, and the\n"
-    "fastest is kept. Then they run in turn, in rounds, so that a change of the machine's\n"
-    "mood meets all of them; their first loops are left out. Those by default, with as\n"
-    "many workers and threads as the most that are tried, follow in rounds of their own.\n"
-    "It prints medians of the rounds, and adds a line to a file of results, with a table\n"
-    "and a picture beside it. It needs psutil and matplotlib: pip install\n"
-    "'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
+    "normalizes, in a process of its own. First each is tuned: numbers of workers and of\n"
+    "DALI's threads and the engines' share are tried, and the fastest is kept. Then the\n"
+    "cases run in turn, in interleaved rounds, and after them those with default settings\n"
+    "and the most workers that are tried. It prints medians of the rounds, adds a line to a\n"
+    "file of results, and writes a picture next to it. It needs psutil and matplotlib:\n"
+    "pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
     "--first-epochs measures what a user sees who starts a script: three epochs of each\n"
     "case, in a new process, with nothing kept from earlier ones but the files in the page\n"
-    "cache, no persistent workers, and nothing said that has a default.\n\n"
-    "--check compares proxyloader's share of each other case with the same share in the\n"
+    "cache, no persistent workers, and default settings.\n\n"
+    "--compare compares proxyloader's share of each other case with the same share in the\n"
     "last record of a file, of the same settings. Less than 0.9 of it is worse.\n\n"
-    "Exit status 1: proxyloader or all cases failed, or it is worse. 130: Ctrl-C; what was\n"
-    "measured until then is reported."
+    "Exit status 1: proxyloader or all cases failed, or it is worse."
 )
 
 
@@ -280,41 +279,43 @@ def _bench(verbs: Any) -> None:
         "  proxyloader bench --size web\n"
         "  taskset -c 0-3 proxyloader bench --only torch proxyloader iterator\n"
         "  proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl\n"
-        "  proxyloader bench --check results/bench.jsonl",
+        "  proxyloader bench --compare results/bench.jsonl",
     )
     _option(parser, "--data", "DIR", Path, DATA_HELP)
     parser.add_argument("--size", choices=SIZES, default="imagenet", help=SIZE_HELP)
     images_help = "how many to make (default: 8192 with a GPU, 1024 without; of camera an eighth of these)"
-    _option(parser, "--images", "N", int, images_help)
-    _option(parser, "--passes", "N", int, "over the images in each loop (default: 6 with a GPU, 1 without)")
-    _option(parser, "--batch-size", "N", int, "(default: 256; of camera 64)")
+    _option(parser, "--images", "N", _at_least(1), images_help)
+    _option(parser, "--passes", "N", _at_least(1), "over the images in each loop (default: 6 with a GPU, 1 without)")
+    _option(parser, "--batch-size", "N", _at_least(1), "(default: 256; of camera 64)")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
     parser.add_argument(
         "--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="(default: %(default)s)"
     )
     parser.add_argument("--channels-last", action="store_true", help="the memory format of the batches")
     augment_help = "such as RandAugment: adds torch's loader and ours with each of these behind the flip"
-    _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+")
-    datasets_help = "OwnDataset, HuggingFace, Food101: adds torch's loader and ours with the images in each of these"
-    _option(parser, "--datasets", "NAME", str, datasets_help, [], nargs="+")
+    _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+", choices=AUGMENTATIONS)
+    datasets_help = "OwnDataset, HuggingFace: adds torch's loader and ours with the images in each of these"
+    _option(parser, "--datasets", "NAME", str, datasets_help, [], nargs="+", choices=("OwnDataset", "HuggingFace"))
     model_help = "of torchvision, such as resnet50: trained on the batches, and with synthetic ones as the reference"
     _option(parser, "--model", "NAME", str, model_help, "none")
     _bench_tunings(parser)
-    _option(parser, "--rounds", "N", int, "", 5)
+    _option(parser, "--rounds", "N", _at_least(1), "", 5)
     _option(parser, "--seconds", "S", float, "at least, for a case in a round", 3.0)
     only_help = "these alone, each name in quotes where it has spaces; proxyloader bench --list names all"
     _option(parser, "--only", "CASE", str, only_help, nargs="+")
-    parser.add_argument("--first-epochs", action="store_true", help="measure these, and nothing else")
+    one_of = parser.add_mutually_exclusive_group()
+    one_of.add_argument("--first-epochs", action="store_true", help="measure these, and nothing else")
+    compare_help = "compare with the last record of this file"
+    one_of.add_argument("--compare", metavar="JSONL", type=Path, help=compare_help)
     parser.add_argument("--list", action="store_true", help="name the cases, and end")
     _option(parser, "--out", "JSONL", Path, "the results", Path("bench.jsonl"))
-    _option(parser, "--check", "JSONL", Path, "compare with the last record of this file")
 
 
 def _bench_tunings(parser: Parser) -> None:
     workers_help = "numbers to try (default: 4, 8, 16, a quarter, half and all of the cores, up to all)"
-    _option(parser, "--workers", "N", int, workers_help, nargs="+")
+    _option(parser, "--workers", "N", _at_least(0), workers_help, nargs="+")
     threads_help = "of DALI on the CPU, to try (default: as --workers; without a GPU also one more than cores)"
-    _option(parser, "--threads", "N", int, threads_help, nargs="+")
+    _option(parser, "--threads", "N", _at_least(1), threads_help, nargs="+")
     load_help = "of the JPEGs for the GPU's engines, 0 to 1, to try (default: 0.65, which is DALI's, and 1.0)"
     _option(parser, "--hw-decoder-load", "SHARE", float, load_help, [0.65, 1.0], nargs="+")
 
@@ -376,6 +377,15 @@ def _option(
     """Declare an option. Its help ends with the default, unless there is none or the text has its own words for it."""
     shown = "" if default in (None, []) or "(default: " in text else "(default: %(default)s)"
     parser.add_argument(name, metavar=metavar, type=type, default=default, help=f"{text} {shown}".strip(), **more)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text!r}")
+        return int(text)
+
+    return number
 
 
 def _size(text: str) -> tuple[int, int]:

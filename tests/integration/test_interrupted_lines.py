@@ -16,13 +16,11 @@ import pytest
 import torch
 from nvidia.dali.backend import TensorCPU, TensorGPU
 
-from proxyloader import DataLoader, FileReaderLoader, pipelines
+from proxyloader import DataLoader
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
 from proxyloader.loader.plan_servers import PlanServers
 from proxyloader.loader.submitter import RunSubmitter
-from proxyloader.reader.epochs import ReaderEpochs
-from proxyloader.reader.loader import STYLES, as_torch
 
 from .. import scripts
 from ..faults import Spelled
@@ -273,100 +271,3 @@ def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_w
     start_s = time.monotonic()
     del batches
     assert time.monotonic() - start_s < STOP_S
-
-
-# --- FileReaderLoader ------------------------------------------------------------------------------------------------
-
-
-def reader_of(root: Path, device: str, **arguments: Any) -> FileReaderLoader:
-    how: dict[str, Any] = {"size": 32, "seed": 5, "device": device, "last_batch_policy": "drop"}
-    return FileReaderLoader(root, pipelines.validation, 6, resize=32, **how | arguments)
-
-
-class InterruptedWhenGivenBack:
-    """A lock, and Ctrl-C just behind it, for the ``last`` time that it is taken."""
-
-    def __init__(self, last: int) -> None:
-        self.left = last
-
-    def __enter__(self) -> None:
-        self.left -= 1
-
-    def __exit__(self, *_: object) -> None:
-        if not self.left:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("of_its_own", [False, True], ids=["a loop", "next(loader)"])
-def test_an_interrupt_when_a_readers_lock_is_given_back_ends_the_loop(root: Path, of_its_own: bool) -> None:
-    loader = reader_of(root, "cpu")
-    batches: Any = loader if of_its_own else iter(loader)
-    next(batches)
-    epochs = loader._epochs
-    before, epochs.lock = epochs.lock, InterruptedWhenGivenBack(last=2 if of_its_own else 1)  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    epochs.lock = before
-    if of_its_own:
-        assert len([next(batches) for _ in range(len(loader))]) == IMAGES // 6  # a new epoch, whole
-    else:
-        with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
-            next(batches)
-
-
-def test_a_reader_that_goes_to_another_epoch_has_handed_nothing_out_of_it(root: Path, device: str) -> None:
-    loader = reader_of(root, device)
-    for _ in zip(range(5), loader):
-        pass
-    loader.set_epoch(3)
-    state = loader.state_dict()
-    assert (state["epoch"], state["batches"]) == (3, 0)
-    other = reader_of(root, device)
-    other.load_state_dict(state)
-    assert len(list(other)) == len(other) == IMAGES // 6
-
-
-def test_a_state_holds_until_its_first_batch_however_often_a_loop_begins(root: Path, device: str) -> None:
-    loader = reader_of(root, device)
-    for _ in zip(range(5), loader):
-        pass
-    state = loader.state_dict()
-    other = reader_of(root, device)
-    other.load_state_dict(state)
-    iter(other)
-    assert other.state_dict()["batches"] == state["batches"]
-    left = list(other)
-    assert len(left) == IMAGES // 6 - state["batches"]
-    assert {len(images) for images, _ in left} == {6}
-    assert len(list(other)) == IMAGES // 6
-
-
-def test_an_interrupt_when_a_reader_has_taken_a_batch_ends_the_loop(
-    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = itertools.count()
-
-    def interrupted(outputs: dict[str, torch.Tensor]) -> Any:
-        if next(calls) == 1:
-            raise KeyboardInterrupt
-        return as_torch(outputs)
-
-    monkeypatch.setitem(STYLES, "torch", interrupted)
-    loader = reader_of(root, device)
-    batches = iter(loader)
-    next(batches)
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    with pytest.raises(RuntimeError, match="interrupted, in the middle of a batch; begin a new one"):
-        next(batches)
-    assert len(list(loader)) == IMAGES // 6
-
-
-def test_an_interrupt_before_a_reader_has_taken_a_batch_leaves_the_next_loop_whole(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = reader_of(root, "cpu")
-    batches = iter(loader)
-    with interrupted_in(ReaderEpochs, "next_batch", monkeypatch):
-        next(batches)
-    assert len(list(loader)) == IMAGES // 6

@@ -1,64 +1,215 @@
-"""The table of cases. Each case is a function from a setting to loops over batches.
+"""The ways to load the images, each a function from a setting to loops over batches. Runs in a child process.
 
-All cases crop at random, resize to 224, flip and normalise.
+All crop at random, resize to 224, flip and normalize. Those of DALI have its default arguments, except for what is
+tuned and the number of prepared batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from . import dali_cases, own_cases, torch_cases
-from .config import BenchConfig, Tuning
-from .torch_cases import Loops
+import numpy as np
+import torch
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
+from nvidia.dali.plugin.pytorch.experimental import proxy
+from PIL import Image
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset, Subset
+from torchvision.datasets import ImageFolder
 
-OURS = "proxyloader"
+from ..._cores import usable_cores
+from ...loader.dataloader import DataLoader
+from .config import CROP_PX, MEAN, STD, BenchConfig, transform_with
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Loops = Iterator[Iterator[Batch]]
+"""Endless iterator of loops over batches: images (N, 3, H, W) and labels (N,)."""
+
+PREFETCHED = 3
+"""Number of batches that a DALI pipeline prepares ahead, where it is not DALI's default."""
+
+EXAMPLE_CROP: dict[str, Any] = {"random_area": [0.1, 1.0], "random_aspect_ratio": [0.8, 1.25], "num_attempts": 100}
+EXAMPLE_MEMORY: dict[str, Any] = dict(preallocate_width_hint=5980, preallocate_height_hint=6430)
+EXAMPLE_MEMORY |= dict(device_memory_padding=211025920, host_memory_padding=140544512)
+"""Crops of NVIDIA's ImageNet example, and the memory that its GPU decoder allocates for the largest images."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A way to load the images.
+class OwnDataset(Dataset[Any]):
+    """A dataset as users write it: it opens its files with Pillow, and has its transform under a name of its own."""
 
-    Attributes:
-        loops: takes a setting, and if the case ``takes_more`` the name of an augmentation or of a dataset; returns
-            loops.
-        needs: fields of ``Tuning`` that users must set.
-        takes: fields of ``Tuning`` that have a default.
-        is_ceiling: whether it leaves work out, as an upper bound for all loaders.
-        for_models: whether it applies only with a model (True), or only without (False). None: in both cases.
-        runs_ahead: whether it prepares batches of the next loop before that begins.
-    """
+    def __init__(self, root: str, transform: Any) -> None:
+        self.samples, self.augment = ImageFolder(root).samples, transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return self.augment(Image.open(path).convert("RGB")), label
+
+
+def hugging_face(root: str, transform: Any) -> Any:
+    """A dataset of Hugging Face's ``datasets``, with ``set_transform``. A batch is a dict of images and labels."""
+    datasets = importlib.import_module("datasets")
+    paths, labels = zip(*ImageFolder(root).samples)
+    dataset = datasets.Dataset.from_dict({"image": list(paths), "label": list(labels)})
+    dataset = dataset.cast_column("image", datasets.Image())
+    dataset.set_transform(functools.partial(_transformed, transform))
+    return dataset
+
+
+def _transformed(transform: Any, rows: dict[str, Any]) -> dict[str, Any]:
+    return {"image": [transform(image.convert("RGB")) for image in rows["image"]], "label": rows["label"]}
+
+
+DATASETS: dict[str, Callable[[str, Any], Any]] = {"OwnDataset": OwnDataset, "HuggingFace": hugging_face}
+"""Datasets of other kinds than ImageFolder, by name: functions of the root of an ImageFolder and a transform."""
+
+
+def torch_loader(setting: BenchConfig, added: str = "") -> Loops:
+    """torch's DataLoader, with torchvision's transforms in its workers."""
+    pin_memory = setting.on_gpu and not setting.by_default
+    loader: Any = StockLoader(samples(setting, added), pin_memory=pin_memory, **loader_arguments(setting))
+    while True:
+        yield (finished(setting, batch) for batch in loader)
+
+
+def upstream_proxy(setting: BenchConfig) -> Loops:
+    """DALI's proxy as it is shipped, fed with paths, which DALI reads."""
+    pipeline = dali_pipeline(setting, lambda: [fn.io.file.read(fn.external_source(name="images", no_copy=True))])
+    server = proxy.DALIServer(pipeline)
+    server.start_thread()
+    dataset = repeated(setting, ImageFolder(setting.root, server.proxy, loader=path_as_array))
+    loader: Any = proxy.DataLoader(server, dataset, **loader_arguments(setting))
+    while True:
+        yield (finished(setting, batch) for batch in loader)
+
+
+def iterator(setting: BenchConfig) -> Loops:
+    """DALI's file reader and DALIClassificationIterator, as in examples/dali_iterator.py."""
+    return reader(setting)
+
+
+def nvidia_example(setting: BenchConfig) -> Loops:
+    """DALI's file reader and iterator with the graph of NVIDIA's ImageNet example, which decodes crops."""
+    return reader(setting, is_example=True)
+
+
+def proxyloader(setting: BenchConfig, added: str = "") -> Loops:
+    """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
+    tuned = {"num_threads": setting.tuning.threads, "hw_decoder_load": setting.tuning.hw_decoder_load}
+    how: dict[str, Any] = {name: value for name, value in tuned.items() if value is not None}
+    how |= loader_arguments(setting) | setting.format
+    loader: DataLoader[Any] = DataLoader(samples(setting, added), device=setting.device, **how)
+    while True:
+        yield (finished(setting, batch) for batch in loader)
+
+
+def synthetic(setting: BenchConfig) -> Loops:
+    """One batch of random numbers, again and again: the speed of the model alone."""
+    images = torch.randn(setting.batch_size, 3, CROP_PX, CROP_PX)
+    batch = finished(setting, (images, torch.randint(1000, (setting.batch_size,))))
+    while True:
+        yield itertools.repeat(batch, setting.batches)
+
+
+def samples(setting: BenchConfig, added: str) -> Any:
+    """Return the images with the transform: an ImageFolder with an added augmentation, or one of DATASETS."""
+    if added in DATASETS:
+        return repeated(setting, DATASETS[added](setting.root, transform_with()))
+    return repeated(setting, ImageFolder(setting.root, transform_with(added)))
+
+
+def repeated(setting: BenchConfig, once: Any) -> Any:
+    # A Subset is asked for whole batches if the dataset in it is, which Hugging Face's are. A ConcatDataset is not.
+    return once if setting.passes == 1 else Subset(once, setting.passes * [*range(len(once))])
+
+
+def loader_arguments(setting: BenchConfig) -> dict[str, Any]:
+    """Return the arguments that all loaders with workers have."""
+    workers = setting.tuning.workers or 0
+    persistent = {"persistent_workers": True} if setting.persistent_workers and workers > 0 else {}
+    return {"batch_size": setting.batch_size, "shuffle": True, "num_workers": workers, **persistent}
+
+
+def finished(setting: BenchConfig, batch: Any) -> Batch:
+    """Return the images and labels of a batch on the device and in the format of the setting, if they are not yet."""
+    images, labels = batch.values() if isinstance(batch, dict) else batch
+    if images.shape[-1] == 3:
+        images = images.permute(0, 3, 1, 2)
+    images = images.to(setting.device, non_blocking=True, **setting.format)
+    return images, labels.to(setting.device, non_blocking=True).flatten().long()
+
+
+def path_as_array(path: str) -> Any:
+    return np.frombuffer(path.encode(), np.uint8)
+
+
+def reader(setting: BenchConfig, is_example: bool = False) -> Loops:
+    files: dict[str, Any] = {"file_root": setting.root, "random_shuffle": True, "pad_last_batch": True}
+    pipeline = dali_pipeline(setting, lambda: fn.readers.file(name="Reader", **files), is_example)
+    policy = LastBatchPolicy.PARTIAL
+    batches = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True, last_batch_policy=policy)
+    while True:
+        passes = itertools.chain.from_iterable(itertools.repeat(batches, setting.passes))
+        yield (finished(setting, batch) for (batch,) in passes)
+
+
+def dali_pipeline(setting: BenchConfig, source: Callable[[], Any], is_example: bool = False) -> Any:
+    """Return a pipeline that does to the images of ``source`` what the transform does, as it is usually written."""
+    load = setting.tuning.hw_decoder_load if setting.on_gpu else None
+    decoder: dict[str, Any] = {"device": "mixed" if setting.on_gpu else "cpu", "output_type": types.RGB}
+    decoder |= {} if load is None else {"hw_decoder_load": load}
+    ahead = {} if setting.by_default else {"exec_dynamic": True, "prefetch_queue_depth": PREFETCHED}
+    where = {"num_threads": setting.tuning.threads or usable_cores(), "device_id": 0 if setting.on_gpu else None}
+
+    @pipeline_def(batch_size=setting.batch_size, **where, **ahead)  # type: ignore[untyped-decorator,unused-ignore]
+    def graph() -> Any:
+        encoded, *labels = source()
+        if is_example:
+            decoder.update(EXAMPLE_CROP | (EXAMPLE_MEMORY if setting.on_gpu else {}))
+            images = fn.decoders.image_random_crop(encoded, **decoder)
+            images = fn.resize(images, resize_x=CROP_PX, resize_y=CROP_PX, interp_type=types.INTERP_TRIANGULAR)
+        else:
+            images = fn.decoders.image(encoded, **decoder)
+            images = fn.random_resized_crop(images, size=CROP_PX, interp_type=types.INTERP_LINEAR, antialias=True)
+        images = fn.crop_mirror_normalize(
+            images,
+            dtype=types.FLOAT16 if setting.dtype == "float16" else types.FLOAT,
+            output_layout="HWC" if setting.channels_last else "CHW",
+            mean=[255 * value for value in MEAN],
+            std=[255 * value for value in STD],
+            mirror=fn.random.coin_flip(),
+        )
+        return images, *(label.gpu() if setting.on_gpu else label for label in labels)
+
+    return graph()
+
+
+class Case(NamedTuple):
+    """A way to load the images, and the fields of ``Tuning`` that it has: users must set the number of workers, the
+    others have a default. If it runs ahead, it prepares batches of the next loop before that begins."""
 
     loops: Callable[..., Loops]
-    needs: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
-    is_own: bool = False
-    is_ceiling: bool = False
-    needs_gpu: bool = False
-    for_models: bool | None = None
-    takes_more: bool = False
+    tuned: tuple[str, ...] = ()
     runs_ahead: bool = False
 
 
-WORKERS, THREADS, BOTH = ("workers",), ("threads",), ("workers", "threads")
-LOAD = ("hw_decoder_load",)
+OURS = "proxyloader"
+OF_DALI = ("threads", "hw_decoder_load")
 
 CASES = {
-    "torch": Case(torch_cases.stock, WORKERS, takes_more=True),
-    "torch-gpu": Case(torch_cases.torchvision_on_a_gpu, WORKERS, needs_gpu=True),
-    "upstream-proxy": Case(dali_cases.upstream_with_bytes, BOTH, LOAD),
-    "upstream-proxy-paths": Case(dali_cases.upstream_with_paths, BOTH, LOAD),
-    "nvidia-example": Case(dali_cases.nvidia_example, THREADS, LOAD, runs_ahead=True),
-    "iterator": Case(dali_cases.iterator, THREADS, LOAD, runs_ahead=True),
-    OURS: Case(own_cases.swap, WORKERS, THREADS + LOAD, is_own=True, takes_more=True, runs_ahead=True),
-    "proxyloader, Image.open": Case(own_cases.own_dataset, WORKERS, THREADS + LOAD, is_own=True),
-    "FileReaderLoader": Case(own_cases.reader_loader, (), THREADS + LOAD, is_own=True, runs_ahead=True),
-    "decode-only": Case(dali_cases.decoder_alone, THREADS, LOAD, is_ceiling=True, for_models=False, runs_ahead=True),
-    "decode-only, two pipelines": Case(
-        dali_cases.two_decoders, THREADS, LOAD, is_ceiling=True, for_models=False, runs_ahead=True
-    ),
-    "synthetic": Case(torch_cases.synthetic, is_ceiling=True, for_models=True),
-    "replay": Case(own_cases.replay, WORKERS, is_ceiling=True, for_models=True),
+    "torch": Case(torch_loader, ("workers",)),
+    "upstream-proxy": Case(upstream_proxy, ("workers", *OF_DALI)),
+    "nvidia-example": Case(nvidia_example, OF_DALI, runs_ahead=True),
+    "iterator": Case(iterator, OF_DALI, runs_ahead=True),
+    OURS: Case(proxyloader, ("workers", *OF_DALI), runs_ahead=True),
+    "synthetic": Case(synthetic),
 }
 """By name, in the order of the report."""
 
@@ -69,43 +220,20 @@ BY_DEFAULT = ", by default"
 """Suffix of the name of a case in which users set only what they must."""
 
 
-def cases_for(setting: BenchConfig) -> list[str]:
-    """Return the names of the cases for a setting: the tuned cases, and then those with default values."""
-    here = (None, setting.model != "none")
-    at_hand = {name: case for name, case in CASES.items() if setting.on_gpu or not case.needs_gpu}
-    names = [name for name, case in at_hand.items() if case.for_models in here]
-    taking = [name for name in names if CASES[name].takes_more]
-    names += [name + WITH + added for added in (*setting.augmentations, *setting.datasets) for name in taking]
-    return names + [name + BY_DEFAULT for name in names if case_of(name).takes and not case_of(name).is_ceiling]
+def names_for(setting: BenchConfig) -> list[str]:
+    """Return the names of the cases for a setting."""
+    names = [name for name in CASES if name != "synthetic" or setting.model != "none"]
+    return names + [name + WITH + added for added in setting.added for name in ("torch", OURS)]
 
 
-def peers_for(setting: BenchConfig) -> list[str]:
-    """Return the names of the cases that a user may start with."""
-    names = [name for name in cases_for(setting) if not name.endswith(BY_DEFAULT)]
-    return [name for name in names if not case_of(name).is_ceiling]
-
-
-def parts_of(name: str) -> list[str]:
-    """Return the key in CASES of a case, whose name may have the suffix BY_DEFAULT, and what is added, if anything."""
-    return name.removesuffix(BY_DEFAULT).split(WITH)
+def with_defaults(names: list[str]) -> list[str]:
+    """Return the names of the same cases with as many defaults as possible, if they have any."""
+    return [name + BY_DEFAULT for name in names if "threads" in case_of(name).tuned]
 
 
 def case_of(name: str) -> Case:
-    return CASES[parts_of(name)[0]]
+    return CASES[name.removesuffix(BY_DEFAULT).split(WITH)[0]]
 
 
 def loops_of(name: str, setting: BenchConfig) -> Loops:
-    return case_of(name).loops(setting, *parts_of(name)[1:])
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """The values of each field of ``Tuning`` that are tried, in ascending order."""
-
-    workers: tuple[int, ...]
-    threads: tuple[int, ...]
-    hw_decoder_load: tuple[float, ...]
-
-    def most(self, case: Case) -> Tuning:
-        """Return the tuning with the largest value of each field that users must set."""
-        return Tuning(**{name: getattr(self, name)[-1] for name in case.needs})
+    return case_of(name).loops(setting, *name.removesuffix(BY_DEFAULT).split(WITH)[1:])

@@ -1,110 +1,296 @@
-"""Run all cases in turn, in several rounds. Each case waits in its own process while the others run."""
+"""Tune each case, and then measure all in turn, in several rounds. Each waits in its own process while others run.
+
+To tune, all combinations of DALI's threads and the share of the engines are tried with the middle number of workers,
+and then the other numbers of workers with the best combination.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from .case_process import Epoch, Failure, RoundResult
-from .config import BenchConfig
-from .process import CaseProcess, processes_of
+import numpy as np
+import psutil
+import torch
+import torchvision
 
-INTERRUPTED = "interrupted"
-"""Reason of the failure of a case that was interrupted."""
+from ..processes import ctrl_c_held_back
+from .cases import CASES, OURS, Loops, case_of, loops_of
+from .config import BenchConfig, Tuning
 
+LIMIT_S = 1800
+"""Limit of the time for one request, after which a case counts as hanging."""
+
+BATCHES_OF_A_WORKER = 4
+"""Batches in a loop of a trial, for each of the most workers, if rounds have as many."""
+
+AT_LEAST_S, AT_MOST_S = 1.5, 5.0
+"""Time that the loops of a trial take. A first loop that takes longer is cut, and judged by its speed until then."""
+
+Ranges = dict[str, list[Any]]
+"""The values of each field of ``Tuning`` to try, in ascending order."""
+
+Figures = dict[str, float]
 Tell = Callable[[str], None]
-"""Takes a line about each measurement."""
+Outcome = dict[str, Any]
+"""Of a case: ``tuning``; ``first_batch_s`` and ``rounds``, or ``epochs`` in each round; ``failure`` if it failed."""
 
 
-@dataclass
-class Outcome:
-    """Outcome of a case.
+def tune(setting: BenchConfig, name: str, ranges: Ranges, tell: Tell) -> tuple[Tuning, list[dict[str, Any]]]:
+    """Return the fastest tuning of a case, and an entry for each that was tried."""
+    known = {*case_of(name).tuned} - (set() if setting.on_gpu else {"hw_decoder_load"})
+    workers, threads, loads = (values if key in known else [None] for key, values in ranges.items())
+    batches = BATCHES_OF_A_WORKER * max(1, *ranges["workers"])
+    setting = replace(setting, passes=min(setting.passes, -(-batches * setting.batch_size // setting.images)))
+    tunings = [Tuning(workers[len(workers) // 2], *pair) for pair in product(threads, loads)]
+    if len(tunings) == len(workers) == 1:
+        return tunings[0], []
 
-    Attributes:
-        first_batch_s: time from the construction of the loader to its first batch. The libraries were imported and CUDA
-            was started before. None if it failed before.
-        rounds: results of the rounds, fewer than requested if the case failed.
-        epochs: the first epochs, a list for each round.
-        failure: reason in one line why there are fewer results than requested, or "".
-        is_missing: whether a package is not installed.
-    """
+    def attempt(process: CaseProcess, setting: BenchConfig) -> Figures:
+        found: Figures = process.ask(begin, name, setting, AT_MOST_S)
+        was_cut, speed = "was_cut" in found, found["images_per_s_after_first_batch"]
+        speed = speed if was_cut else process.ask(measure, AT_LEAST_S)["images_per_s"]
+        tell(f"trial of {name} ({setting.tuning}): {speed:,.0f} images/s")
+        return {"images_per_s": round(speed, 1), "was_cut": was_cut}
 
-    setting: BenchConfig
-    first_batch_s: float | None = None
-    rounds: list[RoundResult] = field(default_factory=list)
-    epochs: list[list[Epoch]] = field(default_factory=list)
-    failure: str = ""
-    is_missing: bool = False
+    trials: dict[Tuning, dict[str, Any]] = {}
+    while untried := [tuning for tuning in tunings if tuning not in trials]:
+        trials |= ask_each({each: replace(setting, tuning=each) for each in untried}, attempt, tell)
+        best = max(trials, key=lambda tuning: trials[tuning].get("images_per_s", 0.0))
+        tunings = [best._replace(workers=count) for count in workers]
+    return best, [tuning._asdict() | figures for tuning, figures in trials.items()]
+
+
+def ask_each(settings: Mapping[Any, BenchConfig], ask: Callable[..., Any], tell: Tell) -> dict[Any, Any]:
+    """Return what ``ask`` returns for a new process and each setting, one after the other, or {"failure": reason}."""
+    answers = {}
+    with processes_of(settings) as processes:
+        for key, setting in settings.items():
+            try:
+                answers[key] = ask(processes[key], setting)
+            except CaseError as error:
+                answers[key] = {"failure": str(error)}
+                tell(f"{key} failed: {error}")
+            processes[key].end()  # otherwise it would keep its room on the JPEG engines
+    return answers
 
 
 def run(settings: Mapping[str, BenchConfig], rounds: int, seconds: float, tell: Tell) -> dict[str, Outcome]:
-    """Measure cases in whole loops of at least ``seconds`` in each round.
-
-    Returns:
-        The outcomes by name, in the order of ``settings``. After Ctrl-C they have the rounds until then, if any.
-    """
-    outcomes = {name: Outcome(setting) for name, setting in settings.items()}
-    with _until_ctrl_c(outcomes), processes_of(list(settings)) as processes:
-        for name, process in processes.items():
-            first_batch_s = _asked(outcomes[name], process, tell, name, "begin", settings[name])
-            if first_batch_s is not None:
-                outcomes[name].first_batch_s = first_batch_s
-                tell(f"{name} ({settings[name].tuning.in_words()}): first batch after {first_batch_s:.1f} s")
-        for number in range(1, rounds + 1):
-            for name in [name for name in processes if not outcomes[name].failure]:
-                title = f"round {number} of {name}"
-                result = _asked(outcomes[name], processes[name], tell, title, "measure", seconds)
-                if result is not None:
-                    outcomes[name].rounds.append(result)
-                    tell(f"{title}: {result.images_per_s:,.0f} images/s")
+    """Measure cases in whole loops of at least ``seconds`` in each round. Return the outcomes by name."""
+    outcomes: dict[str, Outcome] = {name: {"tuning": each.tuning, "rounds": []} for name, each in settings.items()}
+    with processes_of(settings) as processes:
+        for number in range(rounds + 1):
+            for name, outcome in outcomes.items():
+                if "failure" in outcome:
+                    continue
+                try:
+                    if not number:
+                        outcome["first_batch_s"] = processes[name].ask(begin, name, settings[name])["first_batch_s"]
+                        tell(f"{name} ({outcome['tuning']}): first batch after {outcome['first_batch_s']:.1f} s")
+                        continue
+                    outcome["rounds"].append(processes[name].ask(measure, seconds))
+                    tell(f"round {number} of {name}: {outcome['rounds'][-1]['images_per_s']:,.0f} images/s")
+                except CaseError as error:
+                    outcome["failure"] = str(error)
+                    tell(f"{name} failed: {error}")
     return outcomes
 
 
-def run_first_epochs(
-    settings: Mapping[str, BenchConfig], rounds: int, epochs: int, cache: Callable[[], str], tell: Tell
-) -> dict[str, Outcome]:
-    """Measure the first epochs of each case, each time in a new process with a new cache folder.
+def run_first_epochs(settings: Mapping[str, BenchConfig], rounds: int, epochs: int, tell: Tell) -> dict[str, Outcome]:
+    """Measure the first epochs of each case, each time in a new process with an empty cache folder."""
+    outcomes: dict[str, Outcome] = {name: {"tuning": each.tuning, "epochs": []} for name, each in settings.items()}
 
-    Returns:
-        The outcomes by name, in the order of ``settings``. After Ctrl-C they have the rounds until then, if any.
-    """
-    outcomes = {name: Outcome(setting) for name, setting in settings.items()}
-    with _until_ctrl_c(outcomes):
-        for number in range(1, rounds + 1):
-            with processes_of([name for name in settings if not outcomes[name].failure]) as processes:
-                for name, process in processes.items():
-                    title = f"round {number} of {name}"
-                    found = _asked(
-                        outcomes[name], process, tell, title, "first_epochs", settings[name], epochs, cache()
-                    )
-                    process.end()  # otherwise it would keep its room on the JPEG engines
-                    if found is not None:
-                        outcomes[name].epochs.append(found)
-                        speeds = ", ".join(f"{epoch.images_per_s:,.0f}" for epoch in found)
-                        tell(f"{title}: {speeds} images/s in epochs 1 to {epochs}")
+    def ask(process: CaseProcess, setting: BenchConfig, name: str) -> None:
+        with TemporaryDirectory(prefix="proxyloader-bench-") as cache:
+            found = [process.ask(begin, name, setting, math.inf, cache)]
+            found += [process.ask(loop) for _ in range(1, epochs)]
+        outcomes[name]["epochs"].append(found)
+        speeds = ", ".join(f"{each['images_per_s']:,.0f}" for each in found)
+        tell(f"{name}: {speeds} images/s in epochs 1 to {epochs}")
+
+    for _ in range(rounds):
+        for name in settings:
+            if "failure" not in outcomes[name]:
+                answers = ask_each({name: settings[name]}, partial(ask, name=name), tell)
+                outcomes[name] |= answers[name] or {}
     return outcomes
 
 
-def _asked(outcome: Outcome, process: CaseProcess, tell: Tell, title: str, method: str, *arguments: Any) -> Any:
-    """Return the answer of a case, or None after a failure, which is noted and told."""
-    answer = process.ask(method, *arguments)
-    if isinstance(answer, Failure):
-        outcome.failure, outcome.is_missing = answer.reason, answer.is_missing
-        process.end()
-        tell(f"{title} failed: {answer.reason}")
-        return None
-    return answer
+class CaseError(Exception):
+    """The reason in one line why a case failed."""
+
+
+class CaseProcess:
+    """The process of a case."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        with ctrl_c_held_back():  # Ctrl-C stays blocked in the new process, which this one will kill
+            self.is_ready = self._pool.submit(_get_ready, multiprocessing.get_start_method())
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the process. After a CaseError the process is gone."""
+        try:
+            return self._pool.submit(function, *arguments).result(LIMIT_S)
+        except Exception as error:
+            self.end()
+            # DALI's errors begin with where they happened, and end with a remark.
+            text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
+            reason = text.splitlines()[-1].strip() if text else f"no answer in {LIMIT_S} s"
+            raise CaseError(f"{type(error).__name__}: {reason}") from error
+
+    def end(self) -> None:
+        """Kill the process and its children."""
+        for process in list((self._pool._processes or {}).values()):
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                parent.suspend()  # otherwise it might start another process meanwhile, which would not be killed
+                for each in [*parent.children(recursive=True), parent]:
+                    each.kill()
+        self._pool.shutdown()
 
 
 @contextmanager
-def _until_ctrl_c(outcomes: Mapping[str, Outcome]) -> Iterator[None]:
-    """At Ctrl-C mark the cases as interrupted, or raise KeyboardInterrupt if there is nothing to report."""
+def processes_of(keys: Iterable[Any]) -> Iterator[dict[Any, CaseProcess]]:
+    """Start a process for each key, with all modules imported. They are killed at the end."""
+    processes = {}
     try:
-        yield
-    except KeyboardInterrupt:
-        if not any(outcome.rounds or outcome.epochs for outcome in outcomes.values()):
-            raise
-        for outcome in outcomes.values():
-            outcome.failure = outcome.failure or INTERRUPTED
+        for key in keys:
+            processes[key] = CaseProcess()
+        for each in processes.values():
+            each.is_ready.result(LIMIT_S)
+        yield processes
+    finally:
+        for each in processes.values():
+            each.end()
+
+
+_name = ""
+_loops: Loops = iter(())
+_use: Callable[[Any], None] | None = None
+
+
+def _get_ready(start_method: str) -> None:
+    """Import this module, with torch and DALI, and let workers start as in the main process."""
+    multiprocessing.set_start_method(start_method, force=True)
+
+
+def begin(name: str, setting: BenchConfig, limit_s: float = math.inf, cache: str = "") -> Figures:
+    """Build the loader, and measure its first loop from there on. See ``loop``.
+
+    Args:
+        cache: an empty folder in place of the user's cache folder, so that nothing of earlier runs is used.
+    """
+    global _name, _loops, _use
+    if cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+    if setting.by_default and case_of(name) is not CASES[OURS]:
+        # Importing this package sets it, and users of other loaders do not import it.
+        os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    torch.ones(1, device=setting.device)  # starts CUDA
+    _use = None if setting.model == "none" else _training(setting)
+    started, _name, _loops = time.perf_counter(), name, loops_of(name, setting)
+    return loop(limit_s, started)
+
+
+def loop(limit_s: float = math.inf, started: float | None = None) -> Figures:
+    """Measure one loop, which is cut ``limit_s`` after its first batch."""
+    started = started or time.perf_counter()
+    batches = iter(next(_loops))  # starts the workers now, and not when the first batch is requested
+    images = first_images = _used(next(batches))
+    _wait_for_gpu()
+    first, was_cut = time.perf_counter(), False
+    while not was_cut and (batch := next(batches, None)) is not None:
+        images += _used(batch)
+        was_cut = time.perf_counter() - first > limit_s
+    _wait_for_gpu()
+    end = time.perf_counter()
+    return {
+        "first_batch_s": first - started,
+        "images_per_s": images / (end - started),
+        "images_per_s_after_first_batch": (images - first_images) / (end - first),
+        **({"was_cut": True} if was_cut else {}),
+    }
+
+
+def measure(seconds: float) -> Figures:
+    """Measure whole loops for at least ``seconds``, behind one that is not counted if batches may lie ready for it."""
+    waits: list[float] = []
+    pauses: list[float] = []
+    images = 0
+    if case_of(_name).runs_ahead:
+        loop()
+    _wait_for_gpu()
+    cpu, loop_cpu, started = _cpu_s(), time.process_time(), time.perf_counter()
+    while not images or time.perf_counter() - started < seconds:
+        asked, at = time.perf_counter(), len(waits)
+        batches = iter(next(_loops))
+        while (batch := next(batches, None)) is not None:
+            waits.append(1e3 * (time.perf_counter() - asked))
+            images += _used(batch)
+            asked = time.perf_counter()
+        pauses.append(waits[at])
+    _wait_for_gpu()
+    wall, cpu, loop_cpu = time.perf_counter() - started, _cpu_s() - cpu, time.process_time() - loop_cpu
+    return {
+        "images_per_s": images / wall,
+        "cpu_ms_per_image": 1e3 * cpu / images,
+        "loop_cpu_ms_per_image": 1e3 * loop_cpu / images,  # without the workers
+        "wait_ms_p50": float(np.quantile(waits, 0.5)),
+        "wait_ms_p99": float(np.quantile(waits, 0.99)),
+        "wait_ms_max": max(waits),
+        "pause_ms": statistics.median(pauses),
+    }
+
+
+def _used(batch: Any) -> int:
+    if _use is not None:
+        _use(batch)
+    return len(batch[0])
+
+
+def _training(setting: BenchConfig) -> Callable[[Any], None]:
+    """Return a training step with mixed precision. It does not wait for the GPU, as its optimizer is fused."""
+    model = torchvision.models.get_model(setting.model, num_classes=1000)
+    model = model.to(setting.device, memory_format=setting.format["memory_format"]).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=setting.on_gpu)
+    for weight in model.parameters():  # if the first step overflows, it is not initialized (torch 2.14)
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    half = torch.bfloat16 if setting.dtype == "bfloat16" or not setting.on_gpu else torch.float16
+    scaler = torch.amp.GradScaler(setting.device, enabled=half == torch.float16)
+
+    def step(batch: Any) -> None:
+        images, labels = batch
+        with torch.autocast(setting.device, half):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _cpu_s() -> float:
+    """Return the CPU time of this process and its children, in seconds."""
+    total = 0.0
+    for each in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # a worker of a dropped loader may end meanwhile
+            total += sum(each.cpu_times()[:2])
+    return total

@@ -48,38 +48,27 @@ def _version(package: str) -> str | None:
 
 
 def warnings_for(setting: BenchConfig) -> list[str]:
-    """Return a sentence for each reason why the figures are lower than they could be here, or say little."""
-    found = _warnings_of_nvml() if setting.on_gpu else []
-    if setting.on_gpu and usable_cores() < CORES_BESIDE_A_GPU:
-        found.append(f"There are {usable_cores()} cores beside the GPU: reading and drawing may be the limit.")
-    load = os.getloadavg()[0]
-    if load > 0.5 * usable_cores():
-        found.append(f"Other work is going on here (a load of {load:.1f} on {usable_cores()} cores).")
+    """Return a sentence for each fast path that is off, and for each reason why the figures say little."""
+    cores, load, found = usable_cores(), os.getloadavg()[0], []
+    if setting.on_gpu and cores < CORES_BESIDE_A_GPU:
+        found.append(f"There are {cores} cores beside the GPU: reading and drawing may be the limit.")
+    if load > 0.5 * cores:
+        found.append(f"Other processes are running (load {load:.1f} on {cores} cores).")
     if setting.batches < FEW_BATCHES:
         found.append(
-            f"A loop has {setting.batches} batches. DALI's own reader makes some before the loop asks for them, so "
-            "short loops flatter it. Give more --passes or --images, or a smaller --batch-size."
+            f"A loop has {setting.batches} batches. DALI prepares some before the loop asks for them, so short loops "
+            "flatter it. Give more --passes or --images, or a smaller --batch-size."
         )
-    return found
+    with suppress(Exception):  # no GPU, no package, no driver, too old
+        import pynvml
 
-
-def _warnings_of_nvml() -> list[str]:
-    found = []
-    with suppress(Exception):  # not installed, no driver, too old
-        pynvml, gpu = nvml()
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
         slow = pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap
-        if pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & slow:
+        if setting.on_gpu and pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & slow:
             found.append("The GPU is throttled (heat or power), so all figures are low.")
         try:
             pynvml.nvmlDeviceGetJpgUtilization(gpu)
         except pynvml.NVMLError_NotSupported:
             found.append("The GPU has no JPEG engine: CUDA decodes, at about a quarter of the speed.")
     return found
-
-
-def nvml() -> tuple[Any, Any]:
-    """Return the module pynvml and its handle of the GPU. It raises if there is no such module, driver or GPU."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())

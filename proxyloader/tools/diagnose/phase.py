@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import torch
 
-from ..bench.gauges import gauges
+from .gauges import gauges
 
 LEAST_STEPS, MOST_STEPS = 3, 1000
 """Numbers of steps in a phase: however long they take, and however short they are."""

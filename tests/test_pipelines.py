@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nvidia.dali import Pipeline, fn, ops, types
+from nvidia.dali import Pipeline, fn, ops, tfrecord, types
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
 from proxyloader import DataLoader, ProxyServer, pipelines
+
+from .record_writers import write_caffe, write_tfrecord
 
 BATCH = 6
 
@@ -120,6 +124,45 @@ def test_a_source_of_ones_own_gives_whatever_it_gives_beside_the_images(photos: 
     assert len(images) == BATCH and np.array_equal(labels + 100, more)
 
 
+@pytest.mark.parametrize("policy", LastBatchPolicy)
+def test_shards_and_policies_are_those_of_dalis_iterator(
+    folder: ImageFolder, device: str, policy: LastBatchPolicy
+) -> None:
+    targets, found = folder.targets, {}
+    for shard_id in range(5):  # of 9 or 10 samples
+        shard = dict(num_shards=5, shard_id=shard_id, pad_last_batch=True)
+        pipeline = pipelines.validation(file_root=folder.root, resize=32, size=32, **shard, **how(device))
+        batches = DALIClassificationIterator(pipeline, reader_name="Reader", last_batch_policy=policy)
+        found[shard_id] = [label for (batch,) in batches for label in batch["label"].ravel().tolist()]
+    bounds = [shard_id * len(targets) // 5 for shard_id in range(6)]
+    for shard_id, labels in found.items():
+        own = targets[bounds[shard_id] : bounds[shard_id + 1]]
+        rest = 2 * BATCH - len(own)
+        assert labels == {"FILL": own + rest * own[-1:], "PARTIAL": own, "DROP": own[:BATCH]}[policy.name]
+
+
+def test_lmdb_and_tfrecord_give_what_the_files_give(folder: ImageFolder, tmp_path: Path, device: str) -> None:
+    write_caffe(tmp_path / "lmdb", folder.samples)
+    write_tfrecord(tmp_path / "a.tfrecord", folder.samples)
+    string, number = (
+        tfrecord.FixedLenFeature([], tfrecord.string, ""),
+        tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
+    )
+
+    def of_tfrecord() -> tuple[Any, Any]:
+        features = {"image/encoded": string, "image/class/label": number}
+        paths = dict(path=str(tmp_path / "a.tfrecord"), index_path=str(tmp_path / "a.idx"))
+        read = fn.readers.tfrecord(features=features, **paths)
+        return read["image/encoded"], read["image/class/label"]
+
+    sources: list[Any] = [of_tfrecord, lambda: fn.readers.caffe(path=str(tmp_path / "lmdb"))]
+    size = dict(resize=32, size=32)
+    expected = outputs_of(pipelines.validation(file_root=folder.root, **size, **how(device)))
+    for source in sources:
+        for run, same in zip(outputs_of(pipelines.validation(source, **size, **how(device))), expected):
+            assert all(np.array_equal(a, b) for a, b in zip(run, same))
+
+
 def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, device: str) -> None:
     pipeline = pipelines.training(file_root=str(photos), size=40, device="cpu", **how(device))
     pipeline.build()
@@ -130,27 +173,36 @@ def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, dev
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(source="folder"), "source is 'files', 'proxy', or a function .*; got 'folder'"),
-        (dict(), "source='files' needs file_root="),
-        (dict(source="proxy", dtype="float64"), "dtype is one of float32, float16, uint8, got 'float64'"),
-        (dict(source="proxy", layout="NCHW"), "layout is 'CHW' or 'HWC', got 'NCHW'"),
-        (dict(source="proxy", file_root="here"), "file_root='here' is read by source='files', and source is 'proxy'"),
+        (dict(source="folder"), "source must be 'files', 'proxy' or a function .*, got 'folder'"),
+        (dict(), "source='files' requires file_root"),
+        (dict(source="proxy", dtype="float64"), "dtype must be one of float32, float16, uint8, got 'float64'"),
+        (dict(source="proxy", layout="NCHW"), "layout must be 'CHW' or 'HWC', got 'NCHW'"),
+        (dict(source="proxy", file_root="here"), "file_root requires source='files', got source='proxy'"),
         (dict(source="proxy", size="32"), "size is a whole number, 1 or more; got '32'"),
-        (dict(source="proxy", flip=3), "flip is a probability, 0 to 1, got 3"),
+        (dict(source="proxy", flip=3), r"flip must be in \[0, 1\], got 3"),
         (
             dict(source="proxy", area=(2, 3)),
-            r"area is \(least, most\), both more than 0, and at most 1.0; got \(2, 3\)",
+            r"area must be \(min, max\) with 0 < min <= max <= 1.0, got \(2, 3\)",
         ),
-        (dict(source="proxy", aspect_ratio=(2, 1)), r"aspect_ratio is \(least, most\), both more than 0; got \(2, 1\)"),
-        (dict(source="proxy", hw_decoder_load=3), "hw_decoder_load is a share from 0 to 1; got 3"),
-        (dict(source="proxy", hw_decoder_load="auto"), "hw_decoder_load is a share from 0 to 1; got 'auto'"),
-        (dict(source="proxy", area=0.5), r"area is \(least, most\), .*; got 0.5"),
-        (dict(source="proxy", mean=(1, 2)), r"mean and std are a number for each of 3 channels.*; got \(1, 2\) and"),
-        (dict(source="proxy", mean=1), "mean and std are a number for each .*; got 1 and"),
-        (dict(source="proxy", std=(0, 0, 0)), r"std more than 0; got .* and \(0, 0, 0\)"),
-        (dict(source="proxy", device="cuda"), r"device of a graph is 'cpu' or 'gpu' .*, got 'cuda'"),
-        (dict(source="proxy", device="mixed"), "device_id=None, which has no GPU; give device_id=0"),
-        (dict(source="proxy", augmentation="augmix"), "one of autoaugment, randaugment, trivialaugment, got 'augmix'"),
+        (
+            dict(source="proxy", aspect_ratio=(2, 1)),
+            r"aspect_ratio must be \(min, max\) with 0 < min <= max, got \(2, 1\)",
+        ),
+        (dict(source="proxy", hw_decoder_load=3), r"hw_decoder_load must be in \[0, 1\], got 3"),
+        (dict(source="proxy", hw_decoder_load="auto"), r"hw_decoder_load must be in \[0, 1\], got 'auto'"),
+        (dict(source="proxy", area=0.5), r"area must be \(min, max\) .*, got 0.5"),
+        (dict(source="proxy", mean=(1, 2)), r"mean and std must have 1 or 3 values.*, got mean=\(1, 2\) and"),
+        (dict(source="proxy", mean=1), "mean and std must have 1 or 3 values.*, got mean=1 and"),
+        (dict(source="proxy", std=(0, 0, 0)), r"std positive, got .* and std=\(0, 0, 0\)"),
+        (dict(source="proxy", device="cuda"), "device must be 'cpu', 'gpu' or 'mixed', got 'cuda'"),
+        (
+            dict(source="proxy", device="mixed"),
+            "device='mixed' requires a pipeline with a device_id, got device_id=None",
+        ),
+        (
+            dict(source="proxy", augmentation="augmix"),
+            "None or one of autoaugment, randaugment, trivialaugment, got 'augmix'",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
@@ -162,18 +214,18 @@ def test_what_is_not_offered_is_refused_with_what_is(arguments: dict[str, Any], 
 
 def test_a_root_that_is_missing_is_an_error_of_the_kind_that_python_has_for_that() -> None:
     for graph in (pipelines.training, pipelines.validation):
-        with pytest.raises(FileNotFoundError, match="^there is nothing at 'nowhere'"):
+        with pytest.raises(FileNotFoundError, match="^file_root 'nowhere' is not a folder"):
             graph(file_root="nowhere", **how("cpu"))
 
 
 def test_a_crop_larger_than_the_image_is_resized_to_is_refused() -> None:
-    with pytest.raises(ValueError, match="resize=100 is the shorter side of an image that size=224 is cropped of"):
+    with pytest.raises(ValueError, match="resize must be at least size, got resize=100 and size=224"):
         pipelines.validation(source="proxy", resize=100, **how("cpu"))
 
 
 def test_an_image_is_turned_by_some_degrees() -> None:
     for degrees in (0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"degrees={degrees} is the most that an image is turned to either side"):
+        with pytest.raises(ValueError, match=f"degrees must be positive and finite, got {degrees}"):
             pipelines.rotation(source="proxy", degrees=degrees, **how("cpu"))
 
 
