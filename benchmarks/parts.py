@@ -46,11 +46,10 @@ from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg_integrity import damage_of
 from proxyloader.data.placeholders import ImageCall
 from proxyloader.data.transformed import Transformed
-from proxyloader.make_dataset import make_dataset
+from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, transform_with
 from proxyloader.tools.bench.datasets import DATASETS
 from proxyloader.tools.bench.system_info import machine
-from proxyloader.tools.synthetic.dataset import FORMAT
 from proxyloader.transforms.plan import Plan
 from proxyloader.transforms.random_numbers import drawing_ahead
 from proxyloader.workers.arena import Arena

@@ -73,7 +73,7 @@ def _make_dataset(verbs: Any) -> None:
 def _run_make_dataset(folder: Path, **options: Any) -> int:
     from rich.console import Console
 
-    from .synthetic.dataset import make_dataset
+    from ..make_dataset import make_dataset
 
     root = make_dataset(folder, **options)
     sizes = [path.stat().st_size for path in root.glob("class_*/*")]
@@ -189,9 +189,9 @@ def _doctor(verbs: Any) -> None:
 
 
 def _run_doctor(as_json: bool, limit: float) -> int:
-    from .doctor.command import doctor
+    from .doctor import doctor
 
-    return 0 if doctor(as_json, limit) else 1
+    return doctor(as_json, limit)
 
 
 DIAGNOSE_HELP = (
@@ -220,11 +220,11 @@ def _diagnose(verbs: Any) -> None:
         "say what bounds a training, and whether this loader is worth it",
         DIAGNOSE_HELP,
         "proxyloader diagnose train.py --batch-size 256\n"
-        "  proxyloader diagnose --seconds 120 --html report.html train.py --epochs 90",
+        "  proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90",
     )
     _option(parser, "--seconds", "S", float, "about how long to measure", 60.0)
     _option(parser, "--json", "FILE", Path, "write all figures and sentences to this file", dest="json_file")
-    _option(parser, "--html", "FILE", Path, "write a page with plots to this file", dest="html_file")
+    _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
     _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
 
@@ -233,8 +233,7 @@ def _run_diagnose(**options: Any) -> int:
     with _needs_extra():
         from .diagnose.command import diagnose_script
 
-        diagnose_script(**options)
-    return 0
+        return diagnose_script(**options)
 
 
 DATA_HELP = "an ImageFolder of your own (default: photographs made once, and kept)"

@@ -28,11 +28,11 @@ from torchvision.models import resnet18
 
 from .._cores import usable_cores
 from ..loader.dataloader import DataLoader
+from ..make_dataset import make_dataset
 from .bench.config import CROP_PX, MEAN, STD, transform_with
 from .contact_sheet import contact_sheet
 from .files import check_can_be_written, photographs_of, writable_cache_folder
 from .processes import ProgressBar
-from .synthetic.dataset import make_dataset
 
 SEED = 0
 TIMED_EPOCHS = 3

@@ -16,7 +16,7 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.jpeg_header import count_scans, read_jpeg_header
 from proxyloader.errors import PipelineError
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 from proxyloader.transforms.registry import plan_for
 
 from ..jpeg_writer import segment

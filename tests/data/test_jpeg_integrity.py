@@ -13,7 +13,7 @@ from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg_header import JpegHeader, read_jpeg_header
 from proxyloader.data.jpeg_integrity import ScanChecker, damage_of
 from proxyloader.data.jpeg_verdicts import VerdictFile, fingerprint_of
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 
 from ..hostile_jpegs import HOSTILE_JPEGS
 

@@ -22,6 +22,7 @@ import pytest
 import torch
 from PIL import Image
 
+from proxyloader import make_dataset as dataset
 from proxyloader.tools import cli, files
 from proxyloader.tools.bench import photographs, process
 from proxyloader.tools.bench.case_process import Failure, RoundResult, Trial, _Measured
@@ -35,7 +36,6 @@ from proxyloader.tools.bench.sweep import Sweep, first_tunings, for_trials, seco
 from proxyloader.tools.bench.system_info import warnings_for
 from proxyloader.tools.bench.tables import as_markdown, as_tables, rows_of
 from proxyloader.tools.cli import main
-from proxyloader.tools.synthetic import dataset
 
 from ..faults import children_of
 from ..limits import STOP_S, WAIT_S

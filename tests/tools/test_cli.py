@@ -14,9 +14,9 @@ import pytest
 
 import proxyloader
 from proxyloader.errors import ImageError
+from proxyloader.make_dataset import MANIFEST
 from proxyloader.tools import cli
 from proxyloader.tools.cli import main
-from proxyloader.tools.synthetic.dataset import MANIFEST
 
 from ..faults import await_true
 from ..limits import WAIT_S

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import proxyloader.tools.synthetic.dataset as module
 import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-import proxyloader.tools.synthetic.dataset as module
-from proxyloader.tools.synthetic.dataset import MANIFEST, UNFINISHED, make_dataset
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import MANIFEST, UNFINISHED, make_dataset, photograph
 
 from ..limits import WAIT_S
 

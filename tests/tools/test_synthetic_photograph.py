@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 
 SMALL = (48, 36)
 

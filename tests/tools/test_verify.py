@@ -14,9 +14,8 @@ from PIL import Image
 
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg_integrity import ScanChecker
+from proxyloader.make_dataset import make_dataset, photograph
 from proxyloader.tools import cli
-from proxyloader.tools.synthetic.dataset import make_dataset
-from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.tools.verify import Finding, _verdicts, verify
 
 IMAGES = 60

@@ -22,7 +22,7 @@ from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg_integrity import ScanChecker, damage_of
 from proxyloader.data.placeholders import Proxy
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 from proxyloader.workers.dataset_state import StatefulStream
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.packing import Packer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...make_dataset import make_dataset
 from ..files import photographs_of
-from ..synthetic.dataset import make_dataset
 
 
 @dataclass(frozen=True)
