@@ -218,7 +218,7 @@ def _textures(seed: int) -> list[NDArray[np.float32]]:
     """Return a seamless texture with the spectrum of photographs, amplitude about 1 / frequency, and sensor noise."""
     rng, textures = np.random.default_rng((seed, 0, 2)), []
     frequency = np.hypot(np.fft.fftfreq(TEXTURE_PX)[:, None], np.fft.rfftfreq(TEXTURE_PX)) * TEXTURE_PX
-    for power in (1.0, 0.1):
+    for power in (1.15, 0.1):
         gain = np.where(frequency < 3, 0, np.maximum(frequency, 1) ** -power)
         noise = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((TEXTURE_PX, TEXTURE_PX))) * gain)
         textures.append((noise / noise.std()).astype(np.float32))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import json
 import os
 import random
@@ -398,6 +399,8 @@ def diagnose_script(
     report, and write it to files. If the script exits or raises an error, so does this, with exit status 1."""
     _check(seconds)
     script.open().close()
+    if plot_file is not None:
+        importlib.import_module("matplotlib")
     for file in filter(None, (json_file, plot_file)):
         check_can_be_written(file)
     watch, path = _Watch(seconds), os.path.abspath(script)
