@@ -141,8 +141,8 @@ def _explain(verbs: Any) -> None:
         "Prints for each part the random numbers that are drawn for each image, the function\n"
         "that draws them, the DALI operators, and the maximum difference from torchvision's\n"
         "pixels. For parts that are not translated, it prints the reason and an alternative.\n\n"
-        "Exit status 1: a part is not translated. Loaders leave it to the workers then, unless\n"
-        "unsupported='raise'.",
+        "Exit status 1: a part is not translated. Loaders leave it to the workers then,\n"
+        "unless unsupported='raise'.",
         "proxyloader explain resnet50\n"
         "  proxyloader explain ResNet50_Weights.IMAGENET1K_V2\n"
         "  proxyloader explain train:transform",
@@ -181,11 +181,11 @@ def _diagnose(verbs: Any) -> None:
         "Runs a training script and measures the loop over its largest DataLoader, torch's or\n"
         "proxyloader's: the loop as it is, its step alone with one batch again and again, the\n"
         "loader alone, the other loader over the same samples, and other numbers of workers.\n"
-        "Then it ends the script and reports what bounds the training (input, disk, model, CPU\n"
-        "of the loop, or cores) and the speed with each loader.\n\n"
+        "Then it ends the script and reports what bounds the training (input, disk, model,\n"
+        "CPU of the loop, or cores) and the speed with each loader.\n\n"
         "Options precede the script: what follows it is passed to the script. It trains for\n"
-        "some hundred steps, and must be a single process, without torchrun. In a loop of your\n"
-        "own, use proxyloader.diagnosis(loader). Requires psutil, and matplotlib to plot:\n"
+        "some hundred steps, and must be a single process, without torchrun. In a loop of\n"
+        "your own, use proxyloader.diagnosis(loader). Requires psutil, and matplotlib to plot:\n"
         "pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
         "Exit status: that of the script if it fails; 1 if no loop was measured.",
         "proxyloader diagnose train.py --batch-size 256\n"

@@ -21,6 +21,7 @@ from proxyloader.tools.cli import main
 from ..compare import engines_decode
 
 TITLES = ["Decoded on", "Images", "Transform", "Both loaders", "Speed", "Labels", "Pixels", "Contact sheet", "Next"]
+GPUS = torch.cuda.device_count()
 SMALL = ("--images", "20", "--batch-size", "8", "--workers", "0", "--steps", "0")
 
 
@@ -140,7 +141,7 @@ class TestRefusals:
             (("--steps", "-1"), "steps must be >= 0, got -1"),
             (
                 ("--device", "cuda:64"),
-                f"device cuda:64 is not available: torch sees {torch.cuda.device_count()} CUDA device(s)",
+                f"device cuda:64 is not available: torch sees {GPUS} CUDA device(s)",
             ),
             (("--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: No such file or directory"),
             (("--out", "/proc/sheet.png"), "/proc/sheet.png: No such file or directory"),

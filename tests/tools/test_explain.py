@@ -385,7 +385,7 @@ class TestNames:
                 "explained_fails:transform",
                 "importing 'explained_fails' failed with ZeroDivisionError: division by zero",
             ),
-            ("explained:transfrom", "'explained' has no attribute 'transfrom'. Did you mean transform?"),
+            ("explained:transfrom", "'explained' has no attribute 'transfrom'. Did you mean transform"),
             (
                 "explained:guarded",
                 'It must be at module level, not below `if __name__ == "__main__":`',

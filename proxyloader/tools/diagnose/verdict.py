@@ -170,11 +170,16 @@ def diagnosed(figures: Figures) -> Diagnosis:
     used = (
         f"Alone, the step computes on {step.cores:.1f} of {figures.cores} cores, and the loader on {loader.cores:.1f}"
     )
-    busy: dict[str, float | None] = {"the step uses the GPU": step.gpu_percent, "the loader": loader.gpu_percent}
-    busy["its JPEG engines"] = loader.jpeg_percent
-    busy["its workers"] = min(100.0, 100 * loader.workers / figures.num_workers) if figures.num_workers else None
-    busy["reading a sample waits"] = None if figures.waiting is None else max(0.0, 100 * figures.waiting)
-    reasons = ["; ".join([used, *(f"{name} {share:.0f} %" for name, share in busy.items() if share is not None)])]
+    busy: dict[str, float | None] = {"the step keeps the GPU": step.gpu_percent, "the loader": loader.gpu_percent}
+    busy["the JPEG engines are"] = loader.jpeg_percent
+    busy["its workers are"] = min(100.0, 100 * loader.workers / figures.num_workers) if figures.num_workers else None
+    parts = [used, *(f"{name} {share:.0f} % busy" for name, share in busy.items() if share is not None)]
+    parts += (
+        []
+        if figures.waiting is None
+        else [f"reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time"]
+    )
+    reasons = ["; ".join(parts)]
     interference = figures.both.step_s / figures.step_s(figures.watched)
     if interference > INTERFERE:
         reasons.append(f"A step takes {interference:.1f}x the estimate: step and loader, or other programs, interfere")
