@@ -185,8 +185,8 @@ def _diagnose(verbs: Any) -> None:
         "CPU of the loop, or cores) and the speed with each loader.\n\n"
         "Options precede the script: what follows it is passed to the script. It trains for\n"
         "some hundred steps, and must be a single process, without torchrun. In a loop of\n"
-        "your own, use proxyloader.diagnosis(loader). Requires psutil, and matplotlib to plot:\n"
-        "pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
+        "your own, use proxyloader.diagnosis(loader). Requires psutil, and matplotlib for\n"
+        "plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
         "Exit status: that of the script if it fails; 1 if no loop was measured.",
         "proxyloader diagnose train.py --batch-size 256\n"
         "  proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90",
