@@ -103,8 +103,7 @@ def ask(questions: list[str], limit_s: float) -> dict[str, Answers]:
             facts, output = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             command = [sys.executable, "-c", CHILD, json.dumps(sys.path), *question.split()]
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=facts, stderr=output)
-            stack.callback(child.wait)
-            stack.callback(child.kill)
+            stack.callback(_end, child)
             running[question] = (child, facts, output)
         end_s, answers = time.monotonic() + limit_s, {}
         for question, (child, facts, output) in running.items():
@@ -112,8 +111,8 @@ def ask(questions: list[str], limit_s: float) -> dict[str, Answers]:
                 status = child.wait(max(0.0, end_s - time.monotonic()))
                 failure = f"exit status {status}" if status >= 0 else f"crashed with {signal.Signals(-status).name}"
             except subprocess.TimeoutExpired:
-                child.kill()
-                status, failure = child.wait(), f"timed out after {limit_s:g} s (--limit S allows more)"
+                _end(child)
+                status, failure = 1, f"timed out after {limit_s:g} s (--limit S allows more)"
             facts.seek(0)
             output.seek(0)
             text = output.read().decode(errors="replace")
@@ -122,6 +121,12 @@ def ask(questions: list[str], limit_s: float) -> dict[str, Answers]:
             told = [json.loads(line) for line in facts if line.endswith(b"\n")]  # the last one may be incomplete
             answers[question] = (told, ": ".join(filter(None, [failure, said])) if status else "")
         return answers
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    with suppress(subprocess.TimeoutExpired):  # a hanging driver may keep it
+        child.wait(5.0)
 
 
 def answer() -> None:
