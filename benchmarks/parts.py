@@ -45,11 +45,10 @@ from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
 from proxyloader.data.placeholders import ImageCall
 from proxyloader.data.transformed import Transformed
-from proxyloader.make_dataset import make_dataset
+from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import DATASETS
 from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, transform_with
 from proxyloader.tools.bench.system_info import machine
-from proxyloader.tools.synthetic.dataset import FORMAT
 from proxyloader.transforms.plan import Plan
 from proxyloader.transforms.random_numbers import drawing_ahead
 from proxyloader.workers.arena import Arena

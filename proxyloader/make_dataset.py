@@ -1,5 +1,225 @@
-"""A dataset of synthetic photographs: the public name of ``tools/synthetic/dataset.py``."""
+"""A dataset of synthetic photographs: an ImageFolder of JPEGs with the look and the file size of photographs."""
 
-from .tools.synthetic.dataset import make_dataset
+from __future__ import annotations
 
-__all__ = ["make_dataset"]
+import colorsys
+import io
+import json
+import math
+import os
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter
+
+from ._cores import usable_cores
+from .tools.processes import ProgressBar, in_processes
+
+__all__ = ["make_dataset", "photograph"]
+
+FORMAT = 3  # incremented when the same arguments yield different files
+MANIFEST, UNFINISHED = "dataset.json", "dataset.json.part"
+SMALLEST_SIDE_PX = 8
+
+
+def make_dataset(
+    root: str | os.PathLike[str],
+    *,
+    images: int = 1024,
+    size: tuple[int, int] = (500, 375),
+    classes: int = 10,
+    seed: int = 0,
+    progressive: float = 0.0,
+    processes: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Write a dataset for ``torchvision.datasets.ImageFolder``: ``root/class_000/img_000000.jpg`` and so on.
+
+    A complete dataset is kept as it is, and an interrupted one is completed. The same arguments and the same versions
+    of numpy and Pillow give the same bytes, for any number of processes. A larger ``images`` begins with the same
+    files. A network learns the classes in a few epochs.
+
+    With several processes, scripts need ``if __name__ == "__main__":``, as for ``multiprocessing``.
+
+    Args:
+        root: folder of the dataset. It is created if it does not exist.
+        images: number of photographs: JPEG, 4:2:0, about 100 KB each at the default size. Labels take turns.
+        size: (width, height) of most photographs, in pixels. Others are upright, square, or up to 10 % larger or
+            smaller.
+        classes: number of classes. Only the first ``images`` classes get a folder.
+        seed: seed of all random numbers.
+        progressive: share of progressive JPEGs, about 0.2 on the web.
+        processes: number of processes. None: one per core, or fewer for a small dataset.
+        progress: whether to show a progress bar if stderr is a terminal.
+
+    Returns:
+        ``root``, as a Path.
+
+    Raises:
+        ValueError: an argument is out of range.
+        FileExistsError: ``root`` contains other files, or a dataset made with other arguments.
+    """
+    for name, value, least in (("images", images, 1), ("classes", classes, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
+    if len(size) != 2 or min(size) < SMALLEST_SIDE_PX:
+        raise ValueError(f"size must be (width, height) with sides >= {SMALLEST_SIDE_PX}, got {tuple(size)}")
+    if not 0 <= progressive <= 1:
+        raise ValueError(f"progressive must be in [0, 1], got {progressive}")
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes must be >= 1 or None, got {processes}")
+    root = Path(root)
+    asked: dict[str, Any] = {"made_by": "proxyloader.make_dataset", "format": FORMAT, "images": images}
+    asked |= {"size": list(size), "classes": classes, "seed": seed, "progressive": progressive}
+    if _is_made(root, asked):
+        return root
+    root.mkdir(parents=True, exist_ok=True)
+    manifest = json.dumps(asked, indent=2).encode() + b"\n"
+    _write(root / UNFINISHED, manifest)
+    for label in range(min(classes, images)):  # ImageFolder refuses empty folders
+        (root / f"class_{label:03d}").mkdir(exist_ok=True)
+    # A process takes a second to start, in which it would write about 24 megapixels.
+    processes = processes or min(usable_cores(), math.ceil(images * max(math.prod(size), 180_000) / 24e6))
+    write = partial(_write_photograph, root, size, classes, seed, progressive)
+    with ProgressBar(total=images, desc=root.name, unit="image", disable=None if progress else True) as bar:
+        for _ in in_processes(str(root), write, range(images), processes, chunk_size=8):
+            bar.update()
+    _write(root / MANIFEST, manifest)
+    (root / UNFINISHED).unlink(missing_ok=True)
+    return root
+
+
+def _is_made(root: Path, asked: dict[str, Any]) -> bool:
+    """Return whether the dataset is complete. Raise FileExistsError if ``root`` contains something else."""
+    if root.exists() and not root.is_dir():
+        raise FileExistsError(f"{root} is a file; choose another folder")
+    for name in (MANIFEST, UNFINISHED):
+        try:
+            found = json.loads((root / name).read_bytes())
+        except (FileNotFoundError, ValueError):
+            continue
+        if found == asked:
+            return name == MANIFEST
+        if isinstance(found, dict) and found.get("made_by") == asked["made_by"]:
+            keys = [key for key in asked if found.get(key) != asked[key]]
+            theirs, ours = (", ".join(f"{key}={each.get(key)}" for key in keys) for each in (found, asked))
+            raise FileExistsError(f"{root} contains a dataset with {theirs}, not {ours}; choose another folder")
+    # Another process that has just begun here may have written a temporary file.
+    names = sorted(path.name for path in root.iterdir() if UNFINISHED not in path.name) if root.exists() else []
+    if names:
+        raise FileExistsError(f"{root} contains other files ({', '.join(names[:3])}); choose another folder")
+    return False
+
+
+def _write_photograph(
+    root: Path, size: tuple[int, int], classes: int, seed: int, progressive: float, number: int
+) -> None:
+    path = root / f"class_{number % classes:03d}" / f"img_{number:06d}.jpg"
+    if path.exists():
+        return
+    rng = np.random.default_rng((seed, number, 1))
+    (width, height), kind = size, rng.random()
+    if 0.6 <= kind < 0.75:
+        width, height = height, width
+    elif 0.75 <= kind < 0.85:
+        width = height = (width + height) // 2
+    elif kind >= 0.85:
+        width, height = (max(SMALLEST_SIDE_PX, round(side * rng.uniform(0.9, 1.1))) for side in size)
+    file = io.BytesIO()
+    image = photograph(number, size=(width, height), classes=classes, seed=seed)
+    image.save(file, "JPEG", quality=QUALITY, subsampling="4:2:0", progressive=rng.random() < progressive)
+    _write(path, file.getvalue())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file atomically, so that every file is complete."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+# --- photographs ------------------------------------------------------------------------------------------------------
+
+QUALITY = 93
+TEXTURE_PX = 512
+
+
+def photograph(
+    index: int, *, size: tuple[int, int] = (500, 375), label: int | None = None, classes: int = 10, seed: int = 0
+) -> Image.Image:
+    """Return an RGB picture of textured soft shapes with uneven light and sensor noise.
+
+    One large striped shape shows the class by its hue and the direction of its stripes. Everything else follows from
+    ``seed`` and ``index``.
+
+    Args:
+        size: (width, height) in pixels.
+        label: in ``range(classes)``. None: ``index % classes``, as in ``make_dataset``.
+    """
+    label = index % classes if label is None else label
+    rng, short = np.random.default_rng((seed, index, 0)), min(size)
+    picture, roughness = Image.new("RGB", size, _color(rng)), Image.new("L", size, int(rng.integers(8, 46)))
+    shapes = int(rng.integers(4, 8))
+    for number in range(shapes):
+        shows_class = number == shapes - 2
+        mask = Image.new("L", size)
+        radii = short * (rng.uniform(0.4, 0.5, 2) if shows_class else rng.uniform(0.08, 0.6, 2))
+        center = size * (rng.uniform(0.35, 0.65, 2) if shows_class else rng.random(2))
+        angles = np.sort(rng.uniform(0, 2 * math.pi, 12))
+        outline = center + radii * np.stack([np.cos(angles), np.sin(angles)], 1) * rng.uniform(0.8, 1.2, (12, 1))
+        ImageDraw.Draw(mask).polygon([(x, y) for x, y in outline.tolist()], 255)
+        mask = mask.filter(ImageFilter.BoxBlur(short * rng.uniform(0.002, 0.02)))
+        surface = _striped(rng, size, label, classes) if shows_class else _color(rng)
+        picture.paste(surface, None, mask)
+        roughness.paste(int(rng.integers(8, 46)), None, mask)
+    pixels = np.asarray(picture, np.float32)
+    x, y = (np.linspace(-0.2, 0.2, side, dtype=np.float32) for side in size)
+    light = 1 + x * rng.uniform(-1, 1) + y[:, None] * rng.uniform(-1, 1)
+    detail = np.asarray(roughness, np.float32) * _window(_textures(seed)[0], rng, size)
+    grain = rng.uniform(4, 8) * _window(_textures(seed)[1], rng, size)
+    pixels = 128 + 128 * np.tanh(((pixels + detail[..., None]) * light[..., None] - 128) / 105) + grain[..., None]
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def _color(rng: np.random.Generator) -> tuple[int, int, int]:
+    """Return a random color, mostly muted."""
+    red, green, blue = colorsys.hsv_to_rgb(rng.random(), min(1.0, abs(rng.normal(0, 0.25))), rng.uniform(40, 220))
+    return int(red), int(green), int(blue)
+
+
+def _striped(rng: np.random.Generator, size: tuple[int, int], label: int, classes: int) -> Image.Image:
+    """Return stripes that show a class. Classes of similar hues get very different directions."""
+    hue = int(255 * (label / classes + rng.normal(0, 0.1) / max(classes, 6))) % 256
+    angle = math.pi * (label * (math.sqrt(5) - 1) / 2 % 1) + rng.normal(0, 0.06)
+    x, y = np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32)[:, None]
+    along = (x * math.cos(angle) + y * math.sin(angle)) / min(size)
+    stripes = np.sin(2 * math.pi * rng.uniform(5, 10) * along) * rng.uniform(10, 30) + rng.uniform(110, 190)
+    value = Image.fromarray(stripes.astype(np.uint8))
+    flat = [Image.new("L", size, each) for each in (hue, int(rng.integers(90, 160)))]
+    return Image.merge("HSV", [*flat, value]).convert("RGB")
+
+
+def _window(texture: NDArray[np.float32], rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float32]:
+    """Return a random part of a texture, repeated as needed, which may be mirrored."""
+    rows, columns = (np.arange(side) + rng.integers(TEXTURE_PX) for side in (size[1], size[0]))
+    window = texture.take(rows, 0, mode="wrap").take(columns, 1, mode="wrap")
+    return window[:: rng.choice((-1, 1)), :: rng.choice((-1, 1))]
+
+
+@lru_cache(maxsize=2)
+def _textures(seed: int) -> list[NDArray[np.float32]]:
+    """Return a seamless texture with the spectrum of photographs, amplitude about 1 / frequency, and sensor noise."""
+    rng, textures = np.random.default_rng((seed, 0, 2)), []
+    frequency = np.hypot(np.fft.fftfreq(TEXTURE_PX)[:, None], np.fft.rfftfreq(TEXTURE_PX)) * TEXTURE_PX
+    for power in (1.15, 0.1):
+        gain = np.where(frequency < 3, 0, np.maximum(frequency, 1) ** -power)
+        noise = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((TEXTURE_PX, TEXTURE_PX))) * gain)
+        textures.append((noise / noise.std()).astype(np.float32))
+    return textures

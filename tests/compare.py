@@ -26,7 +26,7 @@ from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
 from proxyloader.data.image_calls import image_calls_in
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.plan import OneOf, Plan, Step
 from proxyloader.transforms.type_conversion import Normalize, ToFloat

@@ -565,7 +565,7 @@ MUTATIONS = [
     # --- tools ---
     Mutation(
         "the doctor takes any pixels for right",
-        "tools/doctor/decoders.py",
+        "tools/doctor.py",
         'if not each["error"] and each["levels_off"] <= each["bound"]]',
         'if not each["error"]]',
         "tools/test_doctor.py",
@@ -573,7 +573,7 @@ MUTATIONS = [
     Mutation(
         "a diagnosis takes a disk that is waited for for a loader that computes",
         "tools/diagnose/verdict.py",
-        'return "disk" if not _loader_is_busy(figures) and _reads_wait(figures) else "input"',
+        'return "disk" if not is_busy and max(loader.disk_share, figures.waiting or 0) > 0.5 else "input"',
         'return "input"',
         "tools/test_diagnose.py",
     ),

@@ -10,7 +10,7 @@ import pytest
 from PIL import ExifTags, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 
 from .odd_formats import ODD_FORMATS
 

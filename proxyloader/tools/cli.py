@@ -1,12 +1,13 @@
-"""The command ``proxyloader``: for each verb, a function that declares its options and one that runs it.
+"""The command ``proxyloader``: a function for each verb, which declares its options and what runs it.
 
-A verb imports its modules in the function that runs it, so ``--help`` and usage errors do not import torch.
+Verbs import their modules when they run, so ``--help`` and usage errors do not import torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,19 +23,16 @@ INTERRUPTED = 130  # what a shell reports for Ctrl-C: 128 + SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of the process.
+    """Run a command line, by default that of the process, and return the exit status.
 
-    Returns:
-        The exit status: 0 after success; 1 if the verb failed, with one line on stderr; 130 after Ctrl-C.
-
-    Raises:
-        SystemExit: raised by argparse, with 2 for a usage error, and 0 for ``--help`` and ``--version``.
+    Errors of the package, of arguments and of the system end in one line on stderr and status 1, Ctrl-C in status 130.
+    argparse raises SystemExit for usage errors, ``--help`` and ``--version``.
     """
     parsed, unknown = _parser().parse_known_args(argv)
     options = vars(parsed)
-    run, debug, of_verb = options.pop("run"), options.pop("debug"), options.pop("parser")
+    run, debug, verb = options.pop("run"), options.pop("debug"), options.pop("parser")
     if unknown:
-        of_verb.error(f"unrecognized arguments: {' '.join(unknown)}")
+        verb.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(run(**options))
     except KeyboardInterrupt:
@@ -46,38 +44,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _calls(module: str, function: str) -> Callable[..., int]:
+    """Return a function that imports a function of the tools and calls it."""
+
+    def run(**options: Any) -> int:
+        with _needs_extra():
+            return int(getattr(importlib.import_module(f".{module}", __package__), function)(**options))
+
+    return run
+
+
 def _make_dataset(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "make-dataset",
         _run_make_dataset,
-        "write photographs to try things with",
-        "Makes a folder for torchvision.datasets.ImageFolder. The pictures are painted:\n"
-        "textures, light and noise that compress, weigh and decode as photographs do, and\n"
-        "classes that a network learns in a few epochs. The same options give the same\n"
-        "files. What is there already is kept, and an interrupted set is completed.",
+        "write synthetic photographs to experiment with",
+        "Creates a folder for torchvision.datasets.ImageFolder. The textures, light and noise\n"
+        "of the pictures compress and decode like photographs, and networks learn the classes\n"
+        "in a few epochs. The same options give the same files. Existing files are kept, and\n"
+        "an interrupted dataset is completed.",
         "proxyloader make-dataset /tmp/photos --images 4096 --size 500x375",
     )
-    _option(parser, "folder", "DIR", Path, "where to; made if it is missing")
-    _option(parser, "--images", "N", int, "how many", 1024)
-    size_help = (
-        "of most of them, in pixels; some are upright, square, larger or smaller (default: 500x375: about 105 KB)"
-    )
+    _option(parser, "folder", "DIR", Path, "folder of the dataset; created if it is missing")
+    _option(parser, "--images", "N", int, "number of photographs", 1024)
+    size_help = "size of most photographs in pixels; others are upright, square, larger or smaller (default: 500x375)"
     _option(parser, "--size", "WxH", _size, size_help, (500, 375))
-    _option(parser, "--classes", "N", int, "how many", 10)
-    _option(parser, "--seed", "N", int, "of all that is random", 0)
-    _option(parser, "--progressive", "SHARE", float, "of them that are progressive JPEGs, 0 to 1", 0.0)
-    _option(parser, "--processes", "N", int, "that write them (default: one for each core, or fewer)")
+    _option(parser, "--classes", "N", int, "number of classes", 10)
+    _option(parser, "--seed", "N", int, "seed of all random numbers", 0)
+    _option(parser, "--progressive", "SHARE", float, "share of progressive JPEGs, 0 to 1", 0.0)
+    _option(parser, "--processes", "N", int, "number of processes (default: one per core, or fewer)")
 
 
 def _run_make_dataset(folder: Path, **options: Any) -> int:
-    from rich.console import Console
+    from ..make_dataset import make_dataset
 
-    from .synthetic.dataset import make_dataset
-
-    root = make_dataset(folder, **options)
-    sizes = [path.stat().st_size for path in root.glob("class_*/*")]
-    Console(soft_wrap=True).print(f"{root}: {len(sizes):,} images, {sum(sizes) / 1e6:,.1f} MB", markup=False)
+    sizes = [path.stat().st_size for path in make_dataset(folder, **options).glob("class_*/*")]
+    print(f"{folder}: {len(sizes):,} images, {sum(sizes) / 1e6:,.1f} MB")
     return 0
 
 
@@ -112,129 +115,87 @@ def _demo(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "demo",
-        _run_demo,
+        _calls("demo", "demo"),
         "compare this loader with torch's on this machine",
-        "Both loaders go over the same photographs under the same seed. It prints both\n"
-        "speeds and how far the pixels are apart, draws the same batch of both on a contact\n"
-        "sheet, and trains a ResNet-18 for a few steps. It takes about a minute on two\n"
-        "cores. Exit status 1: the batches differ by more than is promised.",
+        "Runs both loaders over the same photographs with the same seed. Prints their speeds\n"
+        "and how much their pixels differ, writes a contact sheet of one batch of both, and\n"
+        "trains a ResNet-18 for a few steps. Takes about a minute on two cores.\n\n"
+        "Exit status 1: the batches differ by more than documented.",
         "proxyloader demo\n  proxyloader demo --data /data/imagenet/train --images 8192 --workers 8",
     )
     _option(parser, "--data", "DIR", Path, DATA_HELP)
-    _option(parser, "--images", "N", int, "how many to make, or to use of DIR", 768)
-    _option(parser, "--batch-size", "N", int, "images in a batch (default: 256 with a GPU, 64 without)")
-    _option(parser, "--workers", "N", int, "of each loader (default: one for each core, at most 16)")
+    _option(parser, "--images", "N", int, "number of images to create, or to use from DIR", 768)
+    _option(parser, "--batch-size", "N", int, "images per batch (default: 256 with a GPU, 64 without)")
+    _option(parser, "--workers", "N", int, "workers of each loader (default: one per core, at most 16)")
     _option(parser, "--device", "DEVICE", _device, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
-    _option(parser, "--steps", "N", int, "of the training, 0 for none", 30)
+    _option(parser, "--steps", "N", int, "training steps, 0 for none", 30)
     _option(parser, "--out", "PNG", Path, "the contact sheet (default: demo.png in ~/.cache/proxyloader)")
-
-
-def _run_demo(**options: Any) -> int:
-    from .demo import demo
-
-    return 0 if demo(**options) else 1
 
 
 def _explain(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "explain",
-        _run_explain,
-        "say what becomes of a torchvision transform",
-        "Prints a table of its parts: which random numbers are drawn for each image, and by\n"
-        "which function; the DALI operators that do the work; and how far the pixels may be\n"
-        "from torchvision's. Where a part is refused, it says why and what to do instead.\n"
-        "Exit status 1: something is refused. A loader leaves it to the workers then, unless\n"
-        "unsupported='raise'.",
+        _calls("explain", "explain_named"),
+        "show how a torchvision transform is translated",
+        "Prints for each part the random numbers that are drawn for each image, the function\n"
+        "that draws them, the DALI operators, and the maximum difference from torchvision's\n"
+        "pixels. For parts that are not translated, it prints the reason and an alternative.\n\n"
+        "Exit status 1: a part is not translated. Loaders leave it to the workers then,\n"
+        "unless unsupported='raise'.",
         "proxyloader explain resnet50\n"
         "  proxyloader explain ResNet50_Weights.IMAGENET1K_V2\n"
         "  proxyloader explain train:transform",
     )
-    _option(
-        parser,
-        "name",
-        "NAME",
-        str,
-        "module:attribute of a transform, or of a function or class that makes one without arguments, looked for as "
-        "python -m would from here. It must be at module level, not below if __name__ == '__main__'. Or weights of "
-        "torchvision, or a model for its default weights (nothing is downloaded)",
+    name_help = (
+        "module:attribute of a transform, or of a function or class that returns one when called without arguments, "
+        "importable from here. It must be at module level, not below if __name__ == '__main__'. Or torchvision "
+        "weights, or a model for its default weights (nothing is downloaded)"
     )
-
-
-def _run_explain(name: str) -> int:
-    from rich.console import Console
-
-    from .explain import explain, find
-
-    explanation = explain(find(name))
-    Console().print(explanation)
-    return 1 if explanation.refused else 0
+    _option(parser, "name", "NAME", str, name_help)
 
 
 def _doctor(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "doctor",
-        _run_doctor,
+        _calls("doctor", "doctor"),
         "examine this machine and the installed packages",
-        "Looks at the driver, torch, torchvision, DALI and nvImageCodec, and whether they\n"
-        "fit; at the GPUs; at /dev/shm, limits, cores and NUMA. It decodes known pictures of\n"
-        "each format with each decoder, and compares the pixels. What may crash or hang runs\n"
-        "in a process of its own with a time limit. Each line that is not ok says what to do.\n\n"
-        "Exit status 1: a line says fail. It is 0 if lines say warn.",
+        "Checks the driver, torch, torchvision, DALI and nvImageCodec and whether they fit\n"
+        "together, the GPUs, /dev/shm, limits, cores and NUMA. Decodes known pictures of each\n"
+        "format with each decoder, and compares the pixels with Pillow's. Whatever may crash\n"
+        "or hang runs in a child process with a time limit. Each problem comes with a remedy.\n\n"
+        "Exit status 1: a check failed. Warnings leave it at 0.",
         "proxyloader doctor\n  proxyloader doctor --json",
     )
-    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, as for a bug report")
-    _option(parser, "--limit", "S", float, "seconds that each process may take", 120.0)
-
-
-def _run_doctor(as_json: bool, limit: float) -> int:
-    from .doctor.command import doctor
-
-    return 0 if doctor(as_json, limit) else 1
-
-
-DIAGNOSE_HELP = (
-    "Runs a training script, and measures the loop over its largest DataLoader, torch's\n"
-    "or proxyloader's: the loop as it is, its step alone with one batch again and again,\n"
-    "the loader alone, and the other of the two loaders over the same samples. Then the\n"
-    "script is ended. The report says what bounds the run (input, disk, model, the CPU of\n"
-    "the loop, or the cores), what either loader gives, and under which conditions\n"
-    "proxyloader wins and does not, with the figures. Arguments of the loader that were\n"
-    "tried and gained 5 % or more are suggested.\n\n"
-    "Options come before the script: what stands behind it is given to the script. It\n"
-    "trains for some hundred steps, and writes what it always writes. It must be one\n"
-    "process, without torchrun. In a loop of your own, use proxyloader.diagnosis(loader).\n"
-    "It needs psutil and matplotlib: pip install 'proxyloader[bench]', or, in a clone,\n"
-    "pip install -e '.[bench]'.\n\n"
-    "Exit status: that of the script, if it ends before all is measured; 1 if it ends\n"
-    "well and no loop was diagnosed."
-)
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, for bug reports")
+    _option(parser, "--limit", "S", float, "seconds that each child process may take", 120.0)
 
 
 def _diagnose(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "diagnose",
-        _run_diagnose,
-        "say what bounds a training, and whether this loader is worth it",
-        DIAGNOSE_HELP,
+        _calls("diagnose.command", "diagnose_script"),
+        "measure what bounds a training, and what this loader gains there",
+        "Runs a training script and measures the loop over its largest DataLoader, torch's or\n"
+        "proxyloader's: the loop as it is, its step alone with one batch again and again, the\n"
+        "loader alone, the other loader over the same samples, and other numbers of workers.\n"
+        "Then it ends the script and reports what bounds the training (input, disk, model,\n"
+        "CPU of the loop, or cores) and the speed with each loader.\n\n"
+        "Options precede the script: what follows it is passed to the script. It trains for\n"
+        "some hundred steps, and must be a single process, without torchrun. In a loop of\n"
+        "your own, use proxyloader.diagnosis(loader). Requires psutil, and matplotlib for\n"
+        "plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
+        "Exit status: that of the script if it fails; 1 if no loop was measured.",
         "proxyloader diagnose train.py --batch-size 256\n"
-        "  proxyloader diagnose --seconds 120 --html report.html train.py --epochs 90",
+        "  proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90",
     )
-    _option(parser, "--seconds", "S", float, "about how long to measure", 60.0)
-    _option(parser, "--json", "FILE", Path, "write all figures and sentences to this file", dest="json_file")
-    _option(parser, "--html", "FILE", Path, "write a page with plots to this file", dest="html_file")
+    _option(parser, "--seconds", "S", float, "approximate duration of the measurement", 60.0)
+    _option(parser, "--json", "FILE", Path, "write the report with all figures to this file", dest="json_file")
+    _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
     _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
-
-
-def _run_diagnose(**options: Any) -> int:
-    with _needs_extra():
-        from .diagnose.command import diagnose_script
-
-        diagnose_script(**options)
-    return 0
 
 
 DATA_HELP = "an ImageFolder of your own (default: photographs made once, and kept)"
@@ -357,8 +318,7 @@ def _parser() -> Parser:
 
 
 def _verb(verbs: Any, name: str, run: Callable[..., int], summary: str, text: str, example: str) -> Parser:
-    """Declare a verb, whose help has the ``summary``, the ``text`` and the command lines of ``example``. ``run`` takes
-    the parsed options and returns the exit status."""
+    """Declare a verb. ``run`` takes the parsed options and returns the exit status."""
     parser: Parser = verbs.add_parser(
         name,
         help=summary,
@@ -374,7 +334,7 @@ def _verb(verbs: Any, name: str, run: Callable[..., int], summary: str, text: st
 def _option(
     parser: Parser, name: str, metavar: str, type: Callable[[str], Any], text: str, default: Any = None, **more: Any
 ) -> None:
-    """Declare an option. Its help ends with the default, unless there is none or the text has its own words for it."""
+    """Declare an option. Its help ends with the default, unless there is none or the text describes it."""
     shown = "" if default in (None, []) or "(default: " in text else "(default: %(default)s)"
     parser.add_argument(name, metavar=metavar, type=type, default=default, help=f"{text} {shown}".strip(), **more)
 
@@ -390,14 +350,14 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 def _size(text: str) -> tuple[int, int]:
     if not re.fullmatch(r"\d+x\d+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a width and a height in pixels, such as 500x375")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in pixels such as 500x375")
     width, height = map(int, text.split("x"))
     return width, height
 
 
 def _device(text: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not cuda, cuda:N or cpu")
+        raise argparse.ArgumentTypeError(f"{text!r} must be cuda, cuda:N or cpu")
     return text
 
 

@@ -1,7 +1,7 @@
-"""``proxyloader demo``: a comparison of this loader and torch's on this machine.
+"""``proxyloader demo``: compare this loader and torch's on this machine.
 
-Both loaders load the same images under the same seed. Their batches are compared, their speeds are measured, and the
-same batch of both is drawn on a contact sheet. Then a small network is trained for a few steps.
+Both load the same images with the same seed. The demo compares their batches, measures their speeds, writes a contact
+sheet of the same batch of both, and trains a small network for a few steps.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 from rich.text import Text
 from torch.nn.functional import cross_entropy
@@ -28,68 +26,21 @@ from torchvision.models import resnet18
 
 from .._cores import usable_cores
 from ..loader.dataloader import DataLoader
+from ..make_dataset import make_dataset
 from .bench.config import CROP_PX, MEAN, STD, transform_with
-from .contact_sheet import contact_sheet
 from .files import check_can_be_written, photographs_of, writable_cache_folder
 from .processes import ProgressBar
-from .synthetic.dataset import make_dataset
 
 SEED = 0
 TIMED_EPOCHS = 3
 COMPARED_IMAGES = 512
 PROMISED_MEAN, PROMISED_PERCENTILE = 0.5, 2.0
-"""Bounds of the difference of a batch from the stock loader's, in levels of 255: mean and 99.9th percentile."""
+"""Bounds of the difference between batches, in levels of 255: mean and 99.9th percentile."""
 SHEET_COLUMNS = 8
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Images (N, 3, H, W) and labels (N,)."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The settings of both loaders, and the number of images of the ImageFolder ``root`` that they load."""
-
-    root: Path
-    images: int
-    batch_size: int
-    workers: int
-    device: torch.device
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    def loader_arguments(self) -> dict[str, Any]:
-        return {"shuffle": True, "num_workers": self.workers, "persistent_workers": self.workers > 0}
+GAIN = 32
+"""Factor by which the contact sheet amplifies differences."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Differences between the batches of two loaders, in levels of 255. Each number is that of the worst batch."""
-
-    images: int
-    labels_equal: bool
-    mean: float
-    percentile: float
-    largest: float
-
-    @property
-    def is_as_promised(self) -> bool:
-        return self.labels_equal and self.mean <= PROMISED_MEAN and self.percentile <= PROMISED_PERCENTILE
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Let torch use one thread, as in its workers. On busy cores, several threads of a small operation mostly wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@_one_torch_thread()
 def demo(
     *,
     data: Path | None = None,
@@ -99,127 +50,120 @@ def demo(
     device: str | None = None,
     steps: int = 30,
     out: Path | None = None,
-) -> bool:
-    """Compare both loaders, measure their speeds, train a network, and print the results. ``proxyloader demo --help``
-    explains the arguments and their defaults.
-
-    Returns:
-        Whether the differences between the batches are within the promised bounds.
-    """
-    _check_counts(images=(images, 1), batch_size=(batch_size, 1), workers=(workers, 0), steps=(steps, 0))
-    chosen = _device(device)
+) -> int:
+    """Run the demo and return the exit status: 1 if batches differ by more than documented. ``proxyloader demo
+    --help`` explains the arguments."""
+    limits = (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0), ("steps", steps, 0))
+    for name, value, least in limits:
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"device {device} is not available: torch sees {count} CUDA device(s)")
     sheet = out or writable_cache_folder() / "demo.png"
-    if not sheet.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{sheet}: its folder does not exist")
     check_can_be_written(sheet)
     root = data or make_dataset(photographs_of("demo", images), images=images)
-    setup = Setup(
-        root=root,
-        images=min(images, len(ImageFolder(str(root)))),
-        batch_size=batch_size or (256 if chosen.type == "cuda" else 64),
-        workers=min(usable_cores(), 16) if workers is None else workers,
-        device=chosen,
-    )
-    _print("Decoded on", _decoder(setup))
-    _print("Images", f"{setup.images:,} of {setup.root}")
+    images = min(images, len(ImageFolder(str(root))))
+    workers = min(usable_cores(), 16) if workers is None else workers
+    batch_size = batch_size or (256 if chosen.type == "cuda" else 64)
+    options = {"shuffle": True, "num_workers": workers, "persistent_workers": workers > 0}
+    _print("Decoded on", _decoder(chosen))
+    _print("Images", f"{images:,} of {root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
-    counts = f"batch_size={setup.batch_size}, num_workers={setup.workers}"
-    kept = ", persistent_workers=True" if setup.workers else ""
-    _print("Both loaders", f"{counts}{kept}, shuffle=True, the same seed")
-    as_promised, theirs, ours = _measure(setup)
-    contact_sheet(theirs, ours).save(sheet, "PNG")
-    _print("Contact sheet", str(sheet))
-    if steps:
-        _train(setup, steps)
+    kept = ", persistent_workers=True" * (workers > 0)
+    _print("Both loaders", f"batch_size={batch_size}, num_workers={workers}{kept}, shuffle=True, the same seed")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in torch's workers: threads of small operations mostly wait for each other
+    try:
+        as_promised = _compare(_dataset(root, images), batch_size, chosen, sheet, options)
+        if steps:
+            _train(root, images, batch_size, chosen, steps, options)
+    finally:
+        torch.set_num_threads(threads)
     _print("Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
+    return 0 if as_promised else 1
+
+
+def _print(title: str, text: str, style: str = "") -> None:
+    Console(highlight=False, soft_wrap=True).print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
+
+
+def _decoder(device: torch.device) -> str:
+    cpu = f"CPU ({usable_cores()} cores)"
+    if not all(importlib.util.find_spec(name) for name in ("nvidia", "nvidia.dali")):
+        return f"{cpu}, by Pillow: NVIDIA DALI is not installed, so proxyloader.DataLoader is torch's own loader here"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu}; with a GPU, images decode there"
+
+
+def _dataset(root: Path, images: int, crop_px: int = CROP_PX) -> Any:
+    """Return a random subset of an ImageFolder."""
+    folder = ImageFolder(str(root), transform_with(crop_px=crop_px))
+    order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
+    return Subset(folder, order[:images].tolist())
+
+
+def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, options: dict[str, Any]) -> bool:
+    """Compare both loaders, print their speeds and differences, and return whether those are as documented."""
+    # With many workers, one pass over few images would end before all of them are busy.
+    dataset: Any = ConcatDataset([subset] * min(max(options["num_workers"] // 2, 1), 8))
+    arguments = {"batch_size": batch_size, "pin_memory": device.type == "cuda", **options}
+    loaders = [StockLoader(dataset, **arguments), DataLoader(dataset, device=device, **arguments)]
+    bar = ProgressBar(total=2 * (1 + TIMED_EPOCHS) * len(dataset), desc="both loaders", leave=False, disable=None)
+
+    def epoch(loader: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        torch.manual_seed(seed)
+        for images, labels in loader:
+            bar.update(len(labels))
+            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+    def speed(loader: Any, seed: int) -> float:
+        begin_s = time.perf_counter()
+        count = sum(len(labels) for _, labels in epoch(loader, seed))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return count / (time.perf_counter() - begin_s)
+
+    with bar:
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        try:
+            for images, labels in epoch(loaders[0], SEED):
+                if len(kept) * batch_size < COMPARED_IMAGES:
+                    kept.append((_levels(images).round().to(torch.uint8), labels))  # exact, as the files have 8 bits
+        except (OSError, Image.DecompressionBombError):
+            for _ in epoch(loaders[1], SEED):  # whose error names the file
+                pass
+            raise
+        count, labels_equal, worst = 0, True, torch.zeros(3)
+        for number, (images, labels) in enumerate(epoch(loaders[1], SEED)):
+            if number < len(kept):
+                levels = _levels(images)
+                difference = (levels - kept[number][0]).abs().flatten()
+                high = difference.kthvalue(max(1, int(0.999 * len(difference)))).values
+                worst = torch.maximum(worst, torch.stack([difference.mean(), high, difference.max()]).cpu())
+                labels_equal, count = labels_equal and torch.equal(labels, kept[number][1]), count + len(labels)
+                if number == 0:
+                    _contact_sheet(kept[0][0][:SHEET_COLUMNS], levels[:SHEET_COLUMNS]).save(sheet, "PNG")
+        speeds = [[speed(loader, seed) for loader in loaders] for seed in range(TIMED_EPOCHS)]
+    stock, ours = (sorted(each) for each in zip(*speeds))
+    ratio = statistics.median(ours) / statistics.median(stock)
+    _print("Speed", f"{_in_words(stock)} torch.utils.data.DataLoader")
+    _print("", f"{_in_words(ours)} proxyloader.DataLoader, {ratio:.1f} times as fast")
+    _print("", f"medians of {TIMED_EPOCHS} epochs (slowest to fastest), in turns, after one to warm up", "dim")
+    _print("Labels", f"{'all equal' if labels_equal else 'NOT EQUAL'}; {count:,} images compared")
+    mean, percentile, largest = worst.tolist()
+    off = f"{mean:.2f} in the mean, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
+    _print("Pixels", f"differ by {off} (worst batch)")
+    as_promised = labels_equal and mean <= PROMISED_MEAN and percentile <= PROMISED_PERCENTILE
+    if not as_promised:
+        promise = f"equal labels, and at most {PROMISED_MEAN} in the mean and {PROMISED_PERCENTILE} at the percentile"
+        _print("FAILED", f"documented are {promise}. Please report this, with all of the above", "bold red")
+    _print("Contact sheet", str(sheet))
     return as_promised
 
 
-def _check_counts(**counts: tuple[int | None, int]) -> None:
-    """Raise ValueError if a number, given as (value, minimum), is below its minimum. None is allowed."""
-    for name, (value, least) in counts.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value}: must be {least} or more")
-
-
-def _device(asked: str | None) -> torch.device:
-    device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device={asked}: torch sees {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def _dataset(setup: Setup, crop_px: int = CROP_PX) -> Any:
-    """Return the dataset, or a random subset of it if fewer images are to be used."""
-    folder = ImageFolder(str(setup.root), transform_with(crop_px=crop_px))
-    order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
-    return Subset(folder, order[: setup.images].tolist())
-
-
-def _measure(setup: Setup) -> tuple[bool, torch.Tensor, torch.Tensor]:
-    """Compare both loaders, measure their speeds, and print that.
-
-    Returns:
-        Whether the batches are as promised, and the first images of torch's loader and ours for ``contact_sheet``.
-    """
-    # With many workers, one pass over few images would end before all workers are busy.
-    dataset: Any = ConcatDataset([_dataset(setup)] * min(max(setup.workers // 2, 1), 8))
-    arguments = {"batch_size": setup.batch_size, "pin_memory": setup.on_gpu, **setup.loader_arguments()}
-    with _bar("both loaders", 2 * (1 + TIMED_EPOCHS) * len(dataset), "image") as bar:
-        stock = _Runner(StockLoader(dataset, **arguments), setup.device, bar)
-        ours = _Runner(DataLoader(dataset, device=setup.device, **arguments), setup.device, bar)
-        comparison, their_images, our_images = _compare(stock, ours)
-        speeds = [(stock.images_per_s(seed), ours.images_per_s(seed)) for seed in range(TIMED_EPOCHS)]
-    _print_speeds(*zip(*speeds))
-    _print_comparison(comparison)
-    return comparison.is_as_promised, their_images, our_images
-
-
-@dataclass(frozen=True)
-class _Runner:
-    """Iterates over whole epochs of a loader, with the batches on the device."""
-
-    loader: Any
-    device: torch.device
-    bar: ProgressBar
-
-    def epoch(self, seed: int) -> Iterator[Batch]:
-        torch.manual_seed(seed)
-        for images, labels in self.loader:
-            self.bar.update(len(labels))
-            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-
-    def images_per_s(self, seed: int) -> float:
-        start = time.perf_counter()
-        images = sum(len(labels) for _, labels in self.epoch(seed))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return images / (time.perf_counter() - start)
-
-
-def _compare(stock: _Runner, ours: _Runner) -> tuple[Comparison, torch.Tensor, torch.Tensor]:
-    """Run both loaders' first epoch, which also warms them up. Return the differences between the batches, and the
-    first images of both loaders in levels of 255."""
-    kept: list[Batch] = []
-    try:
-        for images, labels in stock.epoch(SEED):
-            if sum(len(labels) for _, labels in kept) < COMPARED_IMAGES:
-                # The images of the stock loader have 8 bits, so this conversion is exact.
-                kept.append((_levels(images).round().to(torch.uint8), labels))
-    except (OSError, Image.DecompressionBombError):
-        for _ in ours.epoch(SEED):  # the error of this loader names the file
-            pass
-        raise
-    compared = []
-    for number, (images, labels) in enumerate(ours.epoch(SEED)):
-        if number == 0:
-            our_images = _levels(images[:SHEET_COLUMNS])
-        if number < len(kept):
-            compared.append(_difference((_levels(images), labels), kept[number]))
-    worst = (max(getattr(each, name) for each in compared) for name in ("mean", "percentile", "largest"))
-    images_compared = sum(each.images for each in compared)
-    comparison = Comparison(images_compared, all(each.labels_equal for each in compared), *worst)
-    return comparison, kept[0][0][:SHEET_COLUMNS], our_images
+def _in_words(speeds: list[float]) -> str:
+    spread = f"({speeds[0]:,.0f} to {speeds[-1]:,.0f})"
+    return f"{statistics.median(speeds):>6,.0f} images/s {spread:<18}"
 
 
 def _levels(images: torch.Tensor) -> torch.Tensor:
@@ -228,82 +172,50 @@ def _levels(images: torch.Tensor) -> torch.Tensor:
     return (images * std + mean) * 255
 
 
-def _difference(ours: Batch, theirs: Batch) -> Comparison:
-    levels = (ours[0] - theirs[0]).abs().flatten()
-    return Comparison(
-        images=len(ours[0]),
-        labels_equal=torch.equal(ours[1], theirs[1]),
-        mean=levels.mean().item(),
-        percentile=levels.kthvalue(max(1, int(0.999 * len(levels)))).values.item(),
-        largest=levels.max().item(),
-    )
+def _contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
+    """Return a picture of three rows with captions: the images of torch's loader, of this one, and the differences.
+
+    Args:
+        theirs, ours: (N, 3, H, W), 0 to 255.
+    """
+    theirs, ours = theirs.float().cpu(), ours.cpu()
+    difference = (ours - theirs).abs()
+    rows = {
+        "torch.utils.data.DataLoader": theirs,
+        "proxyloader.DataLoader: the same batch": ours,
+        f"Difference, {GAIN} times as bright (at most {difference.max():.0f} of 255 levels)": difference * GAIN,
+    }
+    margin, gap, caption, (count, _, height, width) = 24, 6, 44, theirs.shape
+    font = ImageFont.load_default(size=22)
+    across = max(count * (width + gap) - gap, *(int(font.getlength(title)) for title in rows))
+    sheet = Image.new("RGB", (across + 2 * margin, len(rows) * (caption + height) + margin), "white")
+    for row, (title, images) in enumerate(rows.items()):
+        top = row * (caption + height) + caption
+        ImageDraw.Draw(sheet).text((margin, top - 12), title, "black", font, anchor="ls")
+        for column, image in enumerate(images.round().clamp(0, 255).to(torch.uint8)):
+            sheet.paste(Image.fromarray(image.permute(1, 2, 0).numpy()), (margin + column * (width + gap), top))
+    return sheet
 
 
-def _train(setup: Setup, steps: int) -> list[float]:
-    """Train a ResNet-18, and print and return its losses. Without a GPU the crops are small, so that it takes only
-    seconds."""
-    crop_px, batch_size = (CROP_PX, setup.batch_size) if setup.on_gpu else (64, min(setup.batch_size, 32))
+def _train(root: Path, images: int, batch_size: int, device: torch.device, steps: int, options: dict[str, Any]) -> None:
+    """Train a ResNet-18, and print its loss. Without a GPU the crops are small, so that it takes only seconds."""
+    on_gpu = device.type == "cuda"
+    crop_px, batch_size = (CROP_PX, batch_size) if on_gpu else (64, min(batch_size, 32))
     torch.manual_seed(SEED)
-    loader: DataLoader[Any] = DataLoader(
-        _dataset(setup, crop_px), batch_size, device=setup.device, **setup.loader_arguments()
-    )
-    model = resnet18(num_classes=len(ImageFolder(str(setup.root)).classes)).to(setup.device)
+    loader: Any = DataLoader(_dataset(root, images, crop_px), batch_size, device=device, **options)
+    model = resnet18(num_classes=len(ImageFolder(str(root)).classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses: list[float] = []
-    with _bar("training", steps, "step") as bar:
-        for images, labels in islice(chain.from_iterable(repeat(loader)), steps):
-            images, labels = images.to(setup.device), labels.to(setup.device)
-            with torch.autocast(setup.device.type, torch.bfloat16, enabled=setup.on_gpu):
-                loss = cross_entropy(model(images), labels)
+    with ProgressBar(total=steps, desc="training", unit="step", leave=False, disable=None) as bar:
+        for pixels, labels in islice(chain.from_iterable(repeat(loader)), steps):
+            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+                loss = cross_entropy(model(pixels.to(device)), labels.to(device))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
             optimizer.step()
             losses.append(loss.item())
-            bar.set_postfix_str(f"loss {losses[-1]:.2f}", refresh=False)
             bar.update()
     few = min(5, (steps + 1) // 2)
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
     loss_fell = f"loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
     _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {loss_fell}")
-    return losses
-
-
-def _bar(title: str, total: int, unit: str) -> ProgressBar:
-    return ProgressBar(total=total, desc=title, unit=unit, leave=False, disable=None)
-
-
-def _print(title: str, text: str, style: str = "") -> None:
-    Console(highlight=False, soft_wrap=True).print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
-
-
-def _decoder(setup: Setup) -> str:
-    cpu = f"CPU ({usable_cores()} cores)"
-    if not all(importlib.util.find_spec(name) for name in ("nvidia", "nvidia.dali")):
-        return (
-            f"{cpu}, by Pillow: NVIDIA DALI is not installed, so that proxyloader.DataLoader is torch's own loader here"
-        )
-    if setup.on_gpu:
-        return torch.cuda.get_device_name(setup.device)
-    return f"{cpu}; on a GPU it would be decoded there"
-
-
-def _print_speeds(stock: Sequence[float], ours: Sequence[float]) -> None:
-    ratio = statistics.median(ours) / statistics.median(stock)
-    _print("Speed", f"{_speed(stock)} torch.utils.data.DataLoader")
-    _print("", f"{_speed(ours)} proxyloader.DataLoader, {ratio:.1f} times as fast")
-    _print("", f"medians of {TIMED_EPOCHS} epochs (slowest to fastest), in turns, after one to warm up", "dim")
-
-
-def _speed(images_per_s: Sequence[float]) -> str:
-    spread = f"({min(images_per_s):,.0f} to {max(images_per_s):,.0f})"
-    return f"{statistics.median(images_per_s):>6,.0f} images/s {spread:<18}"
-
-
-def _print_comparison(comparison: Comparison) -> None:
-    equal = "all equal" if comparison.labels_equal else "NOT EQUAL"
-    _print("Labels", f"{equal}; {comparison.images:,} images compared")
-    levels = f"{comparison.mean:.2f} in the mean, {comparison.percentile:.1f} at the 99.9th percentile"
-    _print("Pixels", f"differ by {levels}, {comparison.largest:.0f} at most, of 255 levels (worst batch)")
-    if not comparison.is_as_promised:
-        promise = f"equal labels, and at most {PROMISED_MEAN} in the mean and {PROMISED_PERCENTILE} at the percentile"
-        _print("FAILED", f"promised are {promise}. Please report this, with all of the above", "bold red")

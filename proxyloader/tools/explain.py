@@ -1,4 +1,4 @@
-"""Explain each part of a transform: its random numbers, its DALI operators, and its closeness to torchvision."""
+"""``explain``: the random numbers, DALI operators and accuracy of each part of a transform."""
 
 from __future__ import annotations
 
@@ -25,14 +25,8 @@ from ..transforms.nested import find_nested
 from ..transforms.plan import EXACT, Branch, ConstantParams, Step, Tolerance, iter_steps, plan_of
 from ..transforms.registry import Part, is_holder, translate
 
-WIDTH = 120
-"""Width of ``str(explanation)``, in characters."""
-
-LONGEST_POSITION = 24
-"""Maximum length of a position that is shown in one line, in characters."""
-
 LONGEST = 120
-"""Maximum length of the ``repr`` of a transform, in characters."""
+"""Maximum length of the ``repr`` of a transform, and width of ``str(explanation)``, in characters."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +34,12 @@ class Row:
     """Translation of one transform.
 
     Attributes:
-        position: position of the transform, such as ``transform.transforms[1]``. The last row is ``output``, and exists
-            only if no transform is refused.
-        transform: ``repr`` of the transform, in one line.
-        drawn: the random numbers of each image, and the function of torchvision, torch or Python that draws them.
-        operators: the DALI operators that it adds to the graph, by their names in ``fn``. If it adds none, later
-            operators do its work, if there is any. None: not known, as DALI is not installed.
-        closeness: bound of the difference from torchvision's pixels, in levels of 255.
-        refusal: why it is not translated, and what to do instead; "" if it is translated. Later rows are computed as if
-            it were left out.
+        position: such as ``transform.transforms[1]``. The last row is ``output``, if the whole transform is translated.
+        transform: its ``repr`` in one line.
+        drawn: the random numbers of each image, and the function that draws them.
+        operators: names in ``fn`` of the DALI operators that it adds to the graph. None: unknown, without DALI.
+        closeness: maximum difference from torchvision's pixels, in levels of 255.
+        refusal: why it is not translated, and an alternative; "" if it is. Later rows are computed as if without it.
     """
 
     position: str
@@ -61,14 +52,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Translation of all parts of a transform, in the order in which they are applied.
-
-    ``str()`` returns a table that is 120 characters wide.
+    """Translation of all parts of a transform, in the order of their application. ``str()`` returns a table.
 
     Attributes:
         rows: one row for each part.
-        slow_on_cpu: whether the loader leaves the whole transform to torchvision without a GPU, as that is faster.
-        holder: name of the class of an object that holds transforms and calls them in its own code, or "".
+        slow_on_cpu: whether loaders without a GPU leave the whole transform to torchvision, which is faster there.
+        holder: class name of an object that calls the transforms itself, or "".
     """
 
     rows: tuple[Row, ...]
@@ -77,41 +66,42 @@ class Explanation:
 
     @property
     def refused(self) -> tuple[Row, ...]:
-        """The rows of parts that are refused. If there are none, the transform is translated."""
+        """The rows of parts that are not translated."""
         return tuple(row for row in self.rows if row.refusal)
 
     def __rich__(self) -> Table:
         table = Table(caption=self._caption(), caption_justify="left", show_header=False)
-        table.add_column(max_width=LONGEST_POSITION, overflow="fold", style="dim")
+        table.add_column(max_width=24, overflow="fold", style="dim")
         table.add_column(ratio=1, overflow="fold")
         for row in self.rows:
             table.add_row(row.position, Text(row.transform, "bold"))
             if row.refusal:
                 table.add_row("", Text(f"not translated: {row.refusal}", "red"), end_section=True)
                 continue
-            names = ("not known: DALI is missing",) if row.operators is None else row.operators
+            operators = "unknown: DALI is missing" if row.operators is None else ", ".join(row.operators)
             table.add_row("drawn for each image", Text(row.drawn or "nothing"))
-            table.add_row("DALI operators", Text(", ".join(names) or "none of its own"))
+            table.add_row("DALI operators", Text(operators or "none of its own"))
             table.add_row("off, in levels of 255", Text(row.closeness), end_section=True)
         return table
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=WIDTH, color_system=None).print(self)
+        Console(file=text, width=LONGEST, color_system=None).print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
     def _caption(self) -> str:
-        if not self.refused:
-            on_cpu = " (Without a GPU torchvision does all of it, in the workers: it is faster at some of this there.)"
-            views = f" {self.holder} says how often it is called; each time gives an image." if self.holder else ""
-            return "It is translated." + views + (on_cpu if self.slow_on_cpu else "")
         if [row.transform for row in self.refused] == ["None"]:
-            return "There is none: DataLoader loads a dataset without a transform as torch.utils.data.DataLoader does."
-        several = f"{len(self.refused)} parts are" if len(self.refused) > 1 else "One part is"
-        return (
-            f"{several} not translated. What uses pixels torchvision does in the workers, with all that comes "
-            "before it. Operations on tensors are recorded. What follows is shown as if without it."
+            return "No transform: DataLoader loads such a dataset as torch.utils.data.DataLoader does."
+        if self.refused:
+            return (
+                f"{len(self.refused)} part(s) are not translated. Those that use pixels run in the workers, with all "
+                "that precedes them. Tensor operations are recorded. Later rows are shown as if without them."
+            )
+        views = f" {self.holder} calls its transforms itself; each call gives an image." if self.holder else ""
+        on_cpu = (
+            " Without a GPU, torchvision runs in the workers, where some parts are faster." if self.slow_on_cpu else ""
         )
+        return f"It is translated.{views}{on_cpu}"
 
 
 def explain(transform: Callable[..., Any]) -> Explanation:
@@ -119,11 +109,11 @@ def explain(transform: Callable[..., Any]) -> Explanation:
 
     Args:
         transform: the ``transform`` of a dataset: a Compose (v1 or v2), which may be nested, a single transform, or an
-            object that holds transforms in its attributes and calls them.
+            object with transforms in its attributes.
 
     Returns:
-        An Explanation with a row for each part. A refused part has a row with the reason and what to do instead, and
-        raises no error.
+        An Explanation with a row for each part. Parts that are not translated have a row with the reason, and raise no
+        error.
     """
     holder = type(transform).__name__ if is_holder(transform) else ""
     held = find_nested(transform) if holder else {"": transform}
@@ -132,8 +122,15 @@ def explain(transform: Callable[..., Any]) -> Explanation:
     return Explanation(tuple(row for whole in wholes for row in _rows_of(whole)), slow, holder)
 
 
+def explain_named(name: str) -> int:
+    """Print the table of a transform by its name, and return the exit status: 1 if a part is not translated."""
+    explanation = explain(find(name))
+    Console().print(explanation)
+    return 1 if explanation.refused else 0
+
+
 def _rows_of(whole: Part) -> Iterator[Row]:
-    """Yield the rows of all parts, and of the output if no part is refused."""
+    """Yield the rows of all parts, and of the output if all are translated."""
     device_id = 0 if torch.cuda.is_available() else None
     parts = list(whole.on_the_way())
     *operators, of_output = _operators([part.steps for part in parts], device_id)
@@ -221,86 +218,63 @@ def _in_one_line(part: Part) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
 
 
-# --- finding a transform by name --------------------------------------------------------------------------------------
-
-
 def find(name: str) -> Any:
-    """Return the transform of a name.
-
-    Args:
-        name: ``module:attribute``, where the attribute is a transform, or a function or class that returns one when
-            called without arguments. Or the name of weights of torchvision, such as
-            ``ResNet50_Weights.IMAGENET1K_V2``. Or a model, such as ``resnet50``, for its default weights. Nothing is
-            downloaded.
+    """Return a transform by name: ``module:attribute``, torchvision weights, or a torchvision model, for its default
+    weights. Nothing is downloaded. An attribute may also be a function or class that returns a transform when it is
+    called without arguments.
 
     Raises:
-        ValueError: the name does not exist, or importing or calling it fails. The error says which.
+        ValueError: the name does not exist, or importing or calling it fails.
     """
-    return _of_module(name) if ":" in name else _of_weights(name)
-
-
-def _of_module(name: str) -> Any:
-    module_name, _, path = name.partition(":")
-    # ./train.py:transform is accepted as well
-    module_name = module_name.removeprefix("./").removesuffix(".py").replace("/", ".")
-    if not module_name.strip(".") or not path:
-        raise ValueError(f"{name!r}: a module and an attribute of it are expected, such as train:transform")
-    if os.getcwd() not in sys.path:  # `python -m` adds it, an installed command does not
+    if ":" not in name:
+        return _of_weights(name)
+    module, _, path = name.partition(":")
+    module = module.removeprefix("./").removesuffix(".py").replace("/", ".")  # ./train.py:transform works as well
+    if not module.strip(".") or not path:
+        raise ValueError(f"name must be module:attribute, such as train:transform, got {name!r}")
+    if os.getcwd() not in sys.path:  # as with python -m
         sys.path.insert(0, os.getcwd())
-    found = _tried(f"importing {module_name!r}", importlib.import_module, module_name)
+    found = _call(f"importing {module!r}", importlib.import_module, module)
     for attribute in path.split("."):
         if not hasattr(found, attribute):
             near = _nearest(attribute, [each for each in dir(found) if not each.startswith("_")])
-            place = (
-                ' It must be at module level, not below `if __name__ == "__main__":`, or a function or class there '
-                "that makes it without arguments"
-            )
-            raise ValueError(
-                f"{name}: there is no {attribute!r} in {module_name!r}. {near}{place * inspect.ismodule(found)}"
-            )
+            place = ' It must be at module level, not below `if __name__ == "__main__":`' * inspect.ismodule(found)
+            raise ValueError(f"{name}: {module!r} has no attribute {attribute!r}.{near}{place}")
         found = getattr(found, attribute)
+    if inspect.ismodule(found):
+        raise ValueError(f"{name} is a module, not a transform. Name one in it, such as {name}.transform")
     if isinstance(found, torchvision.models.WeightsEnum):
         return found.transforms()
-    if inspect.ismodule(found):
-        raise ValueError(f"{name} is a module; a transform in it is expected, such as {name}.transform")
     makes_one = inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial)
-    return _tried(f"calling {path}()", found) if makes_one else found
+    return _call(f"calling {path}()", found) if makes_one else found
 
 
 def _of_weights(name: str) -> Any:
-    if "." in name or name.endswith("_Weights"):
-        cls, _, member = name.partition(".")
-        member = member or "DEFAULT"
-        enums = {
-            each.__name__: each for each in map(torchvision.models.get_model_weights, torchvision.models.list_models())
-        }
-        if cls in enums and member in enums[cls].__members__:
-            return enums[cls][member].transforms()
-        known = [f"{each}.{entry}" for each in enums for entry in enums[each].__members__]
-    else:
-        known = torchvision.models.list_models()
-        if name in known:
-            return torchvision.models.get_model_weights(name).DEFAULT.transforms()
-    raise ValueError(
-        f"torchvision has no weights or model {name!r}. {_nearest(name, known)} "
-        "For a transform of your own: module:attribute, such as train:transform"
-    )
+    models = torchvision.models.list_models()
+    weights: dict[str, Any] = {model: torchvision.models.get_model_weights(model) for model in models}
+    known = {f"{each.__name__}.{entry}": each[entry] for each in weights.values() for entry in each.__members__}
+    defaults = {model: each.DEFAULT for model, each in weights.items()}
+    defaults |= {each.__name__: each.DEFAULT for each in weights.values()}
+    if name in known or name in defaults:
+        return (known | defaults)[name].transforms()
+    near = _nearest(name, [*known] if "." in name or name.endswith("_Weights") else models)
+    raise ValueError(f"torchvision has no model or weights {name!r}.{near} Name your own as module:attribute")
 
 
 def _nearest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3)
-    return f"There is {', '.join(near)}." if near else "Nothing there is spelled alike."
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def _tried(doing: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call code of the user with an empty command line, and raise its errors as ValueError."""
+def _call(doing: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call user code with an empty command line, and raise its errors as ValueError."""
     ours, sys.argv = sys.argv, sys.argv[:1]
     try:
         return call(*arguments)
     except SystemExit as error:
         raise ValueError(
-            f"{doing} ended the program (SystemExit: {error}). What a script does when it is run, its command line "
-            'above all, belongs behind `if __name__ == "__main__":`'
+            f"{doing} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
+            'below `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
         raise ValueError(f"{doing} failed with {type(error).__name__}: {error}") from error

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
-from .._cache_folder import cache_folder
-from .synthetic.dataset import FORMAT
+from ..make_dataset import FORMAT
 
 
 def writable_cache_folder() -> Path:
-    """Return the user's cache folder for this package, or a new temporary folder if that cannot be written."""
+    """Return ``proxyloader`` in ``XDG_CACHE_HOME`` or ``~/.cache``, or a new temporary folder if it is not writable."""
     try:
-        return cache_folder()
-    except OSError:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return Path(tempfile.mkdtemp(prefix="proxyloader-"))
+    return folder
 
 
 def photographs_of(purpose: str, images: int) -> Path:
-    """Return the folder in the cache for photographs that a verb makes once and keeps. Its name has the format of
-    ``make_dataset``, so those of an earlier format are left alone."""
+    """Return the cache folder of the photographs of a verb. Those of other formats have other folders."""
     return writable_cache_folder() / f"{purpose}-v{FORMAT}-{images}"
 
 
 def check_can_be_written(file: Path) -> None:
-    """Raise OSError before long work if its result cannot be written. A file that is there keeps its content."""
-    was_there = file.exists()
+    """Raise OSError before long work if its result cannot be written. An existing file keeps its content."""
+    existed = file.exists()
     file.open("a").close()
-    if not was_there:
+    if not existed:
         file.unlink()

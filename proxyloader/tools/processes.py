@@ -1,4 +1,4 @@
-"""Processes: work that is spread over the cores, and its progress bar. Needs neither torch nor DALI."""
+"""Work that is spread over processes, and its progress bar. Needs neither torch nor DALI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
-    """A tqdm bar without tqdm's monitor thread, which would outlive the bar and make a fork unsafe."""
+    """A tqdm bar without its monitor thread, which would outlive the bar and make forks unsafe."""
 
     monitor_interval = 0
 
@@ -25,38 +25,32 @@ class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
 def in_processes(
     name: str, work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int
 ) -> Iterator[Result]:
-    """Yield ``work(item)`` for each item, in their order, computed by this number of processes.
-
-    With 1, this process computes them.
-
-    Args:
-        name: of the whole work, for messages.
+    """Yield ``work(item)`` for each item, in order. With one process, this one does the work.
 
     Raises:
-        ChildProcessError: a process ended early.
+        ChildProcessError: a process ended early. The message begins with ``name``.
     """
     if processes == 1:
         yield from map(work, items)
         return
-    # Not fork: the calling process may run threads (CUDA, DALI, a DataLoader's), which a fork breaks.
+    # Not fork: this process may run threads of CUDA, DALI or a DataLoader.
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
-            with ctrl_c_held_back():  # for good in the processes, which this one ends
+            with ctrl_c_held_back():
                 results = pool.map(work, items, chunksize=chunk_size)
             yield from results
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                f"{name}: a process ended early. Killed for memory? Or called from a script without "
-                '`if __name__ == "__main__":`, or from stdin? Then use processes=1'
+                f"{name}: a process ended early. Was it killed for memory? Scripts need "
+                '`if __name__ == "__main__":`; from stdin, use processes=1'
             ) from error
         finally:
-            pool.shutdown(cancel_futures=True)  # else an interrupt waits for all that is still to be done
+            pool.shutdown(cancel_futures=True)  # otherwise Ctrl-C waits for all pending work
 
 
 @contextmanager
 def ctrl_c_held_back() -> Iterator[None]:
-    """Delay Ctrl-C in this process, and block it for good in processes that are started meanwhile, as a terminal sends
-    it to all of its processes."""
+    """Delay Ctrl-C in this process, and block it in processes that are started meanwhile, which this one ends."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -17,7 +17,7 @@ from torchvision.datasets.folder import default_loader
 
 from proxyloader import EncodedImage, ImageError, InputError
 from proxyloader.data import encoded_image
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 
 from ..odd_formats import ODD_FORMATS
 from ..outcomes import raises

@@ -18,7 +18,7 @@ from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import JpegHeader, checks, damage_of, read_jpeg_header, read_scans
 from proxyloader.errors import PipelineError
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 from proxyloader.transforms.registry import plan_for
 
 from ..hostile_jpegs import HOSTILE_JPEGS

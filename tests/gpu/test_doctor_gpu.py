@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from ..installations import environment
-from ..tools.test_doctor import ALL_FORMATS, NO_GPU, failing, report
+from ..tools.test_doctor import ALL_FORMATS, ENGINES, NO_GPU, ON_CPU, failing, report
 
 pytestmark = pytest.mark.slow
 
-ENGINES, CUDA = "decoding by the engines of GPU 0", "decoding by CUDA of GPU 0"
+CUDA = "decoding by CUDA of GPU 0"
 
 
 def test_a_sound_gpu_decodes_all_formats_by_its_engines_and_by_cuda() -> None:
     status, findings = report(env={})
     assert (status, failing(findings)) == (0, set())
-    assert "for CUDA up to" in findings["driver"].found and "it sees" in findings["torch"].found
-    assert findings["GPU 0"].status == "ok" and "JPEG engines unknown" not in findings["GPU 0"].found
-    in_their_place = "CUDA decodes in their place; " * ("no JPEG engines" in findings["GPU 0"].found)
-    assert (findings[ENGINES].status, findings[CUDA].status) == ("ok", "ok")
-    assert findings[ENGINES].found == f"{in_their_place}pixels are right: {ALL_FORMATS}"
-    assert findings[CUDA].found == f"pixels are right: {ALL_FORMATS}"
+    assert " for CUDA " in findings["driver"]["found"] and "built for CUDA" in findings["torch"]["found"]
+    assert findings["GPU 0"]["status"] == "ok" and "JPEG engines unknown" not in findings["GPU 0"]["found"]
+    instead = "CUDA decodes instead; " * ("no JPEG engines" in findings["GPU 0"]["found"])
+    assert (findings[ENGINES]["status"], findings[CUDA]["status"]) == ("ok", "ok")
+    assert findings[ENGINES]["found"] == f"{instead}correct pixels: {ALL_FORMATS}"
+    assert findings[CUDA]["found"] == f"correct pixels: {ALL_FORMATS}"
 
 
 DECODER = """
@@ -37,24 +37,27 @@ def test_decoders_of_a_gpu_that_give_wrong_pixels_fail(tmp_path: Path) -> None:
     upside_down = "fn.flip(right(*files, **how), horizontal=0, vertical=1)"
     (tmp_path / "sitecustomize.py").write_text(DECODER.format(instead=upside_down))
     status, findings = report(env=environment(tmp_path))
-    assert (status, failing(findings)) == (1, {"decoding on the CPU", ENGINES, CUDA})
-    assert findings[ENGINES].found.startswith("wrong pixels") and "hw_decoder_load=0" in findings[ENGINES].remedy
-    assert findings[CUDA].found.startswith("wrong pixels") and 'device="cpu"' in findings[CUDA].remedy
+    assert (status, failing(findings)) == (1, {ON_CPU, ENGINES, CUDA})
+    assert (
+        findings[ENGINES]["found"].startswith("JPEG: wrong pixels")
+        and "hw_decoder_load=0" in findings[ENGINES]["remedy"]
+    )
+    assert findings[CUDA]["found"].startswith("JPEG: wrong pixels") and 'device="cpu"' in findings[CUDA]["remedy"]
 
 
 def test_engines_that_leave_the_work_to_cuda_are_a_warning(tmp_path: Path) -> None:
     without_engines = 'right(*files, **how | ({"hw_decoder_load": 0.0} if how["device"] == "mixed" else {}))'
     (tmp_path / "sitecustomize.py").write_text(DECODER.replace("{instead}", without_engines))
     status, findings = report(env=environment(tmp_path))
-    if "no JPEG engines" in findings["GPU 0"].found:
+    if "no JPEG engines" in findings["GPU 0"]["found"]:
         pytest.skip("this GPU has no JPEG engines")
     assert (status, failing(findings)) == (0, set())
-    assert findings[ENGINES].status == "warn" and "CUDA decodes in their place" in findings[ENGINES].found
-    assert findings[CUDA].status == "ok"
+    assert findings[ENGINES]["status"] == "warn" and "CUDA decodes instead" in findings[ENGINES]["found"]
+    assert findings[CUDA]["status"] == "ok"
 
 
 def test_a_hidden_gpu_is_said_to_be_hidden() -> None:
     status, findings = report(env=NO_GPU)
     assert (status, failing(findings)) == (0, set())
-    assert findings["torch"].status == "warn" and "CUDA_VISIBLE_DEVICES=''" in findings["torch"].found
-    assert ENGINES not in findings and findings["decoding on the CPU"].status == "ok"
+    assert findings["GPU"]["status"] == "warn" and "CUDA_VISIBLE_DEVICES=''" in findings["GPU"]["found"]
+    assert ENGINES not in findings and findings[ON_CPU]["status"] == "ok"

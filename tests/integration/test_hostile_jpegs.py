@@ -16,7 +16,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 
 from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
 from ..numbered import numbered_image, read_numbers

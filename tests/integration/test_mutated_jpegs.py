@@ -19,7 +19,7 @@ from torchvision.transforms import PILToTensor
 
 from proxyloader import DataLoader
 from proxyloader.data.lazy_image import encoded_in
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 
 from ..hostile_jpegs import DC_FIRST, DC_LAST, HALVES, joined, parts, progressive, two_pictures
 from ..jpeg_writer import Scan, segment, write_jpeg

@@ -15,8 +15,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
 import proxyloader
-from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import make_dataset, photograph
 
 from ..compare import engines_decode
 from ..odd_formats import ODD_FORMATS

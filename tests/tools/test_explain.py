@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torchvision import models
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
@@ -22,7 +20,7 @@ from proxyloader.dali.api import _name_in_fn
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.data.compiled_transform import compile_transforms, compiled_in
 from proxyloader.tools.cli import main
-from proxyloader.tools.explain import Explanation, find
+from proxyloader.tools.explain import find
 from proxyloader.transforms.registry import CONTAINERS, RULES, plan_for
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -43,7 +41,9 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_of_no_transform_says_that_there_is_none() -> None:
-    assert "There is none: DataLoader loads a dataset without a transform as" in str(explain(None))
+    assert str(explain(None)).endswith(
+        "No transform: DataLoader loads such a dataset as torch.utils.data.DataLoader does."
+    )
 
 
 class TestRows:
@@ -64,12 +64,6 @@ class TestRows:
         assert (output.transform, output.operators) == ("float32 (3, 224, 224)", ())
         assert explain(training(v1)).refused == ()
 
-    def test_name_the_version(self) -> None:
-        rows = explain(training(v2)).rows
-        assert rows[0].transform.startswith("v2.RandomResizedCrop(")
-        assert rows[0].drawn == "top, left, height, width: RandomResizedCrop.make_params"
-        assert rows[2].transform == "ToTensor()"
-
     def test_of_containers_come_before_those_of_what_they_hold(self) -> None:
         inner = v2.RandomChoice([v2.RandomRotation(9), v2.Compose([v2.RandomGrayscale(), v2.RandomInvert()])])
         rows = explain(v2.Compose([v2.RandomApply([inner, v2.RandomVerticalFlip()], p=0.3), v2.ToImage()])).rows
@@ -86,24 +80,12 @@ class TestRows:
         assert rows[1].operators == ("split", "merge")
         assert rows[5].operators == ("flip",)
 
-    def test_join_what_is_drawn_in_one_transform(self) -> None:
-        row, *_ = explain(v1.Compose([v1.RandomPerspective(p=0.3), v1.ToTensor()])).rows
-        assert row.drawn == "whether it acts: torch.rand(1) < 0.3; four corners: RandomPerspective.get_params"
-
-    def test_group_steps_that_are_equally_close(self) -> None:
-        row, *_ = explain(v1.Compose([v1.ColorJitter(0.1, 0.1, 0.1), v1.ToTensor()])).rows
-        assert row.closeness.startswith("Contrast, Saturation: mean 0.005, ")
-
     def test_of_a_preset_and_of_one_transform(self) -> None:
         preset, output = explain(models.ResNet50_Weights.IMAGENET1K_V2.transforms()).rows
         assert preset.transform.startswith("ImageClassification( crop_size=[224] resize_size=[232] mean=")
         assert preset.operators == ("decoders.image", "resize", "slice", "crop_mirror_normalize")
         assert output.operators == ()
         assert [row.operators for row in explain(v1.PILToTensor()).rows] == [(), ("decoders.image", "transpose")]
-
-    def test_of_what_has_nothing_to_do_say_exact(self) -> None:
-        row, *_ = explain(v2.Compose([v2.RGB(), v2.ToImage()])).rows
-        assert (row.drawn, row.operators, row.closeness) == ("", (), "exact")
 
 
 class TestRefusals:
@@ -128,11 +110,6 @@ class TestRefusals:
         with pytest.raises(proxyloader.UnsupportedTransformError) as caught:
             plan_for(transform)
         assert str(caught.value) == f"{first.position}: Pad: {first.refusal}"
-
-    def test_leave_the_rest_as_if_they_were_left_out(self) -> None:
-        with_it = explain(v2.Compose([v2.ToImage(), v2.MixUp(), v2.RandomAutocontrast(), TO_FLOAT])).rows
-        without = explain(v2.Compose([v2.ToImage(), v2.RandomAutocontrast(), TO_FLOAT])).rows
-        assert [row.operators for row in with_it[2:]] == [row.operators for row in without[1:-1]]
 
     def test_of_a_container_keep_its_parts(self) -> None:
         rows = explain(v1.Compose([v1.RandomApply([v1.RandomInvert(), v1.ToTensor()])])).rows
@@ -278,30 +255,13 @@ class TestText:
             "transform.transforms[1]",
             "decoders.image_slice",
             "none of its own",
-            "One part is not translated",
+            "1 part(s) are not translated",
         ):
             assert said in words
 
-    def test_keeps_brackets(self) -> None:
-        assert "std=[0.229," in str(explain(training(v1)))
-
-    def test_says_where_nothing_is_refused(self) -> None:
-        assert str(explain(training(v1))).endswith("It is translated.")
-
     def test_says_of_an_object_that_holds_transforms_that_it_calls_them_itself(self) -> None:
         text = str(explain(TwoViews(training(v1))))
-        assert "TwoViews says how often it is called; each time gives an image." in " ".join(text.split())
-
-    def test_is_for_eighty_columns_too(self) -> None:
-        console = Console(file=io.StringIO(), width=80, color_system=None)
-        console.print(explain(v1.Compose([v1.Lambda(len), training(v1)])))
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-        assert max(map(len, lines)) <= 80 and len(lines) <= 45
-        assert any("Do it on the batches" in line for line in lines)  # words of a refusal stay together
-
-    def test_cuts_what_is_long(self) -> None:
-        row, *_ = explain(v1.Compose([v1.Normalize([0.5] * 99, [0.5] * 99)])).rows
-        assert len(row.transform) <= 120 and row.transform.endswith("...")
+        assert "TwoViews calls its transforms itself; each call gives an image." in " ".join(text.split())
 
 
 MODULE = """
@@ -375,27 +335,27 @@ class TestNames:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("resnet51", "torchvision has no weights or model 'resnet51'. There is resnet50, "),
-            ("ResNet50_Weights.V2", "no weights or model 'ResNet50_Weights.V2'. There is ResNet50_Weights."),
-            ("???", "'???'. Nothing there is spelled alike. For a transform of your own: module:attribute, such as "),
+            ("resnet51", "torchvision has no model or weights 'resnet51'. Did you mean resnet50 or "),
+            ("ResNet50_Weights.V2", "no model or weights 'ResNet50_Weights.V2'. Did you mean ResNet50_Weights."),
+            ("???", "no model or weights '???'. Name your own as module:attribute"),
             ("explaind:transform", "importing 'explaind' failed with ModuleNotFoundError: No module named 'explaind'"),
             (
                 "explained_fails:transform",
                 "importing 'explained_fails' failed with ZeroDivisionError: division by zero",
             ),
-            ("explained:transfrom", "there is no 'transfrom' in 'explained'. There is transform"),
+            ("explained:transfrom", "'explained' has no attribute 'transfrom'. Did you mean transform"),
             (
                 "explained:guarded",
-                'It must be at module level, not below `if __name__ == "__main__":`, or a function or class there that',
+                'It must be at module level, not below `if __name__ == "__main__":`',
             ),
-            ("os:path", "os:path is a module; a transform in it is expected, such as os:path.transform"),
-            ("explained:", "'explained:': a module and an attribute of it are expected, such as"),
-            (":transform", "':transform': a module and an attribute of it are expected, such as"),
+            ("os:path", "os:path is a module, not a transform. Name one in it, such as os:path.transform"),
+            ("explained:", "name must be module:attribute, such as train:transform, got 'explained:'"),
+            (":transform", "name must be module:attribute, such as train:transform, got ':transform'"),
             (
                 "explained:needs",
                 "calling needs() failed with TypeError: needs() missing 1 required positional argument",
             ),
-            ("explained:ends", "calling ends() ended the program (SystemExit: 3). What a script does when it is run"),
+            ("explained:ends", "calling ends() exited with 3. Code that runs a script"),
             ("explained:broken", "calling broken() failed with KeyError: 'inside'"),
         ],
     )
@@ -412,22 +372,11 @@ class TestCommand:
     def test_prints_the_table(self, module: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explain", "explained:transform"]) == 0
         out, err = capsys.readouterr()
-        assert "Resize(size=32" in out and "It is translated." in out and err == ""
+        assert "Resize(size=32" in out and out.rstrip().endswith("It is translated.") and err == ""
 
     def test_ends_with_status_1_where_something_is_refused(
         self, module: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["explain", "explained:refused"]) == 1
         out, err = capsys.readouterr()
-        assert "not translated:" in out and "ToTensor()" in out and "One part is not translated" in out and err == ""
-
-
-def test_the_package_offers_the_function_whatever_was_imported() -> None:
-    for _ in range(2):
-        assert isinstance(proxyloader.explain(v1.ToTensor()), Explanation)
-
-
-def test_its_help_says_where_a_transform_must_be(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["explain", "--help"])
-    assert "must be at module level, not below if __name__ == '__main__'." in " ".join(capsys.readouterr().out.split())
+        assert "not translated:" in out and "ToTensor()" in out and "1 part(s) are not translated" in out and err == ""

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from proxyloader.make_dataset import make_dataset, photograph
 from proxyloader.tools import cli
-from proxyloader.tools.synthetic.dataset import make_dataset
-from proxyloader.tools.synthetic.photograph import photograph
 from proxyloader.tools.verify import Finding, verify
 
 IMAGES = 60

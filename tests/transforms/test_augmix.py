@@ -20,9 +20,8 @@ MIXED = Bound(0.3, 1, 25)
 """The weights sum up to about one, and whole levels are cut off: where the sum is nearly whole, the last bit of a float
 decides, in a pixel of 50. And a warp may fetch a pixel from the other side of a border."""
 
-DEEP = Bound(0.3, 15, 64)
-"""As MIXED; and where one operation upon the other differs in a pixel, Equalize makes levels of it. (On a GPU; on a CPU
-at most 40.)"""
+DEEP = Bound(0.3, 16, 80)
+"""As MIXED; and where one operation upon the other differs in a pixel, Equalize makes levels of it."""
 
 both_versions = pytest.mark.parametrize("version", [autoaugment, v2], ids=["v1", "v2"])
 

@@ -28,7 +28,7 @@ another one's."""
 OF_PIL = Bound(0.4, 8, 255)
 """Equalisation is within a level, of which contrast, solarising and the like make more."""
 
-OF_TENSORS = Bound(0.5, 30, 255)
+OF_TENSORS = Bound(0.6, 30, 255)
 """As OF_PIL; and a shear of 1/5 or 1/15 takes each 5th or 15th line, and a quarter turn of sides that differ by an odd
 number every pixel, of a tensor from the border of two, which torch's rounding decides. Of the policy SVHN that is one
 operation in 30, of the others one in hundreds; an image that it meets is a level off in the mean."""

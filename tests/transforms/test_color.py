@@ -24,7 +24,7 @@ CUT_OFF = Bound(0.07, 1, 1)
 """Where a sum on a uint8 tensor should be a whole number, the last bit of float32 decides whether it is cut off to that
 or to the level below. v1 and v2 of torchvision order their sums in different ways, and are as far from each other."""
 
-STRETCHED = Bound(0.005, 1, 1)
+STRETCHED = Bound(0.02, 1, 1)
 """As CUT_OFF, where few pixels are concerned."""
 
 EQUALIZED = Bound(0.35, 1, 1)

@@ -19,7 +19,7 @@ from torchvision.transforms._presets import ObjectDetection, SemanticSegmentatio
 
 from proxyloader import UnsupportedTransformError, compile_transforms, explain
 from proxyloader.data.placeholders import Proxy
-from proxyloader.tools.synthetic.dataset import photograph
+from proxyloader.make_dataset import photograph
 from proxyloader.transforms.registry import COMPOSES, CONTAINERS, RULES, plan_for
 from proxyloader.transforms.unsupported import REFUSED
 

@@ -21,7 +21,7 @@ from proxyloader import DataLoader, EncodedImage, compile_transforms, wrap
 from proxyloader.data import encoded_image
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg import checks
-from proxyloader.tools.synthetic.photograph import photograph
+from proxyloader.make_dataset import photograph
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import PassedSamples, checking

@@ -16,8 +16,8 @@ from rich.console import Console
 from torchvision.datasets import ImageFolder
 
 from ..._cores import usable_cores
+from ...make_dataset import make_dataset
 from ..files import check_can_be_written, photographs_of
-from ..synthetic.dataset import make_dataset
 from . import report
 from .cases import CASES, OURS, WITH, case_of, names_for, with_defaults
 from .config import SIZES, BenchConfig, Tuning

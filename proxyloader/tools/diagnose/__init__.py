@@ -1,1 +1,1 @@
-"""What bounds a training, and what this loader brings to it."""
+"""What bounds a training, and what proxyloader gains there."""

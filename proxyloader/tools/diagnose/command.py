@@ -1,37 +1,88 @@
-"""The ways to a diagnosis: a function, a loop of one's own, and the verb."""
+"""``diagnose``: measure what bounds a training, and what proxyloader gains there. Needs psutil.
+
+NOTE [ Phases of a diagnosis ]
+A loop asks for batches, and what it does between two of them is its step. An iterator in place of the loader can
+measure both, and change what the loop gets. It goes through four phases:
+
+1. Both: batches are handed out as they come, after some that are not counted.
+2. The step alone: the last batch is handed out again and again. Meanwhile the loader prefetches, so the first of these
+   steps are not counted.
+3. The loader alone: batches are drawn and dropped, after those that were prefetched.
+4. The other kind of loader alone, and this one with other numbers of workers.
+
+Then the loop ends. The GPU is synchronized at both ends of a phase, not at each step.
+"""
 
 from __future__ import annotations
 
+import copy
+import gc
+import importlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import random
+import runpy
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import IterableDataset
+
+from ..._cores import usable_cores
+from ...data.dataset import length_of
+from ...data.distributed import World
+from ...loader.dataloader import DataLoader
+from ..bench.system_info import machine
 from ..files import check_can_be_written
-from .diagnosis import Diagnosis
-from .loop import DiagnosedLoop, check_seconds
+from .gauges import gauges
+from .verdict import Diagnosis, Figures, Kind, Phase, diagnosed, plot
+
+SHARES = {"warm up": 0.1, "both": 0.25, "step": 0.15, "loader": 0.15, "other": 0.15, "workers": 0.2}
+"""Shares of the time."""
+
+LEAST_STEPS, MOST_STEPS = 3, 1000
+"""Number of steps in a phase, however long or short they are."""
+
+ARGUMENTS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
+"""Arguments of torch's loader that do not select samples."""
 
 
 def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
-    """Measure what bounds a training, and what this loader brings to it.
+    """Measure what bounds a training, and what proxyloader gains there.
 
-    It measures the training as it is, its step alone with one batch again and again, the loader alone, the other kind
-    of loader over the same samples (torch's for one of ours, and ours for one of torch's), and other arguments.
-    ``step`` is called with some hundred batches, so the model goes on training. It needs Linux, and psutil: ``pip
-    install 'proxyloader[bench]'``.
+    This measures the loop as it is, its step alone with one batch again and again, the loader alone, the other kind of
+    loader over the same samples (torch's for proxyloader's, and vice versa), and other numbers of workers. ``step`` is
+    called with some hundred batches, so it trains the model. Requires Linux and ``pip install 'proxyloader[bench]'``.
 
     Args:
         loader: a ``torch.utils.data.DataLoader`` or a ``proxyloader.DataLoader``.
-        step: a function of a batch that does what the training loop does.
-        seconds: about how long all of it takes.
+        step: function of a batch that does what the training loop does.
+        seconds: approximate duration.
 
     Returns:
-        The verdict, its reasons and the figures. ``print()`` shows them.
+        The verdict, its reasons and the figures. ``print()`` shows a report.
 
     Raises:
-        TypeError: the loader is neither of the two.
-        ValueError: ``seconds`` is not above 0, the loader gives no batch, or this is one of several processes of
-            torch.distributed.
+        TypeError: ``loader`` is not a DataLoader.
+        ValueError: ``seconds`` is not positive, the loader yields no batches, or there are several processes.
     """
     with DiagnosedLoop(loader, seconds) as loop:
         for batch in loop:
@@ -49,42 +100,337 @@ def diagnosis(loader: Any, *, seconds: float = 60.0) -> DiagnosedLoop:
                 ...  # the step
         print(batches.result)
 
-    The loop ends by itself when all is measured, also after several epochs of the loader. ``batches.result`` is the
-    ``Diagnosis``. Arguments and errors are those of ``diagnose``.
-
-    Raises:
-        RuntimeError: ``result`` is asked for, and the loop was left early.
+    The loop ends by itself when everything is measured, possibly after several epochs. ``batches.result`` raises
+    RuntimeError if it was left early.
     """
     return DiagnosedLoop(loader, seconds)
 
 
+class DiagnosedLoop:
+    """The batches of a loader, for a loop that is measured."""
+
+    def __init__(self, loader: Any, seconds: float) -> None:
+        if not isinstance(loader, StockLoader):
+            kinds = "torch.utils.data.DataLoader or a proxyloader.DataLoader"
+            raise TypeError(f"loader must be a {kinds}, got {type(loader).__name__}")
+        _check(seconds)
+        if (processes := World.current().num_shards) > 1:
+            raise ValueError(f"diagnose requires a single process, got {processes}: start the script without torchrun")
+        self._loader, self._seconds = loader, seconds
+        self._result: Diagnosis | None = None
+        self._batches: Generator[Any, None, None] | None = None
+
+    def __enter__(self) -> DiagnosedLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._batches is not None:
+            self._batches.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._batches = self._measured()
+        return self._batches
+
+    @property
+    def result(self) -> Diagnosis:
+        if self._result is None:
+            raise RuntimeError(f"no result: the loop was left early. It ends by itself after about {self._seconds:g} s")
+        return self._result
+
+    def _measured(self) -> Generator[Any, None, None]:
+        loader, seconds = self._loader, {name: share * self._seconds for name, share in SHARES.items()}
+        begin_s, ahead = time.perf_counter(), _prefetched(loader)
+        with closing(_endless(loader)) as batches:
+            batch = next(batches)
+            first_batch_s = time.perf_counter() - begin_s
+            yield batch
+            end_s = time.perf_counter() + seconds["warm up"]
+            for number in range(ahead + LEAST_STEPS):
+                if number < LEAST_STEPS or time.perf_counter() < end_s:
+                    yield next(batches)
+            with _recorded(seconds["both"]) as both:
+                while both.goes_on():
+                    batch = both.draw(batches)
+                    yield batch
+            ahead_s = min(seconds["step"] / 3, ahead * both.phase.step_s)
+            end_s = time.perf_counter() + ahead_s
+            while time.perf_counter() < end_s:
+                yield batch
+            with _recorded(seconds["step"] - ahead_s) as step:
+                while step.goes_on():
+                    yield step.draw(repeat(batch))
+            alone = _drawn(batches, ahead, seconds["loader"])
+        kind: Kind = "proxyloader" if isinstance(loader, DataLoader) else "stock"
+        loaders, failure = {kind: replace(alone, first_batch_s=first_batch_s)}, ""
+        try:
+            loaders["stock" if kind == "proxyloader" else "proxyloader"] = _alone(_other_kind(loader), seconds["other"])
+        except Exception as error:  # a dataset for one kind only, unreadable files, no GPU memory for both
+            failure = f"{type(error).__name__}: {error}".splitlines()[0]
+        figures = Figures(
+            watched=kind,
+            both=both.phase,
+            step=step.phase,
+            alone=loaders,
+            failure=failure,
+            batch_size=_images_in(batch) or loader.batch_size or 1,
+            num_workers=loader.num_workers,
+            cores=usable_cores(),
+            waiting=_waiting(loader.dataset),
+            speedups=_speedups(loader, seconds["workers"]),
+        )
+        self._result = diagnosed(figures)
+
+
+def _check(seconds: float) -> None:
+    if not seconds > 0:
+        raise ValueError(f"seconds must be > 0, got {seconds:g}")
+
+
+class _Recording:
+    """Steps of a phase in progress. ``phase`` is set at its end."""
+
+    phase: Phase
+
+    def __init__(self, seconds: float) -> None:
+        self.waits_s: list[float] = []
+        self._end_s = time.perf_counter() + seconds
+
+    def goes_on(self) -> bool:
+        steps = len(self.waits_s)
+        return steps < LEAST_STEPS or (steps < MOST_STEPS and time.perf_counter() < self._end_s)
+
+    def draw(self, batches: Iterator[Any]) -> Any:
+        begin_s = time.perf_counter()
+        batch = next(batches)
+        self.waits_s.append(time.perf_counter() - begin_s)
+        return batch
+
+
+@contextmanager
+def _recorded(seconds: float) -> Iterator[_Recording]:
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    load: AbstractContextManager[dict[str, float]] = gauges() if on_gpu else nullcontext({})
+    with load as shares:
+        if on_gpu:
+            torch.cuda.synchronize()
+        before, begin_s, recording = _usage(), time.perf_counter(), _Recording(seconds)
+        yield recording
+        if on_gpu:
+            torch.cuda.synchronize()
+        wall_s = time.perf_counter() - begin_s
+        cpu_s, thread_s, workers_s, read, from_disk = (max(0.0, each) for each in _usage() - before)
+    p50, p99 = np.quantile(recording.waits_s, (0.5, 0.99)).tolist()
+    steps = len(recording.waits_s)
+    means = (wall_s / steps, (p50, p99), cpu_s / steps, thread_s / wall_s, workers_s / wall_s)
+    reads = (read / wall_s, from_disk / max(read, 1.0))
+    recording.phase = Phase(*means, *reads, 0.0, shares.get("gpu_percent"), shares.get("jpeg_percent"))
+
+
+def _usage() -> NDArray[np.float64]:
+    """Return the resources used so far: CPU time of all processes, time in which this thread computed or waited for a
+    core, the same of all workers, bytes that all processes read, and those that came from a disk."""
+    this = psutil.Process()
+    times = this.cpu_times()
+    ended_s = times.children_user + times.children_system  # of children that were waited for
+    used = np.array([times.user + times.system + ended_s, _busy_s(), ended_s, 0, 0])
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):  # a worker may end meanwhile
+            if process is not this:
+                cpu_s = sum(process.cpu_times()[:4])
+                delay_s = sum(map(_delay_s, Path(f"/proc/{process.pid}/task").glob("*/schedstat")))
+                used += (cpu_s, 0, cpu_s + delay_s, 0, 0)
+            read = process.io_counters()
+            used += (0, 0, 0, read.read_chars, read.read_bytes)
+    return used
+
+
+def _busy_s() -> float:
+    """Return how long this thread has computed or waited for a core."""
+    return time.thread_time() + _delay_s(Path("/proc/thread-self/schedstat"))
+
+
+def _delay_s(schedstat: Path) -> float:
+    with suppress(OSError):
+        return int(schedstat.read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def _waiting(dataset: Any) -> float | None:
+    """Return the share of the time that reading some samples waits in this thread, or None if it cannot be measured."""
+    with suppress(Exception):
+        indices = random.Random(0).sample(range(len(dataset)), min(8, len(dataset)))
+        begin_s, busy_s = time.perf_counter(), _busy_s()
+        for index in indices:
+            dataset[index]
+        return 1 - (_busy_s() - busy_s) / (time.perf_counter() - begin_s)
+    return None
+
+
+def _endless(loader: Any) -> Generator[Any, None, None]:
+    """Yield the batches of a loader, epoch after epoch."""
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ValueError("the loader yields no batches: its dataset is smaller than a batch, or empty")
+
+
+def _prefetched(loader: Any) -> int:
+    return int(loader.num_workers) * (loader.prefetch_factor or 0) + getattr(loader, "prefetch", 0)
+
+
+def _images_in(batch: Any) -> int:
+    """Return the length of the first tensor with the shape of images, (N, C, H, W), or 0."""
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    return next((len(tensor) for tensor in tensors if tensor.ndim == 4), 0)
+
+
+def _other_kind(loader: Any) -> Any:
+    """Return a loader of the other kind over the same samples, with the same arguments."""
+    arguments = {name: getattr(loader, name) for name in ARGUMENTS}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        arguments["batch_sampler"] = loader.batch_sampler
+    else:
+        arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if not isinstance(loader.dataset, IterableDataset):
+            arguments["sampler"] = loader.sampler
+    return (StockLoader if isinstance(loader, DataLoader) else DataLoader)(loader.dataset, **arguments)
+
+
+def _alone(loader: Any, seconds: float) -> Phase:
+    """Measure a loader alone for about this time, including its start."""
+    begin_s = time.perf_counter()
+    with closing(_endless(loader)) as batches:
+        next(batches)
+        first_batch_s = time.perf_counter() - begin_s
+        phase = _drawn(batches, _prefetched(loader), max(seconds - first_batch_s, seconds / 3))
+    return replace(phase, first_batch_s=first_batch_s)
+
+
+def _drawn(batches: Iterator[Any], ahead: int, seconds: float) -> Phase:
+    """Draw batches for this time, after those that were prefetched, or a third of it."""
+    end_s = time.perf_counter() + seconds / 3
+    while ahead and time.perf_counter() < end_s:
+        next(batches)
+        ahead -= 1
+    with _recorded(end_s + seconds * 2 / 3 - time.perf_counter()) as recording:
+        while recording.goes_on():
+            recording.draw(batches)
+    return recording.phase
+
+
+def _speedups(loader: Any, seconds: float) -> dict[int, float]:
+    """Return the speedup of the loader alone with other numbers of workers; 0 if it raises an error."""
+    workers, cores = loader.num_workers, usable_cores()
+    counts = sorted({count for count in (workers // 2, 2 * workers, cores) if 0 < count <= cores} - {workers})
+    speedups = dict.fromkeys(counts, 0.0)
+    for count in counts:
+        with suppress(Exception):
+            steps_s = []
+            for changed in (workers, count):
+                copied = copy.copy(loader)
+                factor = (loader.prefetch_factor or 2) if changed else None
+                vars(copied).update(_iterator=None, num_workers=changed, prefetch_factor=factor)  # unlike setattr
+                # The second copy sizes its pipelines by these arguments.
+                steps_s.append(_alone(copy.copy(copied), seconds / (2 * len(counts))).step_s)
+            speedups[count] = steps_s[0] / steps_s[1]
+    return speedups
+
+
+class _Ended(BaseException):
+    """Ends a script whose loop has been measured. ``except Exception`` does not catch it."""
+
+
+class _Watch:
+    """Diagnoses the loop over the largest loader of a script, and then ends the script. Loops over smaller loaders go
+    on, and so does a loop that is left early, such as ``next(iter(loader))``: the next one is diagnosed then."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.looping = seconds, False
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.sizes: list[float] = []
+        self.result: Diagnosis | None = None
+
+    def init(self, init: Callable[..., None]) -> Callable[..., None]:
+        def noted(loader: Any, *arguments: Any, **options: Any) -> None:
+            init(loader, *arguments, **options)
+            if not _is_inner(loader):
+                self.loaders.add(loader)
+
+        return noted
+
+    def iter(self, begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def watched(loader: Any) -> Any:
+            if _is_inner(loader) or self.looping or self.result is not None:
+                return begin(loader)
+            self.sizes.append(_size(loader))
+            return self.diagnose(loader) if _size(loader) >= max(map(_size, self.loaders), default=0) else begin(loader)
+
+        return watched
+
+    def diagnose(self, loader: Any) -> Iterator[Any]:
+        name = type(loader.dataset).__name__
+        print(f"proxyloader: measuring the loop over {name} for about {self.seconds:g} s", file=sys.stderr)
+        self.looping = True
+        try:
+            with DiagnosedLoop(loader, self.seconds) as loop:
+                yield from loop
+                self.result = loop.result
+        finally:
+            self.looping = False
+        raise _Ended
+
+
+def _is_inner(loader: Any) -> bool:
+    """Whether this is the torch loader inside one of ours."""
+    return type(loader).__module__.startswith("proxyloader.workers")
+
+
+def _size(loader: Any) -> float:
+    length = length_of(loader.dataset)
+    return float("inf") if length is None else length
+
+
 def diagnose_script(
-    script: Path, arguments: Sequence[str], seconds: float, json_file: Path | None, html_file: Path | None
-) -> None:
-    """Run a script until its training loop is diagnosed, print the report, and write it to files.
-
-    Raises:
-        ValueError: ``seconds`` is not above 0.
-        ValueError, FileNotFoundError, SystemExit: as ``diagnosed_script`` does.
-        OSError: a file cannot be written.
-    """
-    from rich.console import Console
-
-    from ..bench.system_info import machine
-    from .script import diagnosed_script
-
-    if html_file is not None:
-        from .page import html_of  # which needs matplotlib
-    check_seconds(seconds)
-    for file in (json_file, html_file):
-        if file is not None:
-            check_can_be_written(file)
-    found = diagnosed_script(script, arguments, seconds)
-    console = Console()
-    console.print()
-    console.print(found, highlight=False)
-    title = " ".join([script.name, *arguments])
+    script: Path, arguments: Sequence[str], seconds: float, json_file: Path | None, plot_file: Path | None
+) -> int:
+    """Run a script, as ``python script arguments`` does, until the loop over its largest loader is diagnosed. Print the
+    report, and write it to files. If the script exits or raises an error, so does this, with exit status 1."""
+    _check(seconds)
+    script.open().close()
+    if plot_file is not None:
+        importlib.import_module("matplotlib")
+    for file in filter(None, (json_file, plot_file)):
+        check_can_be_written(file)
+    watch, path = _Watch(seconds), os.path.abspath(script)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(sys, "argv", [str(script), *arguments]))
+        stack.enter_context(patch.object(sys, "path", [str(script.parent), *sys.path]))
+        stack.enter_context(patch.object(StockLoader, "__init__", watch.init(StockLoader.__init__)))
+        for kind in (StockLoader, DataLoader):
+            stack.enter_context(patch.object(kind, "__iter__", watch.iter(kind.__iter__)))
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except _Ended:
+            pass
+        except Exception as error:
+            frames = error.__traceback__
+            while frames is not None and frames.tb_frame.f_code.co_filename != path:
+                frames = frames.tb_next
+            traceback.print_exception(type(error), error, frames)
+            raise SystemExit(1) from None
+    gc.collect()  # frames of the script, and with them its workers
+    if watch.result is None:
+        sizes = ", ".join(sorted({f"{size:g}" for size in watch.sizes})) or "none"
+        raise ValueError(
+            f"{script} ended, or left the loop over its largest DataLoader, before that was measured. Sizes of the "
+            f"datasets that it looped over: {sizes}. In a loop of your own, use proxyloader.diagnosis(loader)"
+        )
+    Console().print("", watch.result, sep="\n", highlight=False)
     if json_file is not None:
-        json_file.write_text(json.dumps({"script": title, "machine": machine(), **found.as_dict()}, indent=1) + "\n")
-    if html_file is not None:
-        html_file.write_text(html_of(found, title))
+        found = {"script": " ".join([script.name, *arguments]), "machine": machine(), **watch.result.as_dict()}
+        json_file.write_text(json.dumps(found, indent=1) + "\n")
+    if plot_file is not None:
+        plot(watch.result, plot_file)
+    return 0

@@ -1,191 +1,268 @@
-"""What bounds a run, and whether this loader is worth it, in sentences with figures."""
+"""The result of ``diagnose``: figures, verdict, report and plot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from .conditions import WORTH, losing, winning
-from .diagnosis import Bound, Diagnosis
-from .figures import Figures, Kind
-from .trials import Trial
-from .words import ms, percent, rate, three_digits
+import numpy as np
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+Kind = Literal["stock", "proxyloader"]
+Bound = Literal["input", "disk", "model", "loop", "cores"]
+
+WORTH = 1.05
+"""Speedup from which proxyloader is worth it, or more workers are."""
 
 APART = 1.15
-"""Factor from which a time is surely above another one."""
+"""Ratio from which one time is significantly longer than another."""
 
-HINDERED = 1.25
-"""Factor above what was estimated from which nothing is sure, as step and loader hinder each other."""
-
-LARGE = 100
-"""Gain above which its number says nothing."""
+INTERFERE = 1.25
+"""Ratio of measured and estimated step time from which step and loader slow each other down."""
 
 BUSY = 0.7
-"""Share of the time from which a GPU, its engines, a thread or all cores count as busy."""
+"""Utilization from which a GPU, its engines, a thread or all cores count as busy. For workers and reads, 0.5."""
 
-HALF = 0.5
-"""Share of the time from which a worker counts as busy, and one that reads as waiting."""
+TITLES: dict[Bound, str] = {
+    "input": "Input-bound",
+    "disk": "Disk-bound",
+    "model": "Model-bound",
+    "loop": "Bound by the CPU time of the training loop",
+    "cores": "Bound by the cores, which step and loader share",
+}
 
 
-def diagnosed(figures: Figures, trials: tuple[Trial, ...]) -> Diagnosis:
+@dataclass(frozen=True)
+class Phase:
+    """Means over some steps.
+
+    Attributes:
+        step_s: time of a step.
+        waits_s: the part of it in ``next()``, median and 99th percentile.
+        cpu_s: CPU time of a step, in all processes.
+        thread: share of the time in which the thread of the loop computed or waited for a core.
+        workers: number of child processes that did.
+        bytes_per_s: what all processes read from files, pipes and the page cache.
+        disk_share: the share of it that came from a disk.
+        first_batch_s: time from ``iter()`` to the first batch; 0 if not measured.
+        gpu_percent: GPU utilization; None if unknown.
+        jpeg_percent: utilization of its JPEG engines.
+    """
+
+    step_s: float
+    waits_s: tuple[float, float]
+    cpu_s: float
+    thread: float
+    workers: float
+    bytes_per_s: float
+    disk_share: float
+    first_batch_s: float = 0.0
+    gpu_percent: float | None = None
+    jpeg_percent: float | None = None
+
+    @property
+    def cores(self) -> float:
+        return self.cpu_s / self.step_s
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured.
+
+    Attributes:
+        watched: the kind of the training's loader.
+        both: the loop as it is.
+        step: the step alone, with the same batch again and again.
+        alone: each kind of loader alone, as far as it could be measured.
+        failure: why the other kind could not be measured, or "".
+        batch_size: images per batch; 1 if unknown.
+        waiting: share of the time that reading a sample waits instead of computing; None if unknown.
+        speedups: of the loader alone with other numbers of workers; 0 if it raises an error.
+    """
+
+    watched: Kind
+    both: Phase
+    step: Phase
+    alone: dict[Kind, Phase]
+    failure: str
+    batch_size: int
+    num_workers: int
+    cores: int
+    waiting: float | None
+    speedups: dict[int, float]
+
+    @property
+    def loader(self) -> Phase:
+        return self.alone[self.watched]
+
+    def step_s(self, kind: Kind, step_alone_s: float | None = None) -> float:
+        """Estimate the time of a step with a loader: the longest of the step alone, the loader alone, and the CPU time
+        of both on all cores. Without workers, step and loader take turns. A step that takes ``step_alone_s`` instead of
+        the measured time takes CPU time in proportion."""
+        ratio = 1.0 if step_alone_s is None else step_alone_s / self.step.step_s
+        times = (ratio * self.step.step_s, self.alone[kind].step_s)
+        shared_s = (ratio * self.step.cpu_s + self.alone[kind].cpu_s) / self.cores
+        return max(max(times) if self.num_workers else sum(times), shared_s)
+
+    def speed(self, step_s: float) -> str:
+        return three_digits(self.batch_size / step_s)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What bounds a training, and what proxyloader gains. ``str()`` returns the report.
+
+    Attributes:
+        bound: "input" if the loader computes, or waits for its GPU; "disk" if it waits for reads; "model" for a step on
+            the GPU, or asleep; "loop" for a step that computes in its thread; "cores" if step and loader compete.
+        verdict: the answer, in one sentence.
+        reasons: the measurements behind it, and when proxyloader is faster.
+        suggestions: numbers of workers with which the loader alone is at least 5 % faster.
+        figures: what was measured.
+    """
+
+    bound: Bound
+    verdict: str
+    reasons: tuple[str, ...]
+    suggestions: tuple[str, ...]
+    figures: Figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        estimated = {kind: self.figures.step_s(kind) for kind in self.figures.alone}
+        return {**dataclasses.asdict(self), "estimated_step_s": estimated}
+
+    def __rich__(self) -> Group:
+        figures = self.figures
+        phases = {"loop as it is": figures.both, "step alone": figures.step}
+        phases |= {f"{kind} alone": phase for kind, phase in figures.alone.items()}
+        table = Table("", "ms/step", "images/s", "wait p50, p99", "cores", "MB/s", "GPU", box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
+        for name, phase in phases.items():
+            gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f} %"
+            waits, read = ", ".join(map(ms, phase.waits_s)), f"{phase.bytes_per_s / 1e6:.1f}"
+            table.add_row(name, ms(phase.step_s), figures.speed(phase.step_s), waits, f"{phase.cores:.1f}", read, gpu)
+        for kind in figures.alone:
+            step_s = figures.step_s(kind)
+            table.add_row(f"with {kind}, estimated", ms(step_s), figures.speed(step_s))
+        listed = Table.grid(padding=(0, 1))
+        for sentence in (*self.reasons, *self.suggestions):
+            listed.add_row("-", Text(sentence))
+        return Group(Text(self.verdict, "bold"), "", table, "", listed)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=120, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+
+
+def diagnosed(figures: Figures) -> Diagnosis:
     """Return what follows from the figures."""
-    bound = bound_of(figures)
-    return Diagnosis(
-        bound=bound,
-        verdict=_verdict(figures, bound),
-        reason=f"{_REASONS[bound](figures)}.{_hindered(figures)}",
-        most=_most(figures),
-        wins=winning(figures),
-        loses=losing(figures),
-        trials=trials,
-        figures=figures,
+    bound, step, loader = bound_of(figures), figures.step, figures.loader
+    times = [ms(phase.step_s) for phase in (figures.both, step, loader)]
+    verdict = f"{TITLES[bound]}: a step takes {times[0]} ms, {times[1]} ms without loading, and loading {times[2]} ms."
+    used = (
+        f"Alone, the step computes on {step.cores:.1f} of {figures.cores} cores, and the loader on {loader.cores:.1f}"
     )
+    busy: dict[str, float | None] = {"the step keeps the GPU": step.gpu_percent, "the loader": loader.gpu_percent}
+    busy["the JPEG engines are"] = loader.jpeg_percent
+    busy["its workers are"] = min(100.0, 100 * loader.workers / figures.num_workers) if figures.num_workers else None
+    parts = [used, *(f"{name} {share:.0f} % busy" for name, share in busy.items() if share is not None)]
+    parts += (
+        []
+        if figures.waiting is None
+        else [f"reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time"]
+    )
+    reasons = ["; ".join(parts)]
+    interference = figures.both.step_s / figures.step_s(figures.watched)
+    if interference > INTERFERE:
+        reasons.append(f"A step takes {interference:.1f}x the estimate: step and loader, or other programs, interfere")
+    base: Kind = "stock" if "stock" in figures.alone else figures.watched
+    share = 1 - step.step_s / figures.step_s(base)
+    limit = f"{1 / (1 - share):.2f}x" if share < 0.99 else "100x or more"
+    reasons.append(
+        f"With {base}, loading costs {100 * share:.0f} % of a step: a loader that takes no time gives {limit}"
+    )
+    if len(figures.alone) < 2:
+        verdict += f" There is no other loader to compare with ({figures.failure})"
+    else:
+        stock_s, ours_s = figures.step_s("stock"), figures.step_s("proxyloader")
+        verb = ("may be", "may not be") if interference > INTERFERE else ("is", "is not")
+        worth = f"{verb[stock_s <= WORTH * ours_s]} worth it"
+        gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"
+        verdict += f" proxyloader {worth}: {gain}"
+        reasons += _conditions(figures)
+    gains = sorted(figures.speedups.items(), key=lambda each: -each[1])
+    suggestions = [
+        f"num_workers={count}: the loader alone is {gain:.2f}x as fast" for count, gain in gains if gain >= WORTH
+    ]
+    return Diagnosis(bound, verdict, tuple(reasons), tuple(suggestions), figures)
 
 
 def bound_of(figures: Figures) -> Bound:
-    """Return what bounds the run: whatever takes longest alone, or the cores that the step and the loader share."""
-    step_s, loader_s = figures.step.step_s, figures.loader.step_s
-    longest_s = APART * max(step_s, loader_s)
-    if figures.shared_cores_s(figures.watched) > longest_s and figures.both.step_s > longest_s:
+    """Return what takes longest alone, or the cores that the step and the loader share."""
+    step, loader = figures.step, figures.loader
+    longest_s = APART * max(step.step_s, loader.step_s)
+    if min((step.cpu_s + loader.cpu_s) / figures.cores, figures.both.step_s) > longest_s:
         return "cores"
-    if step_s >= loader_s:
-        return "loop" if _is_python(figures) else "model"
-    return "disk" if not _loader_is_busy(figures) and _reads_wait(figures) else "input"
-
-
-def _is_python(figures: Figures) -> bool:
-    """Whether the step computes in its thread alone: without a GPU, and without threads as of a model on the CPU."""
-    step = figures.step
-    gpu_is_idle = (step.gpu_percent or 0.0) < 100 * HALF
-    return gpu_is_idle and step.thread_share > BUSY and step.main_cpu_s < APART * step.thread_cpu_s
-
-
-def _workers_share(figures: Figures) -> float:
-    return figures.loader.workers_busy / max(1, figures.num_workers)
-
-
-def _loader_is_busy(figures: Figures) -> bool:
-    loader = figures.loader
-    return (
-        max(loader.gpu_percent or 0.0, loader.jpeg_percent or 0.0) > 100 * BUSY
-        or loader.cores_used > BUSY * figures.cores
-        or _workers_share(figures) > HALF
-        or loader.thread_share > (BUSY if figures.num_workers else HALF)
+    if step.step_s >= loader.step_s:
+        computes = step.thread > BUSY and step.cores < APART * step.thread and (step.gpu_percent or 0) < 50
+        return "loop" if computes else "model"
+    is_busy = (
+        max(loader.gpu_percent or 0, loader.jpeg_percent or 0) > 100 * BUSY
+        or loader.cores > BUSY * figures.cores
+        or loader.workers > 0.5 * figures.num_workers > 0
+        or loader.thread > (BUSY if figures.num_workers else 0.5)
     )
+    return "disk" if not is_busy and max(loader.disk_share, figures.waiting or 0) > 0.5 else "input"
 
 
-def _reads_wait(figures: Figures) -> bool:
-    loader = figures.loader
-    return loader.bytes_from_disk > HALF * loader.bytes_read > 0 or (figures.waiting_share or 0.0) > HALF
-
-
-_NAMES: dict[Bound, str] = {
-    "input": "The input bounds",
-    "disk": "The disk bounds",
-    "model": "The model bounds",
-    "loop": "The CPU of the loop bounds",
-    "cores": "The cores, which step and loader share, bound",
-}
-
-
-def _verdict(figures: Figures, bound: Bound) -> str:
-    both, step, loader = (ms(phase.step_s) for phase in (figures.both, figures.step, figures.loader))
-    times = f"a step takes {both} ms, {step} ms without its loader, and the loader alone {loader} ms"
-    return f"{_NAMES[bound]} this run ({times}); {_worth(figures)}."
-
-
-def _worth(figures: Figures) -> str:
-    if len(figures.alone) < 2:
-        return f"there is no other loader to compare with ({figures.failure})"
-    ours, stock = figures.step_s("proxyloader"), figures.step_s("stock")
-    compared = f"{rate(figures, ours)} with proxyloader and {rate(figures, stock)} with the stock loader"
-    may = bool(_hindered(figures))
-    if stock > WORTH * ours:
-        return (
-            f"proxyloader {'may be' if may else 'is'} worth it: {compared}, {three_digits(stock / ours)} times as many"
-        )
-    return f"proxyloader {'may not be' if may else 'is not'} worth it here: {compared}"
-
-
-def _most(figures: Figures) -> str:
-    """Return what a loader that takes no time would bring, by Amdahl's law."""
-    kind: Kind = "stock" if "stock" in figures.alone else figures.watched
-    now_s, least_s = figures.step_s(kind), figures.step.step_s
-    most, name = now_s / least_s, "the stock loader" if kind == "stock" else "this loader"
-    text = f"With {name} a step takes {ms(now_s)} ms, of which {percent(1 - 1 / most)} are the loader's"
-    if most < WORTH:
-        return f"{text}. So no loader makes it faster."
-    bound = f"1 / (1 - {1 - 1 / most:.2f}) = {most:.3g} times" if most < LARGE else f"{LARGE} times or more"
-    text = f"{text}. So by Amdahl's law a loader that takes no time makes it {bound} as fast"
-    if len(figures.alone) < 2:
-        return f"{text}."
-    return f"{text}; proxyloader makes it {now_s / figures.step_s('proxyloader'):.3g} times as fast."
-
-
-def _input_reason(figures: Figures) -> str:
-    loader = figures.loader
-    parts = [f"Alone, the loader uses {loader.cores_used:.1f} of {figures.cores} cores"]
-    if figures.num_workers:
-        parts.append(
-            f"its workers ({figures.num_workers}) are busy {percent(min(1.0, _workers_share(figures)))} of the time"
-        )
-    if loader.jpeg_percent is not None:
-        parts.append(f"the JPEG engines are busy {loader.jpeg_percent:.0f} % of it")
-    if loader.gpu_percent is not None:
-        parts.append(f"the GPU is busy {loader.gpu_percent:.0f} % of it")
-    if not _loader_is_busy(figures):
-        parts.append("none of it is busy, so more workers may help")
-    return "; ".join(parts)
-
-
-def _disk_reason(figures: Figures) -> str:
-    loader = figures.loader
-    read, from_disk = (number / loader.wall_s / 1e6 for number in (loader.bytes_read, loader.bytes_from_disk))
-    reason = (
-        f"The loader mostly waits: it uses {loader.cores_used:.1f} of {figures.cores} cores, reads {read:.1f} MB/s, "
-        f"{from_disk:.1f} of them from a disk of this machine"
+def _conditions(figures: Figures) -> list[str]:
+    """Return when proxyloader is faster."""
+    stock, ours, step_s = figures.alone["stock"], figures.alone["proxyloader"], figures.step.step_s
+    lengths = max(step_s, stock.step_s) * np.geomspace(1e-3, 100, 5000)
+    faster = [s for s in lengths if figures.step_s("stock", s) > WORTH * figures.step_s("proxyloader", s)]
+    found = [f"proxyloader would be faster if a batch took less than {ms(stock.step_s)} ms (here {ms(ours.step_s)})"]
+    if faster:
+        found = [f"proxyloader is faster with steps of less than {ms(max(faster))} ms (here {ms(step_s)})"]
+    found.append(
+        f"CPU time per batch: {ms(ours.cpu_s)} ms with proxyloader, {ms(stock.cpu_s)} ms with the stock loader"
     )
-    if figures.waiting_share is not None:
-        reason += f", and a sample that is read alone waits {percent(figures.waiting_share)} of its time"
-    return reason
+    late_s, gain_s = ours.first_batch_s - stock.first_batch_s, figures.step_s("stock") - figures.step_s("proxyloader")
+    if late_s > 0 and gain_s > 0:
+        found.append(f"It makes up for its later start after {math.ceil(late_s / gain_s):,} batches")
+    return found
 
 
-def _model_reason(figures: Figures) -> str:
-    reason = f"The loop waits {ms(figures.both.wait_s)} ms of each step for its batch"
-    gpu = figures.step.gpu_percent
-    return reason if gpu is None else f"{reason}, and the GPU is busy {gpu:.0f} % of the step alone"
+def plot(diagnosis: Diagnosis, file: Path) -> None:
+    """Plot the speed of both loaders by the time of the step alone."""
+    from matplotlib.figure import Figure
+
+    figures = diagnosis.figures
+    times_s = [figures.step.step_s, *(phase.step_s for phase in figures.alone.values())]
+    steps_s = np.geomspace(max(min(times_s) / 2, max(times_s) / 50), 2 * max(times_s), 200)
+    drawing = Figure(figsize=(7, 4), layout="constrained")
+    axes = drawing.subplots()
+    for kind in sorted(figures.alone):  # the wider line first
+        speeds = [figures.batch_size / figures.step_s(kind, step_s) for step_s in steps_s]
+        axes.plot(1e3 * steps_s, speeds, linewidth=4 if kind == "proxyloader" else 1.5, label=kind)
+    axes.axvline(1e3 * max(figures.step.step_s, steps_s[0]), color="grey", linestyle=":", label="this step")
+    axes.set(xscale="log", xlabel="step alone, ms", ylabel="images/s", title=TITLES[diagnosis.bound], ylim=(0, None))
+    axes.legend(frameon=False)
+    drawing.savefig(file)
 
 
-def _loop_reason(figures: Figures) -> str:
-    gpu = figures.step.gpu_percent
-    beside = "no GPU works" if gpu is None else f"the GPU is busy {gpu:.0f} %"
-    return (
-        f"The thread of the loop computes {percent(figures.step.thread_share)} of the step alone, and {beside}: that "
-        "is Python, or a model on one core"
-    )
+def ms(seconds: float) -> str:
+    return three_digits(1e3 * seconds)
 
 
-def _cores_reason(figures: Figures) -> str:
-    return (
-        f"A step takes {ms(figures.step.cpu_s)} ms of CPU time, and a batch {ms(figures.loader.cpu_s)} ms. That takes "
-        f"{figures.cores} cores {ms(figures.shared_cores_s(figures.watched))} ms at best"
-    )
-
-
-_REASONS: dict[Bound, Callable[[Figures], str]] = {
-    "input": _input_reason,
-    "disk": _disk_reason,
-    "model": _model_reason,
-    "loop": _loop_reason,
-    "cores": _cores_reason,
-}
-
-
-def _hindered(figures: Figures) -> str:
-    """Return what the loop as it is takes above what was estimated, or "" if that is little."""
-    above = figures.both.step_s / figures.step_s(figures.watched)
-    if above < HINDERED:
-        return ""
-    return (
-        f" Together, step and loader take {above:.1f} times what follows from each alone: they hinder each other, or "
-        "other programs hinder them."
-    )
+def three_digits(number: float) -> str:
+    """Return a number with three significant digits, at least 0.001."""
+    digits = 2 - math.floor(math.log10(max(number, 1e-3)))
+    return f"{number:,.{min(3, max(0, digits))}f}"

@@ -1,1 +1,0 @@
-"""Synthetic photographs for tests, the demo and the benchmark."""
