@@ -134,7 +134,7 @@ def test_the_loader_can_be_put_in_torchs_place_for_the_whole_program(photos: Pat
 def test_every_recipe_in_the_readme_runs(photos: Path, tmp_path: Path) -> None:
     recipes = [code for code in blocks(README, "python") if not code.startswith("from ")]
     assert len(recipes) == 5 and all(len(code.splitlines()) <= 6 for code in recipes[1:])
-    smaller = {"num_workers=8": "num_workers=1", "num_workers=2": "num_workers=1", "range(90)": "range(2)"}
+    smaller = {"num_workers=8": "num_workers=1", "range(90)": "range(2)"}
     smaller["RandomResizedCrop(224)"] = "RandomResizedCrop(32)"
     script = "\n".join(recipes)
     for long, short in smaller.items():
@@ -142,10 +142,7 @@ def test_every_recipe_in_the_readme_runs(photos: Path, tmp_path: Path) -> None:
         script = script.replace(long, short)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "photos").symlink_to(photos)
-    done = _run(script, tmp_path)
-    equal, difference, bad_files = done.splitlines()
-    assert equal == "True" and bad_files == "0 []"
-    assert float(difference.removeprefix("tensor(").removesuffix(")")) < 1 / 255
+    assert _run(script, tmp_path) == "0 []\n"
 
 
 def _run(script: str, folder: Path, *arguments: str, afresh: bool = False) -> str:
@@ -158,7 +155,7 @@ def _run(script: str, folder: Path, *arguments: str, afresh: bool = False) -> st
 @pytest.mark.parametrize("number", range(1, 5))
 def test_a_recipe_needs_no_other_than_the_shared_lines(number: int) -> None:
     shared, *others = [code for code in blocks(README, "python") if not code.startswith("from ")]
-    tree = ast.parse(shared.split("torch.manual_seed")[0] + others[number - 1])
+    tree = ast.parse(shared + others[number - 1])
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     known = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
     known |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
@@ -166,7 +163,7 @@ def test_a_recipe_needs_no_other_than_the_shared_lines(number: int) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 150
+    assert len(README.read_text().splitlines()) <= 120
 
 
 def numbers(found: object) -> Iterator[int]:
@@ -199,9 +196,3 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 def test_every_link_of_the_readme_leads_to_a_file() -> None:
     for page in (README, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md"):
         assert [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()] == [], page
-
-
-def test_what_the_demo_prints_in_the_readme_is_recorded() -> None:
-    (printed,) = re.findall(r"```text\n(Speed.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    recorded = (ROOT / "benchmarks" / "results" / "demo.txt").read_text().splitlines()
-    assert [line for line in printed.splitlines() if line not in recorded] == []

@@ -247,7 +247,7 @@ class DataLoader(CheckpointedLoader[T]):
             loader_state = self._upcoming
             iterator = self._running() if self._running is not None else None
             if iterator is not None:
-                iterator.close()
+                iterator.close(until_begun=True)
             pool = self._pool_for_epoch(loader_state)
             at_first = loader_state.copied()
             self._next_epoch = loader_state.following()  # another thread may begin this epoch meanwhile
@@ -347,7 +347,7 @@ class DataLoader(CheckpointedLoader[T]):
     def _is_torchs(self, found: Translated, loader_state: LoaderState) -> bool:
         """Return whether torch's own loader gives the batches of the next epoch, with nothing of ours in its way."""
         options, counts = self._options, self._counts
-        has_nothing = found.is_torchs or (counts.has_given_up and not counts.has_images)
+        has_nothing = (found.is_torchs and not found.plans) or (counts.has_given_up and not counts.has_images)
         is_asked_for_more = (
             options.server is not None
             or options.seed is not None
@@ -360,7 +360,6 @@ class DataLoader(CheckpointedLoader[T]):
         kind = type(of_samples(self._own_sampler))
         return (
             has_nothing
-            and not found.plans
             and not is_asked_for_more
             and (kind is ShardedSampler or kind.__module__.startswith("torch.utils.data"))
         )

@@ -55,10 +55,14 @@ class LoaderIterator:
     def __len__(self) -> int:
         return len(self._pool.workers._index_sampler)  # as torch's iterators; TypeError for an IterableDataset
 
-    def close(self) -> None:
-        """Cancel the batches in flight and release the workers. So does dropping the iterator."""
+    def close(self, until_begun: bool = False) -> None:
+        """Cancel the batches in flight and release the workers. So does dropping the iterator.
+
+        ``until_begun``: an epoch is about to begin, without which there is no next batch, and no end either.
+        """
         with self._turn:
             self._feed.close()
+            self._was_interrupted = until_begun
 
     def __next__(self) -> Any:
         if self._feed.process != os.getpid():
@@ -139,7 +143,7 @@ class PassThroughIterator:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def close(self) -> None:
+    def close(self, until_begun: bool = False) -> None:
         """Do nothing, as torch's iterators have no batches in flight outside of their workers."""
 
     def __next__(self) -> Any:
