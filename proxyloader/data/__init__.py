@@ -3,7 +3,6 @@
 __all__ = [
     "bad_samples",
     "batch_memory",
-    "called_transforms",
     "compiled_transform",
     "dataset",
     "deferral",
@@ -12,7 +11,6 @@ __all__ = [
     "hooks",
     "image_calls",
     "jpeg",
-    "lazy_image",
     "lazy_tensor",
     "live_dataset",
     "placeholders",

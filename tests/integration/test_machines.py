@@ -129,7 +129,7 @@ def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, lim
         for workers in (0, 1):
             for batch_size in (4, 256):
                 loader = DataLoader(Spelled(root), batch_size, num_workers=workers, pin_memory=True, device={device!r})
-                for _ in range(2): {WHOLE}
+                {WHOLE}
     """)
     if device == "cuda" and "RLIMIT_AS" in limit:
         pytest.skip("CUDA itself addresses more than there is")
