@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from .deferral import current
 from .encoded_image import EncodedImage, refuse_too_large
 from .lazy_image import encoded_in, is_late, late_image, path_in
 from .lazy_tensor import lazy, with_values
-from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
+from .placeholders import ImageCall
 from .transformed import Transformed
 
 
@@ -44,20 +44,11 @@ class CompiledTransform(TransformStandIn):
 
     @cached_property
     def _chain(self) -> Chain:
-        chain = chain_of(self.plan, self.original)
-        if self.plan.rest is not None:
-            chain.transforms = ()  # nobody calls it in the worker, and it may hold what cannot be pickled
-        return chain
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.plan.rest is None:
-            return self.__dict__
-        # The rest is called in the main process, so it need not be pickled.
-        return self.__dict__ | {"original": None, "_chain": self._chain}
+        return chain_of(self.plan, self.original)
 
     def __call__(
         self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes, *others: Any
-    ) -> ProxySample | torch.Tensor | tuple[ProxySample | torch.Tensor, ...]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """
         Args:
             image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or the content of an image file.
@@ -65,14 +56,13 @@ class CompiledTransform(TransformStandIn):
 
         Returns:
             The output tensor, whose values are computed late, or a tuple of them if the transform has several outputs.
-            If a part is left to the batches, a placeholder.
 
         Raises:
             ImageError: the image is too large, or Pillow cannot read the bytes.
             InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
         deferral, encoded = current(), None
-        if deferral is not None and not deferral.is_active and self.plan.rest is None:
+        if deferral is not None and not deferral.is_active:
             return self.original(image.decoded() if isinstance(image, EncodedImage) else image, *others)  # type: ignore[no-any-return]
         try:
             encoded = self._encoded(image, *others)
@@ -91,12 +81,9 @@ class CompiledTransform(TransformStandIn):
         refuse_too_large(encoded.height, encoded.width, encoded.path, self.max_pixels)
         return self.outputs(encoded)
 
-    def outputs(self, image: EncodedImage) -> ProxySample | torch.Tensor | tuple[ProxySample | torch.Tensor, ...]:
+    def outputs(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return what a call returns, without a look at the size of the image, or at changes of the original."""
         call = ImageCall.of(Transformed.of(image).then(self._chain), self.plan)
-        if self.plan.rest is not None:
-            ProxySample.was_handed_out = True
-            return ProxySample(call)
         if self.plan.output.images == 1:
             return lazy(call, 0)
         return tuple(lazy(call, output) for output in range(self.plan.output.images))
@@ -131,8 +118,6 @@ class CompiledTransform(TransformStandIn):
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
             return encoded_in(image) or EncodedImage.from_pil(image, path_in(image))
-        if isinstance(image, ProxySample):
-            raise InputError(NO_TENSOR_YET, code="not-decoded")
         if not isinstance(image, EncodedImage):
             raise InputError(
                 f"the dataset gave its transform a {type(image).__name__}"
@@ -157,7 +142,7 @@ class WorkerTransform(TransformStandIn):
         return self.transform(image)
 
 
-def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["raise", "batch"] = "raise") -> Any:
+def compile_transforms(transform: Callable[..., Any]) -> Any:
     """Translate a torchvision transform that your own dataset calls.
 
     ``DataLoader`` does this by itself for ``dataset.transform``, and takes other transforms where they are called. So
@@ -168,9 +153,6 @@ def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["r
         transform: a torchvision Compose (v1 or v2) or one transform. Or an object of your own that holds such
             transforms in its attributes and calls them once or several times for an image, as ``TwoCropsTransform``
             does.
-        unsupported: what to do with a part that is not translated. "raise" raises an error. "batch" calls it and all
-            following parts on the decoded batches, if images are tensors of one size there. Random numbers are then
-            drawn once for the whole batch.
 
     Returns:
         A CompiledTransform; or a copy of your object that holds CompiledTransforms.
@@ -178,22 +160,16 @@ def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["r
     Raises:
         UnsupportedTransformError: a part has no equal in DALI; names the position and the class.
     """
-
-    return _compiled(transform, rest=unsupported == "batch")
-
-
-def compile_for_loader(transform: Any, unsupported: str) -> Any:
-    """Translate a transform as ``compile_transforms`` does, for a value of the loader's ``unsupported``."""
-    return _compiled(transform, rest=unsupported == "batch", takes_all=unsupported == "auto")
+    return compile_for_loader(transform, takes_all=False)
 
 
-def _compiled(transform: Any, rest: bool = False, takes_all: bool = False) -> Any:
+def compile_for_loader(transform: Any, takes_all: bool) -> Any:
+    """Translate a transform as ``compile_transforms`` does. ``takes_all`` is that of ``CompiledTransform``."""
+
     def compiled(position: str, held: Any) -> CompiledTransform:
         if isinstance(held, CompiledTransform):
             return held
-        plan = plan_for(held, f"transform{position}", rest=rest)
-        as_translated = Snapshot(held) if plan.rest is None else None
-        return CompiledTransform(plan, held, takes_all, as_translated=as_translated)
+        return CompiledTransform(plan_for(held, f"transform{position}"), held, takes_all, as_translated=Snapshot(held))
 
     return replace_nested(transform, compiled) if is_holder(transform) else compiled("", transform)
 

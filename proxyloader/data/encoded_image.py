@@ -227,8 +227,8 @@ class EncodedImage:
             raise InputError(
                 f"{path or 'an image'}: the mode is {image.mode!r}, and DALI takes 'RGB' alone where a transform must "
                 "be translated. Convert the image in the dataset, image.convert('RGB'), which makes three channels. Or "
-                "let torchvision transform it in its mode, in the worker: by the loader's unsupported='auto', with the "
-                "transform itself where you have called compile_transforms",
+                "let torchvision transform it in its mode, in the worker: with the loader's translate=True, the "
+                "default, and the transform itself where you have called compile_transforms",
                 code="wrong-mode",
             )
         size_bytes = 3 * image.height * image.width

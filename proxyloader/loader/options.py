@@ -13,9 +13,6 @@ from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
 
-Unsupported = Literal["auto", "raise", "batch", "cpu"]
-UNSUPPORTED: tuple[Unsupported, ...] = ("auto", "raise", "batch", "cpu")
-
 
 @dataclass(frozen=True)
 class LoaderOptions:
@@ -29,8 +26,7 @@ class LoaderOptions:
     on_error: OnError
     max_pixels: int | None
     check_scans: bool
-    unsupported: Unsupported
-    translate: bool
+    translate: bool | Literal["all"]
     prefetch: int
     num_threads: int | Literal["auto"]
     hw_decoder_load: float | Literal["auto"]
@@ -44,15 +40,13 @@ class LoaderOptions:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {self.on_error!r}")
         if self.num_threads != "auto":
             check_num_threads(self.num_threads, ", or 'auto'")
-        if not isinstance(self.translate, bool):
-            raise ValueError(f"translate is True or False; got {self.translate!r}")
+        if not isinstance(self.translate, bool) and self.translate != "all":
+            raise ValueError(f"translate must be True, False or 'all', got {self.translate!r}")
         if not isinstance(self.check_scans, bool):
             raise ValueError(f"check_scans must be True or False, got {self.check_scans!r}")
         share = self.hw_decoder_load
         if share != "auto" and not (isinstance(share, (int, float)) and 0 <= share <= 1):
             raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {share!r}")
-        if self.unsupported not in UNSUPPORTED:
-            raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {self.unsupported!r}")
         check_device(self.device)
         OutputFormat(self.dtype, self.memory_format)
         if self.server is not None and not hasattr(self.server, "runs"):

@@ -145,7 +145,7 @@ def _explain(verbs: Any) -> None:
         "which function; the DALI operators that do the work; and how far the pixels may be\n"
         "from torchvision's. Where a part is refused, it says why and what to do instead.\n"
         "Exit status 1: something is refused. A loader leaves it to the workers then, unless\n"
-        "unsupported='raise'.",
+        "translate='all'.",
         "proxyloader explain resnet50\n"
         "  proxyloader explain ResNet50_Weights.IMAGENET1K_V2\n"
         "  proxyloader explain train:transform",

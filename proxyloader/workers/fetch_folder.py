@@ -86,7 +86,7 @@ class FolderFetcher:
         """Return what stands for each image after the transform; None if they cannot be one batch."""
         plan, sizes = transform.plan, set()
         made: list[Any] = []
-        draws_alone = plan.key in self._plans and plan.rest is None and plan.output.images == 1 and _torch_collates()
+        draws_alone = plan.key in self._plans and plan.output.images == 1 and _torch_collates()
         is_ahead = draws_alone and seed_for is None and self._may_draw_ahead and plan.takes_numbers_ahead
         is_ahead &= len(images) >= WORTH_IT
         with drawing_ahead() if is_ahead else contextlib.nullcontext():

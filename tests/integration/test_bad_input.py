@@ -274,8 +274,8 @@ def test_an_exception_of_the_dataset_is_what_torch_would_raise(folder: ImageFold
 def test_an_unsupported_transform_is_refused_when_the_loader_is_built_if_it_is_to_be(folder: ImageFolder) -> None:
     folder.transform = transforms.Compose([transforms.Resize(32), transforms.Lambda(len), transforms.ToTensor()])
     with raises(UnsupportedTransformError, position="transform.transforms[1]", transform="Lambda") as caught:
-        DataLoader(folder, unsupported="raise")
-    assert "unsupported='auto'" in str(caught.value)  # what to do instead
+        DataLoader(folder, translate="all")
+    assert "translate=True" in str(caught.value)  # what to do instead
 
 
 def test_images_of_several_sizes_cannot_be_stacked_and_the_error_says_what_to_do(folder: ImageFolder) -> None:

@@ -28,7 +28,7 @@ OURS = {
     "on_error": "skip",
     "max_pixels": 10**7,
     "check_scans": False,
-    "unsupported": "batch",
+    "translate": "all",
     "prefetch": 3,
     "num_threads": 2,
     "hw_decoder_load": 0.5,

@@ -408,16 +408,16 @@ class ForgetsToConvert(Numbered):
         return self.transform(image), index
 
 
-@pytest.mark.parametrize("unsupported", ["raise", "auto"])
+@pytest.mark.parametrize("translate", ["all", True])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_a_picture_that_the_dataset_forgot_to_convert_is_its_bug_and_not_skipped(
-    spelled: Numbered, on_error: Any, unsupported: Any
+    spelled: Numbered, on_error: Any, translate: Any
 ) -> None:
-    arguments = dict(num_workers=1, on_error=on_error, device="cpu", unsupported=unsupported)
+    arguments = dict(num_workers=1, on_error=on_error, device="cpu", translate=translate)
     loader = DataLoader(ForgetsToConvert(spelled.root, TRANSFORM), BATCH, **arguments)
     found = outcomes(loader)
     error = found.pop(1)
-    if unsupported == "raise":
+    if translate == "all":
         assert isinstance(error, InputError) and (error.code, error.index) == ("wrong-mode", 5)
     else:  # a grey picture cannot be stacked upon others, as under torch
         assert type(error) is RuntimeError and "these are (1, " in str(error)

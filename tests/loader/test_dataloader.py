@@ -129,24 +129,6 @@ def test_a_collate_fn_runs_where_torch_runs_it_and_draws_the_same_numbers(
     assert found == ([0, 1, 0, 1, 0] if workers else [None] * 5)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_of_placeholders_a_collate_fn_gets_decoded_samples_in_the_main_process(
-    dataset: ImageFolder, workers: int, device: str
-) -> None:
-    called = []
-
-    def collate(samples: list[Any]) -> Any:
-        called.append(len(samples))
-        return stacked_backwards(samples)
-
-    dataset.transform = transforms.Compose([*TRANSFORM.transforms, transforms.Lambda(doubled)])
-    ours = list(DataLoader(dataset, 10, num_workers=workers, collate_fn=collate, device=device, unsupported="batch"))
-    theirs = list(StockLoader(dataset, 10, collate_fn=stacked_backwards))
-    assert called == [10, 10, 10, 10, 8]
-    for (images, labels), (stock_images, stock_labels) in zip(ours, theirs):
-        assert labels == stock_labels and (images.cpu() - stock_images).abs().mean() < 1 / 255
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_without_batches_images_come_one_by_one(dataset: ImageFolder, workers: int, device: str) -> None:
     ours = list(DataLoader(dataset, None, num_workers=workers, device=device))
@@ -458,29 +440,6 @@ def test_what_a_dataset_does_to_a_transformed_image_is_done(
         return kind(TouchesPixels(str(photos), TRANSFORM), 12, shuffle=True, num_workers=workers)
 
     assert_as_torch(build, epochs if touch in USE_VALUES else by_dali, device=device)
-
-
-def doubled(image: torch.Tensor) -> torch.Tensor:
-    return image * 2
-
-
-def test_a_placeholder_of_a_batch_to_come_is_no_tensor_and_says_where_this_works(
-    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TouchesPixels, "touch", staticmethod(lambda image, result: result))
-    (plain, _, _) = next(iter(DataLoader(TouchesPixels(dataset.root, TRANSFORM), 4, device="cpu")))
-    longer = transforms.Compose([*TRANSFORM.transforms, transforms.Lambda(doubled)])
-    advice = (
-        r"on the batch, in a collate_fn, or in the transform, there with unsupported='auto' if it is refused; or use"
-    )
-    for unsupported, times in {"batch": 2, "cpu": 4, "auto": 4}.items():
-        touch = doubled if unsupported != "batch" else lambda image: image
-        monkeypatch.setattr(TouchesPixels, "touch", staticmethod(lambda image, result, touch=touch: touch(result)))
-        loader = DataLoader(TouchesPixels(dataset.root, longer), 4, device="cpu", unsupported=unsupported)
-        assert (next(iter(loader))[0] - times * plain).abs().mean() < times / 255
-    monkeypatch.setattr(TouchesPixels, "touch", staticmethod(lambda image, result: doubled(result)))
-    with pytest.raises(TypeError, match=advice):
-        next(iter(DataLoader(TouchesPixels(dataset.root, longer), 4, device="cpu", unsupported="batch")))
 
 
 @pytest.mark.parametrize(

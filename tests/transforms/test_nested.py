@@ -214,16 +214,13 @@ def test_one_transform_upon_another_is_refused_where_the_user_compiled_them() ->
     data = compare.images("small")["small"]
     with raises(InputError, code="wrong-input"):
         compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(data))
-    with raises(InputError, code="not-decoded"):  # of a part that is left to the batches, there is a placeholder
-        rest = v2.Compose([*FLIP.transforms, v2.Lambda(lambda image: image)])
-        compile_transforms(Chained(compile_transforms(rest, unsupported="batch")))(EncodedImage.from_bytes(data))
 
 
 def test_one_transform_upon_another_is_torchvisions_in_a_loader() -> None:
     data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
     torch.manual_seed(2)
     theirs = [chained(compare.opened(data)) for _ in range(5)]
-    state, compiled = torch.get_rng_state(), compile_for_loader(chained, "auto")
+    state, compiled = torch.get_rng_state(), compile_for_loader(chained, takes_all=True)
     torch.manual_seed(2)
     ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
     assert torch.equal(torch.get_rng_state(), state)
