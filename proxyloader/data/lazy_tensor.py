@@ -522,7 +522,7 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
         )
 
 
-def _collated(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
+def collate_images(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors, for ``torch.utils.data.default_collate``."""
     if any(isinstance(each, ProxySample) for each in batch):  # of a pipeline or a folder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
@@ -539,7 +539,7 @@ def _reduced(tensor: torch.Tensor) -> Any:
 
 
 # These are also the functions for a LazyTensor, which is found as a torch.Tensor.
-default_collate_fn_map.update(dict.fromkeys((torch.Tensor, ProxySample), _collated))
+default_collate_fn_map.update(dict.fromkeys((torch.Tensor, ProxySample), collate_images))
 ForkingPickler.register(torch.Tensor, _reduced)
 
 _overloaded_args = torch.overrides._get_overloaded_args

@@ -29,6 +29,7 @@ from .._random_state import set_states, states_now
 from ..data.compiled_transform import CompiledTransform
 from ..data.dataset import LateOpener
 from ..data.encoded_image import EncodedImage
+from ..data.lazy_tensor import collate_images
 from ..data.placeholders import ProxySample
 from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
 from .scan_checks import PassedSamples, checking
@@ -105,7 +106,7 @@ class FolderFetcher:
 def _torch_collates() -> bool:
     """Return whether torch's default ``collate_fn`` calls no function of the user's for a sample or an image."""
     known = collate.default_collate_fn_map
-    return known.get(torch.Tensor) is collate.collate_tensor_fn and not any(isinstance((), kind) for kind in known)
+    return known.get(torch.Tensor) is collate_images and not any(isinstance((), kind) for kind in known)
 
 
 def _is_known(folder: Any) -> bool:
