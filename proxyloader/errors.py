@@ -97,7 +97,7 @@ class ImageError(ProxyLoaderError, OSError):
         "undecodable": "what is in the file is not an image, or not all of one",
         "unreadable": "the system cannot read the file; `errno` says why",
         "machine": "the system cannot read the file; the disk, the network or a process limit may be at fault",
-        "too-large": "it has more pixels than `max_pixels`, or than DALI takes",
+        "too-large": "it has more pixels than Pillow opens, or than DALI takes",
         "none-readable": "none of the samples that could take its place can be read, or none of the epoch",
     }
 

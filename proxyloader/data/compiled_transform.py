@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import ParamRow, Plan, Size
 from ..transforms.registry import is_holder, plan_for
 from .deferral import current
-from .encoded_image import EncodedImage, refuse_too_large
+from .encoded_image import EncodedImage
 from .lazy_image import encoded_in, is_late, late_image, path_in
 from .lazy_tensor import lazy, with_values
 from .placeholders import ImageCall
@@ -32,14 +32,12 @@ class CompiledTransform(TransformStandIn):
         plan: the translation.
         original: the transform itself.
         takes_all: whether inputs that DALI does not take are given to the original, which runs in the worker.
-        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
         as_translated: the transform as it was when it was translated. A dataset may change it for each image.
     """
 
     plan: Plan
     original: Any = field(default=None, compare=False, repr=False)
     takes_all: bool = False
-    max_pixels: int | None = None
     as_translated: Snapshot | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -58,7 +56,7 @@ class CompiledTransform(TransformStandIn):
             The output tensor, whose values are computed late, or a tuple of them if the transform has several outputs.
 
         Raises:
-            ImageError: the image is too large, or Pillow cannot read the bytes.
+            ImageError: Pillow cannot read the bytes.
             InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
         deferral, encoded = current(), None
@@ -78,11 +76,10 @@ class CompiledTransform(TransformStandIn):
             if isinstance(made, tuple) and others:
                 return with_values(made[0]), *made[1:]
             return with_values(made)  # type: ignore[no-any-return]
-        refuse_too_large(encoded.height, encoded.width, encoded.path, self.max_pixels)
         return self.outputs(encoded)
 
     def outputs(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Return what a call returns, without a look at the size of the image, or at changes of the original."""
+        """Return what a call returns, without a look at changes of the original."""
         call = ImageCall.of(Transformed.of(image).then(self._chain), self.plan)
         if self.plan.output.images == 1:
             return lazy(call, 0)
@@ -113,7 +110,7 @@ class CompiledTransform(TransformStandIn):
                 code="wrong-number",
             )
         if isinstance(image, bytes):
-            return EncodedImage.from_bytes(image, max_pixels=self.max_pixels)
+            return EncodedImage.from_bytes(image)
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
@@ -132,12 +129,10 @@ class WorkerTransform(TransformStandIn):
     """A transform that torchvision runs in the worker, on the image that Pillow decodes."""
 
     transform: Any
-    max_pixels: int | None = None
 
     def __call__(self, image: Any) -> Any:
-        """Apply the transform. ImageError: the image cannot be decoded, or is too large."""
+        """Apply the transform. ImageError: the image cannot be decoded."""
         if isinstance(image, EncodedImage):
-            refuse_too_large(image.height, image.width, image.path, self.max_pixels)
             image = image.decoded()
         return self.transform(image)
 
@@ -187,13 +182,3 @@ def compiled_in(transform: Any) -> list[CompiledTransform]:
     """Return the CompiledTransforms that ``transform`` is or holds; [] if there are none."""
     found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
     return [each for each in found if isinstance(each, CompiledTransform)]
-
-
-def with_max_pixels(transform: Any, max_pixels: int | None) -> Any:
-    """Return a copy of the transform with another limit for the number of pixels of its images."""
-
-    def limited(_: str, held: Any) -> Any:
-        known = isinstance(held, (CompiledTransform, WorkerTransform))
-        return replace(held, max_pixels=max_pixels) if known else held
-
-    return replace_nested(limited("", transform), limited)

@@ -76,8 +76,6 @@ class DataLoader(CheckpointedLoader[T]):
         on_error: what to do with a sample that cannot be read. "raise" raises an ImageError at its batch. "skip" leaves
             out the sample with its label. "replace" uses the next readable sample of the dataset. ``loader.errors``
             lists these samples.
-        max_pixels: maximum number of pixels of an image. Default: the limit of Pillow, which is twice
-            ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: search JPEGs for lost blocks in the worker before a GPU decodes them for the first time, and let
             Pillow decode damaged files. If False, a damaged image may show parts of other images. ``proxyloader
             verify`` reads all files of a dataset to their ends.
@@ -149,7 +147,6 @@ class DataLoader(CheckpointedLoader[T]):
         server: ProxyServer | None = None,
         seed: int | None = None,
         on_error: OnError = "raise",
-        max_pixels: int | None = None,
         check_scans: bool = True,
         translate: bool | Literal["all"] = True,
         num_shards: int | Auto | None = None,
@@ -205,7 +202,6 @@ class DataLoader(CheckpointedLoader[T]):
         self.server = server
         self.seed = seed
         self.on_error: OnError = on_error
-        self.max_pixels = max_pixels
         self.check_scans = check_scans
         self.translate: bool | Literal["all"] = translate
         self.prefetch = prefetch

@@ -24,7 +24,6 @@ class LoaderOptions:
     server: Any
     seed: int | None
     on_error: OnError
-    max_pixels: int | None
     check_scans: bool
     translate: bool | Literal["all"]
     prefetch: int
@@ -33,9 +32,8 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         check_int("prefetch", self.prefetch, 1)
-        for name, value, least in (("seed", self.seed, 0), ("max_pixels", self.max_pixels, 1)):
-            if value is not None:
-                check_int(name, value, least)
+        if self.seed is not None:
+            check_int("seed", self.seed, 0)
         if self.on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {self.on_error!r}")
         if self.num_threads != "auto":

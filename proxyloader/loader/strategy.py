@@ -47,7 +47,7 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     not_translated: list[str] = []
     try:
         compile = functools.partial(_compiled, options=options, not_translated=not_translated)
-        wrapped = wrap(dataset, options.max_pixels, compile=compile)
+        wrapped = wrap(dataset, compile=compile)
     except TypeError:  # its transform cannot be set
         if options.translate == "all":
             raise
@@ -58,7 +58,7 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     if not options.on_gpu:
         compiled = plans_in(dataset)
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
-            return _left_to_torchvision(dataset, options, f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}")
+            return _left_to_torchvision(dataset, f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}")
     if _is_in_memory(dataset):
         reason = "" if plans else "its samples are in memory, with nothing to decode"
         is_of_tensors = all(type(source) is TensorDataset for source in sources_of(dataset))
@@ -100,9 +100,9 @@ def _named(error: UnsupportedTransformError) -> str:
     return f"{error.position}: {error.transform}" if error.transform else error.position
 
 
-def _left_to_torchvision(dataset: Any, options: LoaderOptions, reason: str) -> Translated:
+def _left_to_torchvision(dataset: Any, reason: str) -> Translated:
     """Leave the dataset's transforms to torchvision. Transforms that the user compiled keep their plans."""
-    left = wrap(dataset, options.max_pixels, compile=left_to_torchvision)
+    left = wrap(dataset, compile=left_to_torchvision)
     return Translated(
         left, plans_in(left), reason=reason, warnings=(f"torchvision transforms in the workers: {reason}",)
     )

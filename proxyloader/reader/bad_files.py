@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -61,7 +60,7 @@ def is_of_an_image(error: Exception) -> bool:
 
 def _why_unreadable(path: str) -> str:
     try:
-        EncodedImage.open(path, max_pixels=sys.maxsize)  # DALI has no limit
+        EncodedImage.open(path)
     except ImageError as error:
         return str(error)
     return ""

@@ -26,7 +26,6 @@ OURS = {
     "memory_format": torch.channels_last,
     "seed": 7,
     "on_error": "skip",
-    "max_pixels": 10**7,
     "check_scans": False,
     "translate": "all",
     "prefetch": 3,

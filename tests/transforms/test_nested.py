@@ -18,7 +18,6 @@ from proxyloader.data.compiled_transform import (
     compile_for_loader,
     compiled_in,
     left_to_torchvision,
-    with_max_pixels,
 )
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.lazy_tensor import LazyTensor
@@ -162,11 +161,6 @@ def test_they_reach_workers_that_are_spawned() -> None:
         compiled = compile_transforms(holder)
         again = pickle.loads(pickle.dumps(compiled))
         assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
-
-
-def test_a_limit_of_pixels_reaches_what_they_hold() -> None:
-    limited = with_max_pixels(compile_transforms(MultiCrop()), 7)
-    assert {each.max_pixels for each in compiled_in(limited)} == {7}
 
 
 def test_left_to_torchvision_they_get_decoded_images() -> None:

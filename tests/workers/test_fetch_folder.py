@@ -165,7 +165,6 @@ def changed(root: str) -> ImageFolder:
         lambda root: wrap(ImageFolder(root, TRAIN, target_transform=str)),
         lambda root: wrap(FetchesAhead(root, TRAIN)),
         lambda root: wrap(with_samples(root, Looked)),
-        lambda root: wrap(wrap(ImageFolder(root, TRAIN)), max_pixels=50),
         lambda root: ImageFolder(root, TRAIN),
         lambda root: TensorDataset(torch.zeros(48)),
         changed,
