@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import Translated, length_of, sources_of
-from ..data.distributed import Auto
+from ..data.distributed import Auto, World
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
 from ..workers.loader_state import LoaderState, is_stateful
@@ -31,7 +31,7 @@ from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
 from .iterator import LoaderIterator, PassThroughIterator
-from .options import LoaderOptions
+from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -86,10 +86,10 @@ class DataLoader(CheckpointedLoader[T]):
             DALI does not accept an input. False lets torch load the dataset, without DALI. Then tensors of four
             dimensions count as images, and are returned on ``device``. ``dtype``, ``memory_format``, ``seed``,
             ``on_error`` and states work as with DALI.
-        num_shards: number of processes that share the dataset, each of which loads its shard. See ``ShardedSampler``.
-            "auto" uses ``World.current()``. Default: each process loads the whole dataset, as in torch. With
-            ``shuffle=True`` the order depends only on ``seed``, or 0, and the epoch. ``generator`` is not used for it.
-        shard_id: index of this process's shard, from 0. Default: the rank of the process.
+        num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
+            ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
+            each process loads the whole dataset, as in torch. With ``shuffle=True`` the order depends only on ``seed``,
+            or 0, and the epoch. ``generator`` is not used for it.
         last_batch_policy: what to do with the last batch of a shard: a ``LastBatchPolicy`` of this package or of DALI,
             or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
             processes may have one batch more than others.
@@ -149,8 +149,7 @@ class DataLoader(CheckpointedLoader[T]):
         on_error: OnError = "raise",
         check_scans: bool = True,
         translate: bool | Literal["all"] = True,
-        num_shards: int | Auto | None = None,
-        shard_id: int | Auto | None = None,
+        num_shards: int | Auto | World | None = None,
         last_batch_policy: str | enum.Enum | None = None,
         prefetch: int = 2,
         num_threads: int | Literal["auto"] = "auto",
@@ -162,7 +161,6 @@ class DataLoader(CheckpointedLoader[T]):
         sharded = build_sampler(
             dataset,
             num_shards,
-            shard_id,
             last_batch_policy,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -207,7 +205,7 @@ class DataLoader(CheckpointedLoader[T]):
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
-        LoaderOptions.of(self)  # which checks them
+        self._options = LoaderOptions.of(self)
         check_device_exists(device)
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
@@ -219,6 +217,11 @@ class DataLoader(CheckpointedLoader[T]):
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
     _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTION_NAMES and "_options" in vars(self):  # a trainer sets loader.device, for example
+            self._options = LoaderOptions.of(self, **{name: value})
+        super().__setattr__(name, value)
 
     @property
     def _iterator(self) -> Any:

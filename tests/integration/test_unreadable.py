@@ -22,7 +22,16 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, read_image
 from torchvision.transforms import functional
 
-from proxyloader import DataLoader, EncodedImage, ImageError, InputError, PipelineError, ProxyLoaderError, ProxyServer
+from proxyloader import (
+    DataLoader,
+    EncodedImage,
+    ImageError,
+    InputError,
+    PipelineError,
+    ProxyLoaderError,
+    ProxyServer,
+    World,
+)
 from proxyloader.data.bad_samples import is_about_the_file
 from proxyloader.data.jpeg import read_jpeg_header
 
@@ -193,7 +202,7 @@ def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
     damage(spelled, how, 3, 16, 17, 18, 19, 20)
     found = []
     for sharing in (
-        *(dict(num_shards=2, shard_id=k, last_batch_policy="drop") for k in range(2)),
+        *(dict(num_shards=World(2, k), last_batch_policy="drop") for k in range(2)),
         *(dict(sampler=DistributedSampler(spelled, 2, k, shuffle=False)) for k in range(2)),
     ):
         options: Any = dict(num_workers=workers, on_error="skip", device=device, **sharing)
@@ -646,7 +655,7 @@ def test_the_path_is_known_where_a_datasets_own_code_opens_what_is_no_image(
 
 
 def test_an_unknown_way_is_refused_with_those_that_are_known(spelled: Numbered) -> None:
-    with pytest.raises(ValueError, match="on_error is one of 'raise', 'skip', 'replace'; got 'ignore'"):
+    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"):
         DataLoader(spelled, on_error="ignore")  # type: ignore[arg-type]
 
 
