@@ -111,7 +111,8 @@ def _unpack_run(data: torch.Tensor) -> ProxyInputBatch:
 
 NO_TENSOR_YET = (
     "server.proxy returns no tensor yet: the pipeline runs once for the whole batch, after the dataset. Do this in the "
-    "pipeline, in a collate_fn, or on the batch"
+    "pipeline, in a collate_fn, or on the batch. torch's default collate_fn needs such outputs in all samples of a batch, "
+    "or in none"
 )
 
 NO_BATCH_YET = (
@@ -225,13 +226,6 @@ class Proxy:
         ProxySample.was_handed_out = True
         samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
         return samples[0] if self.num_outputs == 1 else samples
-
-
-@dataclass(frozen=True)
-class ServerInWorker:
-    """Replacement of a ProxyServer in a worker that was not forked, if a dataset holds one."""
-
-    proxy: Proxy
 
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:
