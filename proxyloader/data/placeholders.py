@@ -111,8 +111,8 @@ def _unpack_run(data: torch.Tensor) -> ProxyInputBatch:
 
 NO_TENSOR_YET = (
     "server.proxy returns no tensor yet: the pipeline runs once for the whole batch, after the dataset. Do this in the "
-    "pipeline, in a collate_fn, or on the batch. torch's default collate_fn needs such outputs in all samples of a batch, "
-    "or in none"
+    "pipeline, in a collate_fn, or on the batch. torch's default collate_fn needs such outputs in all samples of a "
+    "batch, or in none"
 )
 
 NO_BATCH_YET = (
