@@ -1,7 +1,7 @@
 """Exceptions that proxyloader raises.
 
     ProxyLoaderError
-    ├── UnsupportedTransformError (ValueError)   a transform has no equal in DALI, and unsupported="raise"
+    ├── UnsupportedTransformError (ValueError)   a transform cannot be translated, with translate="all"
     ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
     │   ├── MissingImageError (FileNotFoundError)
     │   ├── ForeignImageError (PIL.UnidentifiedImageError)
@@ -75,7 +75,6 @@ class UnsupportedTransformError(ProxyLoaderError, ValueError):
         "chance": "the kind, the type or the channels of what it leaves behind depend on chance",
         "several-images": "there are several images of one here, which it does not take",
         "no-tensor": "the whole transform ends with a PIL image",
-        "no-batch": '`unsupported="batch"`, and there is no batch of tensors to call it on',
     }
 
     def __init__(self, message: str, *, code: str = "", argument: str = "") -> None:
@@ -97,7 +96,7 @@ class ImageError(ProxyLoaderError, OSError):
         "undecodable": "what is in the file is not an image, or not all of one",
         "unreadable": "the system cannot read the file; `errno` says why",
         "machine": "the system cannot read the file; the disk, the network or a process limit may be at fault",
-        "too-large": "it has more pixels than `max_pixels`, or than DALI takes",
+        "too-large": "it has more pixels than Pillow opens, or than DALI takes",
         "none-readable": "none of the samples that could take its place can be read, or none of the epoch",
     }
 
@@ -144,7 +143,6 @@ class InputError(ProxyLoaderError, ValueError):
         "mixed-batch": "some samples of a batch went through the proxy, and others did not",
         "large-batch": "the batch is larger than the pipeline's",
         "foreign-server": "the sample was made by the proxy of another server",
-        "wrong-output": 'what `unsupported="batch"` calls on a batch gives something that is no batch',
     }
 
     def __init__(self, message: str, *, code: str = "", index: Any = None) -> None:

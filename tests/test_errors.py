@@ -143,7 +143,7 @@ class Faulty(Dataset[Any]):
 def test_code_and_fields_come_out_of_a_worker(workers: int, start: str | None, tmp_path: Any) -> None:
     missing = str(tmp_path / "missing.jpg")
     arguments: dict[str, Any] = dict(num_workers=workers, multiprocessing_context=start, device="cpu")
-    loader = DataLoader(Faulty(missing), batch_size=1, unsupported="raise", **arguments)
+    loader = DataLoader(Faulty(missing), batch_size=1, translate="all", **arguments)
     _, unreadable, grey, refused, machine = outcomes(loader)
     assert isinstance(unreadable, ImageError) and isinstance(machine, ImageError)
     assert (unreadable.code, unreadable.index, unreadable.path, unreadable.errno) == ("unreadable", 1, missing, 2)

@@ -257,7 +257,7 @@ def interrupt(frame, event, function):
 if __name__ == "__main__":
     transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
     dataset = datasets.ImageFolder(sys.argv[1], transform)
-    loader = DataLoader(dataset, 4, device="cpu", unsupported="raise")
+    loader = DataLoader(dataset, 4, device="cpu", translate="all")
     sys.setprofile(interrupt)
     try:
         for _ in range(100):

@@ -247,8 +247,7 @@ def pytorch(args: argparse.Namespace, world: World) -> tuple[Any, Any]:
 def proxy(args: argparse.Namespace, world: World) -> tuple[Any, Any]:
     how = {
         "seed": args.seed,
-        "num_shards": world.size,
-        "shard_id": world.rank,
+        "num_shards": proxyloader.World(world.size, world.rank),
         "device": world.device,
         "dtype": args.data_type,
         "memory_format": args.memory_format,

@@ -48,7 +48,7 @@ class OutputFormat:
         Raises:
             ValueError: the conversion between uint8 and floating-point would need a scale.
         """
-        if self.dtype is None or plan.rest is not None:
+        if self.dtype is None:
             return
         if self.dtype == torch.uint8 and plan.output.dtype != "uint8":
             raise ValueError(

@@ -27,7 +27,7 @@ ROOM = 1.5
 
 
 class PlanServer(RunQueue):
-    """The run queue of the pipeline of a plan. On each batch it does the rest of the plan, and sets the output format.
+    """The run queue of the pipeline of a plan. It returns images in the output format.
 
     Args:
         plan: the plan.
@@ -36,11 +36,9 @@ class PlanServer(RunQueue):
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
-        self._format, self._rest = format, plan.rest
-        wanted = format if plan.rest is None else OutputFormat()  # deferred transforms take torchvision's format
-        self._channels_last = wanted.channels_last
-        float16 = options.device_id is None and wanted.dtype == torch.float16  # DALI has no bfloat16
-        self._options = self._built = replace(options, float16=float16, channels_last=wanted.channels_last)
+        self._format, self._channels_last = format, format.channels_last
+        float16 = options.device_id is None and format.dtype == torch.float16  # DALI has no bfloat16
+        self._options = self._built = replace(options, float16=float16, channels_last=format.channels_last)
         self._fits_images = 0.0  # size up to which batches keep the pipeline; 0: it has had none
         steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
         self._plan = plan_of(steps) if last else plan
@@ -50,7 +48,7 @@ class PlanServer(RunQueue):
         self._last_steps: FusedNormalize | None = None
         if options.device_id is not None:
             device = torch.device("cuda", options.device_id)
-            self._last_steps = FusedNormalize(last, plan.output.channels, wanted.dtype, device)
+            self._last_steps = FusedNormalize(last, plan.output.channels, format.dtype, device)
 
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
         with self._lock:  # only one of two threads may rebuild
@@ -120,7 +118,7 @@ class PlanServer(RunQueue):
         return [_each(self._finished, output) for output in super().collect(pipeline_run)]
 
     def _finished(self, images: torch.Tensor) -> torch.Tensor:
-        return self._format.of_images(images if self._rest is None else self._rest(images))
+        return self._format.of_images(images)
 
 
 def trim_heap() -> None:

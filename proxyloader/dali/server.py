@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, ServerInWorker, one_kind
+from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, one_kind
 from . import api
 from .output_format import Outputs, stacked_or_listed
 from .run_queue import RunQueue
@@ -66,15 +65,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         """The callable to use in a dataset. It takes the pipeline inputs of one sample, and can be pickled."""
         return self._proxy
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the server for a worker that is not forked, as a stand-in that has only the proxy.
-
-        Raises:
-            TypeError: the server is pickled or copied for any other purpose.
-        """
-        if get_spawning_popen() is None:
-            raise TypeError("a ProxyServer cannot be pickled or copied; its proxy can: server.proxy")
-        return ServerInWorker, (self._proxy,)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("ProxyServer cannot be pickled; give server.proxy to the dataset instead")
 
     def start_thread(self) -> None:
         """Open the server. No thread is started here, as DALI's own threads do the work."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import ParamRow, Plan, Size
 from ..transforms.registry import is_holder, plan_for
 from .deferral import current
-from .encoded_image import EncodedImage, refuse_too_large
+from .encoded_image import EncodedImage
 from .lazy_image import encoded_in, is_late, late_image, path_in
 from .lazy_tensor import lazy, with_values
-from .placeholders import NO_TENSOR_YET, ImageCall, ProxySample
+from .placeholders import ImageCall
 from .transformed import Transformed
 
 
@@ -32,32 +32,21 @@ class CompiledTransform(TransformStandIn):
         plan: the translation.
         original: the transform itself.
         takes_all: whether inputs that DALI does not take are given to the original, which runs in the worker.
-        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
         as_translated: the transform as it was when it was translated. A dataset may change it for each image.
     """
 
     plan: Plan
     original: Any = field(default=None, compare=False, repr=False)
     takes_all: bool = False
-    max_pixels: int | None = None
     as_translated: Snapshot | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def _chain(self) -> Chain:
-        chain = chain_of(self.plan, self.original)
-        if self.plan.rest is not None:
-            chain.transforms = ()  # nobody calls it in the worker, and it may hold what cannot be pickled
-        return chain
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.plan.rest is None:
-            return self.__dict__
-        # The rest is called in the main process, so it need not be pickled.
-        return self.__dict__ | {"original": None, "_chain": self._chain}
+        return chain_of(self.plan, self.original)
 
     def __call__(
         self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes, *others: Any
-    ) -> ProxySample | torch.Tensor | tuple[ProxySample | torch.Tensor, ...]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """
         Args:
             image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or the content of an image file.
@@ -65,14 +54,13 @@ class CompiledTransform(TransformStandIn):
 
         Returns:
             The output tensor, whose values are computed late, or a tuple of them if the transform has several outputs.
-            If a part is left to the batches, a placeholder.
 
         Raises:
-            ImageError: the image is too large, or Pillow cannot read the bytes.
+            ImageError: Pillow cannot read the bytes.
             InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
         """
         deferral, encoded = current(), None
-        if deferral is not None and not deferral.is_active and self.plan.rest is None:
+        if deferral is not None and not deferral.is_active:
             return self.original(image.decoded() if isinstance(image, EncodedImage) else image, *others)  # type: ignore[no-any-return]
         try:
             encoded = self._encoded(image, *others)
@@ -88,15 +76,11 @@ class CompiledTransform(TransformStandIn):
             if isinstance(made, tuple) and others:
                 return with_values(made[0]), *made[1:]
             return with_values(made)  # type: ignore[no-any-return]
-        refuse_too_large(encoded.height, encoded.width, encoded.path, self.max_pixels)
         return self.outputs(encoded)
 
-    def outputs(self, image: EncodedImage) -> ProxySample | torch.Tensor | tuple[ProxySample | torch.Tensor, ...]:
-        """Return what a call returns, without a look at the size of the image, or at changes of the original."""
+    def outputs(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return what a call returns, without a look at changes of the original."""
         call = ImageCall.of(Transformed.of(image).then(self._chain), self.plan)
-        if self.plan.rest is not None:
-            ProxySample.was_handed_out = True
-            return ProxySample(call)
         if self.plan.output.images == 1:
             return lazy(call, 0)
         return tuple(lazy(call, output) for output in range(self.plan.output.images))
@@ -126,13 +110,11 @@ class CompiledTransform(TransformStandIn):
                 code="wrong-number",
             )
         if isinstance(image, bytes):
-            return EncodedImage.from_bytes(image, max_pixels=self.max_pixels)
+            return EncodedImage.from_bytes(image)
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
             return encoded_in(image) or EncodedImage.from_pil(image, path_in(image))
-        if isinstance(image, ProxySample):
-            raise InputError(NO_TENSOR_YET, code="not-decoded")
         if not isinstance(image, EncodedImage):
             raise InputError(
                 f"the dataset gave its transform a {type(image).__name__}"
@@ -147,17 +129,15 @@ class WorkerTransform(TransformStandIn):
     """A transform that torchvision runs in the worker, on the image that Pillow decodes."""
 
     transform: Any
-    max_pixels: int | None = None
 
     def __call__(self, image: Any) -> Any:
-        """Apply the transform. ImageError: the image cannot be decoded, or is too large."""
+        """Apply the transform. ImageError: the image cannot be decoded."""
         if isinstance(image, EncodedImage):
-            refuse_too_large(image.height, image.width, image.path, self.max_pixels)
             image = image.decoded()
         return self.transform(image)
 
 
-def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["raise", "batch"] = "raise") -> Any:
+def compile_transforms(transform: Callable[..., Any]) -> Any:
     """Translate a torchvision transform that your own dataset calls.
 
     ``DataLoader`` does this by itself for ``dataset.transform``, and takes other transforms where they are called. So
@@ -168,9 +148,6 @@ def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["r
         transform: a torchvision Compose (v1 or v2) or one transform. Or an object of your own that holds such
             transforms in its attributes and calls them once or several times for an image, as ``TwoCropsTransform``
             does.
-        unsupported: what to do with a part that is not translated. "raise" raises an error. "batch" calls it and all
-            following parts on the decoded batches, if images are tensors of one size there. Random numbers are then
-            drawn once for the whole batch.
 
     Returns:
         A CompiledTransform; or a copy of your object that holds CompiledTransforms.
@@ -178,22 +155,16 @@ def compile_transforms(transform: Callable[..., Any], *, unsupported: Literal["r
     Raises:
         UnsupportedTransformError: a part has no equal in DALI; names the position and the class.
     """
-
-    return _compiled(transform, rest=unsupported == "batch")
-
-
-def compile_for_loader(transform: Any, unsupported: str) -> Any:
-    """Translate a transform as ``compile_transforms`` does, for a value of the loader's ``unsupported``."""
-    return _compiled(transform, rest=unsupported == "batch", takes_all=unsupported == "auto")
+    return compile_for_loader(transform, takes_all=False)
 
 
-def _compiled(transform: Any, rest: bool = False, takes_all: bool = False) -> Any:
+def compile_for_loader(transform: Any, takes_all: bool) -> Any:
+    """Translate a transform as ``compile_transforms`` does. ``takes_all`` is that of ``CompiledTransform``."""
+
     def compiled(position: str, held: Any) -> CompiledTransform:
         if isinstance(held, CompiledTransform):
             return held
-        plan = plan_for(held, f"transform{position}", rest=rest)
-        as_translated = Snapshot(held) if plan.rest is None else None
-        return CompiledTransform(plan, held, takes_all, as_translated=as_translated)
+        return CompiledTransform(plan_for(held, f"transform{position}"), held, takes_all, as_translated=Snapshot(held))
 
     return replace_nested(transform, compiled) if is_holder(transform) else compiled("", transform)
 
@@ -211,13 +182,3 @@ def compiled_in(transform: Any) -> list[CompiledTransform]:
     """Return the CompiledTransforms that ``transform`` is or holds; [] if there are none."""
     found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
     return [each for each in found if isinstance(each, CompiledTransform)]
-
-
-def with_max_pixels(transform: Any, max_pixels: int | None) -> Any:
-    """Return a copy of the transform with another limit for the number of pixels of its images."""
-
-    def limited(_: str, held: Any) -> Any:
-        known = isinstance(held, (CompiledTransform, WorkerTransform))
-        return replace(held, max_pixels=max_pixels) if known else held
-
-    return replace_nested(limited("", transform), limited)

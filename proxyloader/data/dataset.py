@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
@@ -16,7 +14,7 @@ from torchvision.datasets.vision import StandardTransform, VisionDataset
 
 from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
-from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in, with_max_pixels
+from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in
 from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import PILLOW_DECODES_LATE, late_image
@@ -64,7 +62,7 @@ def sources_of(dataset: Any) -> list[Any]:
     return [dataset]
 
 
-def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
+def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
     """Return a shallow copy of ``dataset`` whose images stay encoded and are transformed in DALI.
 
     ``DataLoader`` does this by itself. The original dataset does not change. The copy differs in these attributes:
@@ -79,7 +77,6 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
             ``ConcatDataset`` of such datasets, also nested; any dataset that keeps a torchvision or timm transform, or
             an object that calls some, in ``.transform`` and calls it with an RGB image. In a loader's workers JPEGs
             that the latter opens with Pillow stay encoded, too; Pillow decodes other images.
-        max_pixels: maximum number of pixels of an image; None: Pillow's limit.
         compile: function that returns the replacement of a transform.
 
     Returns:
@@ -89,43 +86,37 @@ def wrap(dataset: D, max_pixels: int | None = None, *, compile: Callable[[Any], 
         UnsupportedTransformError: the transform is not translated.
     """
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
-        return _with(dataset, dataset=wrap(dataset.dataset, max_pixels, compile=compile))
+        return _with(dataset, dataset=wrap(dataset.dataset, compile=compile))
     if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
-        return _with(dataset, datasets=[wrap(part, max_pixels, compile=compile) for part in dataset.datasets])
+        return _with(dataset, datasets=[wrap(part, compile=compile) for part in dataset.datasets])
     transform = getattr(dataset, "transform", None)
     if _is_of_timm(dataset, "AugMixDataset"):  # its transform is only the first of three
         return dataset
     if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_for_images(dataset, transform):
         return dataset
-    compiled = compile(transform) if max_pixels is None else with_max_pixels(compile(transform), max_pixels)
+    compiled = compile(transform)
     changed: dict[str, Any] = {"transform": compiled}
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
         is_left = not compiled_in(compiled) and not (compiled is transform and PILLOW_DECODES_LATE)
-        opens: Callable[..., Any] = functools.partial(_opened_by_pillow, max_pixels=max_pixels)
-        changed["loader"] = opens if is_left else LateOpener(max_pixels)
+        changed["loader"] = _opened_by_pillow if is_left else open_late
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
     return _with(dataset, **changed)
 
 
-def _opened_by_pillow(path: str, max_pixels: int | None) -> Image.Image:
+def _opened_by_pillow(path: str) -> Image.Image:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read."""
-    return EncodedImage.open(path, max_pixels).decoded()
+    return EncodedImage.open(path).decoded()
 
 
-@dataclass(frozen=True)
-class LateOpener:
-    """Opens an image as torchvision's loaders do, but raises ImageError if it cannot be read, and decodes it late."""
-
-    max_pixels: int | None = None
-
-    def __call__(self, path: str) -> Image.Image | EncodedImage:
-        encoded, deferral = EncodedImage.open(path, self.max_pixels), current()
-        if not PILLOW_DECODES_LATE:
-            return encoded
-        return late_image(encoded) if deferral is None or deferral.is_active else encoded.decoded()
+def open_late(path: str) -> Image.Image | EncodedImage:
+    """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
+    encoded, deferral = EncodedImage.open(path), current()
+    if not PILLOW_DECODES_LATE:
+        return encoded
+    return late_image(encoded) if deferral is None or deferral.is_active else encoded.decoded()
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

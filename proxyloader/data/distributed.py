@@ -95,8 +95,9 @@ class World:
         current = cls.current()
         if asked is not None and asked.num_shards != current.num_shards:
             raise ValueError(
-                f"num_shards={num_shards} without shard_id takes this process's rank, and it is {current.in_words()}. "
-                "Give shard_id, too, or num_shards='auto', or start as many processes (torchrun --nproc_per_node)"
+                f"num_shards={num_shards} is given without a rank, and this process is {current.in_words()}. "
+                "Use num_shards='auto', start as many processes (torchrun --nproc_per_node), or give the rank, too: "
+                f"num_shards=World({num_shards}, rank) for a DataLoader, shard_id=rank for a ShardedSampler"
             )
         return current
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 import re
 import stat
-import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any, ClassVar
 
 from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError, InputError
 from .bad_samples import ForeignImageError, LargeImageError, image_error_like, is_system_error
@@ -36,6 +37,7 @@ NOT_YET = (
 """Advice for messages about an image that is used as if it were decoded."""
 
 REPLACE = "Replace the file, or leave it out of the dataset"
+LIMIT = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is meant to be this large"
 MACHINE = "The file may be sound: the disk, the network or a limit of the process may be at fault"
 
 _SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
@@ -118,7 +120,9 @@ class EncodedImage:
         Raises:
             ImageError: Pillow cannot decode it.
         """
-        return _decoded(self.data, self.path, self.height * self.width)
+        # No limit of pixels holds here: it held where the image was opened, and may be another one by now.
+        opens = JpegImageFile if self.data[: len(JPEG_START)] == JPEG_START else PpmImageFile
+        return _decoded(self.data, self.path, opens)
 
     def __getattr__(self, name: str) -> Any:
         if name == "data" and (view := self._view) is not None:
@@ -131,12 +135,13 @@ class EncodedImage:
         raise TypeError(f"an EncodedImage is not decoded yet, and cannot be an array. {NOT_YET}")
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], max_pixels: int | None = None) -> EncodedImage:
+    def open(cls, path: str | os.PathLike[str]) -> EncodedImage:
         """Read an image file without decoding it. Files that DALI would decode differently are decoded by Pillow.
+
+        As in ``PIL.Image.open``, ``PIL.Image.MAX_IMAGE_PIXELS`` limits the number of pixels.
 
         Args:
             path: path of the file.
-            max_pixels: maximum number of pixels; None: twice ``PIL.Image.MAX_IMAGE_PIXELS``, as in Pillow.
 
         Raises:
             ImageError: the file is missing, empty, too large, or not an image that Pillow reads.
@@ -147,11 +152,11 @@ class EncodedImage:
         except OSError as error:
             raise _unreadable(path, error) from error
         if data is None:  # Pillow reads no more of it than it needs
-            return cls.by_pillow(None, path, max_pixels)
-        return cls._taken(data, path, max_pixels, is_whole=len(data) <= MOST_READ_BYTES)
+            return cls.by_pillow(None, path)
+        return cls._taken(data, path, is_whole=len(data) <= MOST_READ_BYTES)
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str = "", max_pixels: int | None = None) -> EncodedImage:
+    def from_bytes(cls, data: bytes, path: str = "") -> EncodedImage:
         """Create an image from the content of a file. Only JPEGs stay encoded; Pillow decodes the other formats.
 
         DALI has no faster decoder for the other formats.
@@ -159,44 +164,41 @@ class EncodedImage:
         Args:
             data: whole content of the file.
             path: path for messages.
-            max_pixels: see ``open``.
 
         Raises:
             ImageError: Pillow cannot decode it either, or it is too large.
         """
-        return cls._taken(bytes(data), path, max_pixels, is_whole=True)
+        return cls._taken(bytes(data), path, is_whole=True)
 
     @classmethod
-    def _taken(cls, data: bytes | memoryview, path: str, max_pixels: int | None, is_whole: bool) -> EncodedImage:
+    def _taken(cls, data: bytes | memoryview, path: str, is_whole: bool) -> EncodedImage:
         if not data:
             raise _bad(path, "the file is empty (0 bytes)", kind=ForeignImageError)
-        jpeg = cls.of_jpeg(data, path, max_pixels)
+        jpeg = cls.of_jpeg(data, path)
         if jpeg is not None:
+            Image._decompression_bomb_check(jpeg.size)  # warns as Image.open does
             return jpeg
-        return cls.by_pillow(data if is_whole else None, path, max_pixels)
+        return cls.by_pillow(data if is_whole else None, path)
 
     @classmethod
-    def of_jpeg(cls, data: bytes | memoryview, path: str = "", max_pixels: int | None = None) -> EncodedImage | None:
+    def of_jpeg(cls, data: bytes | memoryview, path: str = "") -> EncodedImage | None:
         """Create an image from the content of a JPEG file; None if DALI might decode it in another way than Pillow.
 
-        So Pillow decodes a damaged file, where the dataset opens it, and raises its errors there. A memoryview is of a
-        place in the memory of its batch.
-
-        Raises:
-            ImageError: it is too large.
+        So Pillow decodes a file that is damaged or too large, where the dataset opens it, and raises its errors there.
+        A memoryview is of a place in the memory of its batch.
         """
         if data[: len(JPEG_START)] != JPEG_START:
             return None
         header = read_jpeg_header(data)
         if header is None or not header.as_pillow or min(header.height, header.width) < SMALLEST_SIDE_PX:
             return None
-        refuse_too_large(header.height, header.width, path, max_pixels)
+        if _is_too_large(header.height, header.width):
+            return None
         ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END and len(data) <= MOST_READ_BYTES
         if checks.are_passed and ends_as_jpeg and not header.is_progressive:
             return cls(data, header.height, header.width, path, header)
         scans = read_scans(memoryview(data)[:MOST_READ_BYTES], header)
-        if scans is not None:
-            refuse_too_large(header.height, header.width, path, max_pixels, scans.number)
+        if scans is not None and not _is_too_large(header.height, header.width, scans.number):
             jpeg = data[: scans.end]
             if checks.are_passed or is_sound(jpeg, header, scans):
                 return cls(jpeg, header.height, header.width, path, header)
@@ -204,7 +206,7 @@ class EncodedImage:
         return None
 
     @classmethod
-    def by_pillow(cls, data: bytes | memoryview | None, path: str = "", max_pixels: int | None = None) -> EncodedImage:
+    def by_pillow(cls, data: bytes | memoryview | None, path: str = "") -> EncodedImage:
         """Decode with Pillow, whatever the format. The pixels are passed on uncompressed.
 
         Args:
@@ -213,7 +215,7 @@ class EncodedImage:
         Raises:
             ImageError: Pillow cannot decode it, or it is too large.
         """
-        return cls.from_pil(_decoded(data, path, max_pixels), path)
+        return cls.from_pil(_decoded(data, path), path)
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
@@ -227,8 +229,8 @@ class EncodedImage:
             raise InputError(
                 f"{path or 'an image'}: the mode is {image.mode!r}, and DALI takes 'RGB' alone where a transform must "
                 "be translated. Convert the image in the dataset, image.convert('RGB'), which makes three channels. Or "
-                "let torchvision transform it in its mode, in the worker: by the loader's unsupported='auto', with the "
-                "transform itself where you have called compile_transforms",
+                "let torchvision transform it in its mode, in the worker: with the loader's translate=True, the "
+                "default, and the transform itself where you have called compile_transforms",
                 code="wrong-mode",
             )
         size_bytes = 3 * image.height * image.width
@@ -239,21 +241,12 @@ class EncodedImage:
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
 
-def refuse_too_large(height: int, width: int, path: str, max_pixels: int | None, scans: int = 1) -> None:
-    """Raise ImageError for more than ``max_pixels`` pixels; None: more than Pillow opens.
-
-    Or for so many scans that decoding them would take minutes.
-    """
-    if max_pixels is not None:
-        limit, raised = max_pixels, "Give the loader a larger max_pixels"
-    elif Image.MAX_IMAGE_PIXELS is not None:
-        limit, raised = 2 * Image.MAX_IMAGE_PIXELS, "Give the loader max_pixels, or raise PIL.Image.MAX_IMAGE_PIXELS,"
-    else:
-        return
-    if height * width > limit or height * width * scans > MOST_PASSES * max(limit, PILLOWS_LIMIT_PIXELS):
-        scanned = f" in {scans} scans, a pass over the picture each" if height * width <= limit else ""
-        reason = f"{width} x {height} pixels{scanned}, and the limit is {limit} (it could be a decompression bomb)"
-        raise _bad(path, reason, "too-large", f"{raised} if it is meant", kind=LargeImageError)
+def _is_too_large(height: int, width: int, scans: int = 1) -> bool:
+    """Return whether Pillow refuses to open an image of this size, or it would take minutes to decode its scans."""
+    if Image.MAX_IMAGE_PIXELS is None:
+        return False
+    limit, pixels = 2 * Image.MAX_IMAGE_PIXELS, height * width
+    return pixels > limit or pixels * scans > MOST_PASSES * max(limit, PILLOWS_LIMIT_PIXELS)
 
 
 def _content(path: str) -> bytes | memoryview | None:
@@ -291,26 +284,22 @@ def _content(path: str) -> bytes | memoryview | None:
         os.close(descriptor)
 
 
-def _decoded(data: bytes | memoryview | None, path: str, max_pixels: int | None) -> Image.Image:
+def _decoded(
+    data: bytes | memoryview | None, path: str, opens: Callable[[IO[bytes]], Image.Image] | None = None
+) -> Image.Image:
     """Return the image in mode RGB; see ``EncodedImage.by_pillow``."""
     try:
         file: IO[bytes]
-        with open(path, "rb") if data is None else io.BytesIO(data) as file, _opened(file, max_pixels) as image:
-            scans = 1
-            if image.format in ("JPEG", "MPO"):
-                file.seek(0)
-                scans = len(_SCAN_HEADER.findall(file.read(MOST_READ_BYTES)))
-            refuse_too_large(image.height, image.width, path, max_pixels, scans)
+        with open(path, "rb") if data is None else io.BytesIO(data) as file, (opens or Image.open)(file) as image:
+            if opens is None and image.format in ("JPEG", "MPO"):
+                _refuse_scans(file, image, path)
             decoded: Image.Image = image.convert("RGB")
             _ = decoded.im  # decodes it here: see NOTE [ Decoded late ]
             return decoded
-    except (ImageError, MemoryError):
+    except (ImageError, MemoryError, Image.DecompressionBombWarning):
         raise
     except Image.DecompressionBombError as error:
-        reason = f"it could be a decompression bomb: {str(error).rstrip('.')}"
-        raise _bad(
-            path, reason, "too-large", "Give the loader max_pixels if it is meant", kind=LargeImageError
-        ) from error
+        raise _bad(path, str(error).rstrip("."), "too-large", LIMIT, kind=LargeImageError) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
         raise _bad(path, f"{size} bytes, in no image format that Pillow knows", kind=ForeignImageError) from error
@@ -320,20 +309,13 @@ def _decoded(data: bytes | memoryview | None, path: str, max_pixels: int | None)
         raise _bad(path, f"Pillow cannot decode it: {error}") from error
 
 
-def _opened(file: IO[bytes], max_pixels: int | None) -> Image.Image:
-    """Open an image as Pillow does. With ``max_pixels``, skip Pillow's limit, which is global to the process."""
-    if max_pixels is None:
-        return Image.open(file)
-    Image.init()
-    start = file.read(16)
-    for opens, accepts in [Image.OPEN[name] for name in Image.ID]:
-        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):  # raised for other formats
-            accepted = accepts is None or accepts(start)
-            if accepted and not isinstance(accepted, str):  # a string says why the file is not accepted
-                file.seek(0)
-                image: Image.Image = opens(file, "")
-                return image
-    raise UnidentifiedImageError
+def _refuse_scans(file: IO[bytes], image: Image.Image, path: str) -> None:
+    """Raise ImageError if decoding the scans of a JPEG would take minutes."""
+    file.seek(0)
+    scans = len(_SCAN_HEADER.findall(file.read(MOST_READ_BYTES)))
+    if _is_too_large(image.height, image.width, scans):
+        reason = f"{image.width} x {image.height} pixels in {scans} scans, each of which is a pass over the image"
+        raise _bad(path, f"{reason}: it could be a decompression bomb", "too-large", LIMIT, kind=LargeImageError)
 
 
 def _unreadable(path: str, error: OSError) -> ImageError:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torchvision.io import ImageReadMode
 
-from ..errors import ImageError
 from ..transforms.chain import START_AS_TENSOR
 from .bad_samples import UndecodableError
 from .encoded_image import EncodedImage
@@ -62,7 +61,7 @@ def _encoded(data: Any, mode: int) -> EncodedImage | None:
         return None
     try:
         image = EncodedImage.of_jpeg(data.numpy().tobytes())
-    except (ImageError, RuntimeError, TypeError):
+    except (RuntimeError, TypeError):
         return None
     if image is None or image.header is None or (mode == 0 and len(image.header.component_ids) != COLORS):
         return None

@@ -32,7 +32,6 @@ from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
-from ..errors import ImageError
 from .batch_memory import batch_memory
 from .deferral import current
 from .encoded_image import MOST_READ_BYTES, EncodedImage
@@ -272,10 +271,7 @@ def _opened_late(file: Any, filename: Any) -> JpegImageFile | None:
     file.seek(0)
     place = batch_memory.place(size_bytes) if type(file) in (io.BufferedReader, io.BytesIO) else None
     data: bytes | memoryview = file.read(size_bytes) if place is None else place[: file.readinto(place)]
-    try:
-        encoded = EncodedImage.of_jpeg(data, filename if isinstance(filename, str) else "")
-    except ImageError:  # it takes long to decode, which Pillow does without a word
-        return None
+    encoded = EncodedImage.of_jpeg(data, filename if isinstance(filename, str) else "")
     if encoded is None or encoded.header is None:
         return None
     at = encoded.header.first_scan + 2

@@ -110,16 +110,14 @@ def _unpack_run(data: torch.Tensor) -> ProxyInputBatch:
 
 
 NO_TENSOR_YET = (
-    "inside the dataset a transformed image is no tensor yet: behind proxyloader.DataLoader DALI makes the tensors of "
-    "a whole batch at once. Do this on the batch, in a collate_fn, or in the transform, there with unsupported='auto' "
-    "if it is refused; or use torch.utils.data.DataLoader for this dataset. torch's default collate_fn needs such "
-    "images in all samples of a batch, or in none"
+    "server.proxy returns no tensor yet: the pipeline runs once for the whole batch, after the dataset. Do this in the "
+    "pipeline, in a collate_fn, or on the batch. torch's default collate_fn needs such outputs in all samples of a "
+    "batch, or in none"
 )
 
 NO_BATCH_YET = (
-    "a stock DataLoader's batch holds no tensor yet where the dataset called a compiled transform, or server.proxy. "
-    "Load with proxyloader.DataLoader(dataset, ...), with server=server where it is that; or first call "
-    "batch = server.produce_data(batch)"
+    "in the batches of a stock DataLoader the outputs of server.proxy are no tensors yet. First call "
+    "batch = server.produce_data(batch), or load with proxyloader.DataLoader(dataset, ..., server=server)"
 )
 
 
@@ -228,13 +226,6 @@ class Proxy:
         ProxySample.was_handed_out = True
         samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
         return samples[0] if self.num_outputs == 1 else samples
-
-
-@dataclass(frozen=True)
-class ServerInWorker:
-    """Replacement of a ProxyServer in a worker that was not forked, if a dataset holds one."""
-
-    proxy: Proxy
 
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:

@@ -14,6 +14,7 @@ repeat the sample at which they would begin, so that all processes take the same
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
@@ -203,8 +204,7 @@ def _range(samples: int, shards: int, shard: int) -> tuple[int, int]:
 
 def build_sampler(
     dataset: Any,
-    num_shards: int | Auto | None,
-    shard_id: int | Auto | None,
+    num_shards: int | Auto | World | None,
     last_batch_policy: str | enum.Enum | None,
     *,
     batch_size: int | None,
@@ -219,12 +219,11 @@ def build_sampler(
     ValueError: the arguments contradict each other, or the number of running processes.
     """
     if num_shards is None:
-        for name, value in (("shard_id", shard_id), ("last_batch_policy", last_batch_policy)):
-            if value is not None:
-                raise ValueError(
-                    f"{name}={value!r} needs num_shards: without it each process loads all samples. Give "
-                    "num_shards='auto', or their number (1 for a process alone)"
-                )
+        if last_batch_policy is not None:
+            raise ValueError(
+                f"last_batch_policy={last_batch_policy!r} needs num_shards: without it each process loads all samples. "
+                "Give num_shards='auto', or their number (1 for a process alone)"
+            )
         if isinstance(sampler, ShardedSampler) and sampler.shard_spec["batch_size"] not in (None, batch_size):
             raise ValueError(
                 f"the sampler makes batches of {sampler.batch_size} full (last_batch_policy="
@@ -240,10 +239,10 @@ def build_sampler(
         raise ValueError(
             f"drop_last=True contradicts last_batch_policy={policy.value!r}: leave out one of them, or use 'drop'"
         )
+    shard: tuple[Any, ...] = dataclasses.astuple(num_shards) if isinstance(num_shards, World) else (num_shards,)
     found = ShardedSampler(
         dataset,
-        num_shards,
-        "auto" if shard_id is None else shard_id,
+        *shard,
         shuffle=bool(shuffle),
         seed=seed or 0,
         last_batch_policy=policy,

@@ -157,6 +157,9 @@ class ImageCounts:
 class DescribedLoader(TorchDataLoader[T]):
     """Base class of DataLoader that says what loads its images."""
 
+    _options: LoaderOptions
+    """Checked when the loader is built, and when one of its attributes is set."""
+
     _servers: PlanServers
     _counts: ImageCounts
     _loader_state: LoaderState | None
@@ -223,10 +226,6 @@ class DescribedLoader(TorchDataLoader[T]):
         is_short = time.monotonic() - self._began_s < SHORT_S
         if is_forked and is_short and self._servers.kept and not self._options.on_gpu:
             self._warn(NEW_WORKERS)
-
-    @property
-    def _options(self) -> LoaderOptions:
-        return LoaderOptions.of(self)
 
     @property
     def _translate(self) -> Callable[[], Translated]:

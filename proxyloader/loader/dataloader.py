@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import Translated, length_of, sources_of
-from ..data.distributed import Auto
+from ..data.distributed import Auto, World
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
 from ..workers.loader_state import LoaderState, is_stateful
@@ -31,7 +31,7 @@ from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
 from .iterator import LoaderIterator, PassThroughIterator
-from .options import LoaderOptions, Unsupported
+from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -58,8 +58,7 @@ class DataLoader(CheckpointedLoader[T]):
             late. DALI does the transforms of torchvision and timm that are translated, wherever they are called. They
             return tensors whose values are computed late. Code that uses pixels or values gets those of the stock
             loader. The loader uses a copy of the dataset with another ``.transform``; see ``proxyloader.wrap``.
-        collate_fn: as in torch. It runs in the worker. With a ``server``, or a part that ``unsupported="batch"`` leaves
-            to the batches, it is called on decoded samples, in the main process.
+        collate_fn: as in torch. It runs in the worker; on samples of a ``server``, in the main process.
         num_workers: as in torch. With 0, images are decoded in the calling thread.
         device: device of the images. Default: the current CUDA device if there is one, else the CPU. In a script under
             ``torchrun`` that has not set a device, it is the device of ``LOCAL_RANK``.
@@ -77,25 +76,20 @@ class DataLoader(CheckpointedLoader[T]):
         on_error: what to do with a sample that cannot be read. "raise" raises an ImageError at its batch. "skip" leaves
             out the sample with its label. "replace" uses the next readable sample of the dataset. ``loader.errors``
             lists these samples.
-        max_pixels: maximum number of pixels of an image. Default: the limit of Pillow, which is twice
-            ``PIL.Image.MAX_IMAGE_PIXELS``.
         check_scans: search JPEGs for lost blocks in the worker before a GPU decodes them for the first time, and let
             Pillow decode damaged files. If False, a damaged image may show parts of other images. ``proxyloader
             verify`` reads all files of a dataset to their ends.
-        unsupported: what to do with a part of the dataset's ``.transform`` that is not translated. "auto" runs it in
-            the worker, on the stock loader's image. What it does to a tensor is done on ``device``. If the first epoch
-            is slower for it, a warning names it. "raise" raises when the loader is built. "batch" calls it and the
-            parts after it on each batch (N, C, H, W) on ``device``. This needs tensors of one size at that point, and
-            draws random numbers once per batch, in the main process. "cpu" runs the whole transform with torchvision in
-            the workers and returns CPU tensors. Without a GPU this is always done for a dataset with a transform at
-            which torchvision is faster than DALI. With "auto", torchvision also takes inputs in the worker that DALI
-            does not take, such as a grey image.
-        translate: if False, torch loads the dataset, without DALI. Tensors of four dimensions count as images, and are
-            returned on ``device``. ``dtype``, ``memory_format``, ``seed``, ``on_error`` and states work as with DALI.
-        num_shards: number of processes that share the dataset, each of which loads its shard. See ``ShardedSampler``.
-            "auto" uses ``World.current()``. Default: each process loads the whole dataset, as in torch. With
-            ``shuffle=True`` the order depends only on ``seed``, or 0, and the epoch. ``generator`` is not used for it.
-        shard_id: index of this process's shard, from 0. Default: the rank of the process.
+        translate: True translates what DALI can do, and leaves the rest to torchvision in the workers: a transform
+            that is not translated, an input that DALI does not accept, and, without a GPU, a transform that
+            torchvision does faster. If this slows down the first epoch, a warning names the transform. "all" raises
+            when the loader is built if a part of the dataset's ``.transform`` is not translated, and at the sample if
+            DALI does not accept an input. False lets torch load the dataset, without DALI. Then tensors of four
+            dimensions count as images, and are returned on ``device``. ``dtype``, ``memory_format``, ``seed``,
+            ``on_error`` and states work as with DALI.
+        num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
+            ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
+            each process loads the whole dataset, as in torch. With ``shuffle=True`` the order depends only on ``seed``,
+            or 0, and the epoch. ``generator`` is not used for it.
         last_batch_policy: what to do with the last batch of a shard: a ``LastBatchPolicy`` of this package or of DALI,
             or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
             processes may have one batch more than others.
@@ -111,8 +105,8 @@ class DataLoader(CheckpointedLoader[T]):
             misspelled names.
 
     Raises:
-        UnsupportedTransformError: a part of ``.transform`` is not translated, and ``unsupported`` is "raise", or
-            "batch" and it cannot be called on batches. The error names its position and class.
+        UnsupportedTransformError: a part of ``.transform`` is not translated, and ``translate`` is "all". The error
+            names its position and class.
         ImageError: an image cannot be read. Raised by the loop at the batch of the image, with the dataset index and
             the file. The loop may continue with the next batch.
         TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
@@ -153,12 +147,9 @@ class DataLoader(CheckpointedLoader[T]):
         server: ProxyServer | None = None,
         seed: int | None = None,
         on_error: OnError = "raise",
-        max_pixels: int | None = None,
         check_scans: bool = True,
-        unsupported: Unsupported = "auto",
-        translate: bool = True,
-        num_shards: int | Auto | None = None,
-        shard_id: int | Auto | None = None,
+        translate: bool | Literal["all"] = True,
+        num_shards: int | Auto | World | None = None,
         last_batch_policy: str | enum.Enum | None = None,
         prefetch: int = 2,
         num_threads: int | Literal["auto"] = "auto",
@@ -170,7 +161,6 @@ class DataLoader(CheckpointedLoader[T]):
         sharded = build_sampler(
             dataset,
             num_shards,
-            shard_id,
             last_batch_policy,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -210,14 +200,12 @@ class DataLoader(CheckpointedLoader[T]):
         self.server = server
         self.seed = seed
         self.on_error: OnError = on_error
-        self.max_pixels = max_pixels
         self.check_scans = check_scans
-        self.unsupported: Unsupported = unsupported
-        self.translate = translate
+        self.translate: bool | Literal["all"] = translate
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
-        LoaderOptions.of(self)  # which checks them
+        self._options = LoaderOptions.of(self)
         check_device_exists(device)
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
@@ -229,6 +217,11 @@ class DataLoader(CheckpointedLoader[T]):
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
     _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTION_NAMES and "_options" in vars(self):  # a trainer sets loader.device, for example
+            self._options = LoaderOptions.of(self, **{name: value})
+        super().__setattr__(name, value)
 
     @property
     def _iterator(self) -> Any:

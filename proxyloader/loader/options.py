@@ -13,9 +13,6 @@ from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
 
-Unsupported = Literal["auto", "raise", "batch", "cpu"]
-UNSUPPORTED: tuple[Unsupported, ...] = ("auto", "raise", "batch", "cpu")
-
 
 @dataclass(frozen=True)
 class LoaderOptions:
@@ -27,41 +24,36 @@ class LoaderOptions:
     server: Any
     seed: int | None
     on_error: OnError
-    max_pixels: int | None
     check_scans: bool
-    unsupported: Unsupported
-    translate: bool
+    translate: bool | Literal["all"]
     prefetch: int
     num_threads: int | Literal["auto"]
     hw_decoder_load: float | Literal["auto"]
 
     def __post_init__(self) -> None:
         check_int("prefetch", self.prefetch, 1)
-        for name, value, least in (("seed", self.seed, 0), ("max_pixels", self.max_pixels, 1)):
-            if value is not None:
-                check_int(name, value, least)
+        if self.seed is not None:
+            check_int("seed", self.seed, 0)
         if self.on_error not in ON_ERROR:
-            raise ValueError(f"on_error is one of {', '.join(map(repr, ON_ERROR))}; got {self.on_error!r}")
+            raise ValueError(f"on_error must be one of {', '.join(map(repr, ON_ERROR))}, got {self.on_error!r}")
         if self.num_threads != "auto":
             check_num_threads(self.num_threads, ", or 'auto'")
-        if not isinstance(self.translate, bool):
-            raise ValueError(f"translate is True or False; got {self.translate!r}")
+        if not isinstance(self.translate, bool) and self.translate != "all":
+            raise ValueError(f"translate must be True, False or 'all', got {self.translate!r}")
         if not isinstance(self.check_scans, bool):
             raise ValueError(f"check_scans must be True or False, got {self.check_scans!r}")
         share = self.hw_decoder_load
         if share != "auto" and not (isinstance(share, (int, float)) and 0 <= share <= 1):
-            raise ValueError(f"hw_decoder_load is a share from 0 to 1, or 'auto'; got {share!r}")
-        if self.unsupported not in UNSUPPORTED:
-            raise ValueError(f"unsupported is one of {', '.join(map(repr, UNSUPPORTED))}; got {self.unsupported!r}")
+            raise ValueError(f"hw_decoder_load must be in [0, 1] or 'auto', got {share!r}")
         check_device(self.device)
         OutputFormat(self.dtype, self.memory_format)
         if self.server is not None and not hasattr(self.server, "runs"):
-            raise TypeError(f"server is a proxyloader.ProxyServer, got {type(self.server).__name__}")
+            raise TypeError(f"server must be a proxyloader.ProxyServer, got {type(self.server).__name__}")
 
     @classmethod
-    def of(cls, loader: Any) -> LoaderOptions:
-        """Return the options of a loader from its attributes, which the user may have changed."""
-        options = cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+    def of(cls, loader: Any, **changed: Any) -> LoaderOptions:
+        """Return the options of a loader from its attributes, with those ``changed`` replaced."""
+        options = cls(**{name: getattr(loader, name) for name in OPTION_NAMES} | changed)
         if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 "on_error='replace' needs a dataset with indices. With an IterableDataset 'skip' leaves out what "
@@ -88,3 +80,7 @@ class LoaderOptions:
     def checks_scans(self) -> bool:
         """Whether workers check the scans of JPEGs."""
         return self.check_scans and self.on_gpu
+
+
+OPTION_NAMES = frozenset(field.name for field in fields(LoaderOptions))
+"""The arguments, each of which is an attribute of the loader, too."""

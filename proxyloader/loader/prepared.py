@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, TypeVar
 
 from .dataloader import DataLoader
-from .options import LoaderOptions
+from .options import OPTION_NAMES
 
 T = TypeVar("T")
 
@@ -45,7 +44,7 @@ class PreparedLoader(DataLoader[T]):
             has_state: whether Accelerate is to keep its state.
             arguments: of torch's loader.
         """
-        own = {field.name: getattr(loader, field.name) for field in fields(LoaderOptions)}
+        own = {name: getattr(loader, name) for name in OPTION_NAMES}
         built = cls(dataset, **arguments, **own)
         built._begin(loader._upcoming.copied())
         built._has_state = has_state

@@ -28,9 +28,6 @@ if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
     from ..dali.run_queue import RunQueue
 
-NO_LIMIT_PIXELS = 1 << 62
-"""Limit for Pillow. The worker has checked the size already."""
-
 
 @dataclass
 class RecoveredBatch:
@@ -191,7 +188,8 @@ def _what_failed(error: BaseException) -> str:
 
 def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:
     try:
-        return np.frombuffer(EncodedImage.by_pillow(image.tobytes(), source, NO_LIMIT_PIXELS).data, np.uint8)
+        decoded = EncodedImage(image.tobytes(), 0, 0, source).decoded()
+        return np.frombuffer(EncodedImage.from_pil(decoded, source).data, np.uint8)
     except ImageError as error:
         return error.with_traceback(None)  # the traceback would keep this frame alive
 

@@ -31,7 +31,7 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     """Return the dataset of the workers, for the chosen strategy.
 
     Raises:
-        UnsupportedTransformError: a transform is not translated, and ``unsupported`` is "raise" or "batch".
+        UnsupportedTransformError: a transform is not translated, and ``translate`` is "all".
         ValueError: the output of a transform cannot be returned in this format.
     """
     if not options.translate:
@@ -41,30 +41,24 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
         return Translated(dataset, {}, reason=missing, warnings=(warning,), is_torchs=True)
     # With a GPU they are LazyTensors, so that what is computed from them arrives on the loader's device.
-    if options.unsupported == "auto" and options.server is None and not options.on_gpu and _is_of_grey_arrays(dataset):
+    if options.translate is True and options.server is None and not options.on_gpu and _is_of_grey_arrays(dataset):
         return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take", is_torchs=True)
     warnings: list[str] = []
     not_translated: list[str] = []
     try:
         compile = functools.partial(_compiled, options=options, not_translated=not_translated)
-        wrapped = wrap(dataset, options.max_pixels, compile=compile)
-    except UnsupportedTransformError as error:
-        if options.unsupported != "cpu":
-            raise
-        return _left_to_torchvision(dataset, options, f"{_named(error)} is not translated, and unsupported='cpu'")
+        wrapped = wrap(dataset, compile=compile)
     except TypeError:  # its transform cannot be set
-        if options.unsupported != "auto":
+        if options.translate == "all":
             raise
         wrapped = dataset
     plans = plans_in(wrapped)
     for plan in plans.values():
         options.format.check(plan)
-    for rest in (plan.rest for plan in plans.values() if plan.rest is not None):
-        warnings.append(f"{rest.position} is not translated: it and what follows is called on the decoded batches")
     if not options.on_gpu:
         compiled = plans_in(dataset)
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
-            return _left_to_torchvision(dataset, options, f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}")
+            return _left_to_torchvision(dataset, f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}")
     if _is_in_memory(dataset):
         reason = "" if plans else "its samples are in memory, with nothing to decode"
         is_of_tensors = all(type(source) is TensorDataset for source in sources_of(dataset))
@@ -83,9 +77,9 @@ def _dali_is_installed() -> bool:
 def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
     """Translate a transform, or return it as it is if its parts are to be met where they are called."""
     try:
-        return compile_for_loader(transform, options.unsupported)
+        return compile_for_loader(transform, takes_all=options.translate is True)
     except UnsupportedTransformError as error:
-        if options.unsupported != "auto":
+        if options.translate == "all":
             raise
         if error.code != "no-tensor":  # which may be as the dataset decodes images to tensors itself
             not_translated.append(f"{_named(error)}: {error.reason}")
@@ -106,9 +100,9 @@ def _named(error: UnsupportedTransformError) -> str:
     return f"{error.position}: {error.transform}" if error.transform else error.position
 
 
-def _left_to_torchvision(dataset: Any, options: LoaderOptions, reason: str) -> Translated:
+def _left_to_torchvision(dataset: Any, reason: str) -> Translated:
     """Leave the dataset's transforms to torchvision. Transforms that the user compiled keep their plans."""
-    left = wrap(dataset, options.max_pixels, compile=left_to_torchvision)
+    left = wrap(dataset, compile=left_to_torchvision)
     return Translated(
         left, plans_in(left), reason=reason, warnings=(f"torchvision transforms in the workers: {reason}",)
     )

@@ -142,7 +142,7 @@ def _explain(verbs: Any) -> None:
         "that draws them, the DALI operators, and the maximum difference from torchvision's\n"
         "pixels. For parts that are not translated, it prints the reason and an alternative.\n\n"
         "Exit status 1: a part is not translated. Loaders leave it to the workers then,\n"
-        "unless unsupported='raise'.",
+        "unless translate='all'.",
         "proxyloader explain resnet50\n"
         "  proxyloader explain ResNet50_Weights.IMAGENET1K_V2\n"
         "  proxyloader explain train:transform",

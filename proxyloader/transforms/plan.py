@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedTransformError
 from ..lifetime import cached_property
-from .deferred import DeferredTransforms
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -262,18 +261,16 @@ class Plan:
     Attributes:
         steps: in the order in which they are applied.
         output: dtype, channels, size if it is fixed, and number of the output tensors of one image.
-        rest: what is applied to the batches afterwards; None: nothing.
     """
 
     steps: Branch
     output: ImageState
-    rest: DeferredTransforms | None = None
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Equal plans in different datasets share one pipeline. Workers refer to it by this key.
         digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
-        object.__setattr__(self, "key", f"plan-{digest[:16]}{f'-{self.rest.key}' if self.rest else ''}")
+        object.__setattr__(self, "key", f"plan-{digest[:16]}")
 
     @property
     def slow_on_cpu(self) -> bool:

@@ -12,10 +12,9 @@ from torchvision.transforms import Compose as ComposeV1
 from torchvision.transforms import v2
 
 from ..errors import UnsupportedTransformError
-from .deferred import DeferredTransforms
 from .nested import find_nested
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
-from .unsupported import CALLS_BY_ITSELF, HAS_HOOKS, ON_BATCHES, TAKES_ALL, TAKES_ONE, error_of
+from .unsupported import CALLS_BY_ITSELF, HAS_HOOKS, TAKES_ALL, TAKES_ONE, error_of
 
 Rule = Callable[[Any, ImageState], Branch]
 """Function that takes a transform and the state of the image before it, and returns its steps. It raises
@@ -108,51 +107,28 @@ class Part:
         yield self
 
 
-def plan_for(transform: Any, position: str = "transform", *, rest: bool = False) -> Plan:
+def plan_for(transform: Any, position: str = "transform") -> Plan:
     """Translate a torchvision transform (v1 or v2) to a plan.
 
     Args:
         transform: a Compose, possibly nested, or one transform.
         position: position of the transform, for messages.
-        rest: whether to put the first part that is not translated and all following parts into ``plan.rest``, if images
-            are tensors of one size there.
 
     Raises:
         UnsupportedTransformError: a part is not translated; names the position and the class.
     """
     translated = translate(transform, position)
-    way = list(translated.on_the_way())
-    first = next((k for k, part in enumerate(way) if part.refused), len(way))
-    steps = sum((part.steps for part in way[:first]), ())
-    if first < len(way):
-        refused = way[first].refused
-        assert refused is not None and refused.error is not None
-        if rest:
-            _refuse_on_batches(output_state(steps, ImageState()), refused.error)
-        else:
-            try:
-                raise refused.error
-            finally:  # the traceback keeps this frame alive, and through it the calling ones with their loader
-                del translated, way, refused
-    left = tuple(part.transform for part in way[first:])
+    refused = translated.refused
+    if refused is not None:
+        assert refused.error is not None
+        try:
+            raise refused.error
+        finally:  # the traceback keeps this frame alive, and through it the calling ones with their loader
+            del translated, refused
     try:
-        return replace(plan_of(steps), rest=DeferredTransforms(way[first].position, left) if left else None)
+        return plan_of(translated.steps)
     except UnsupportedTransformError as error:
         raise error.at(position, position=position) from None
-
-
-def _refuse_on_batches(state: ImageState, error: UnsupportedTransformError) -> None:
-    if state.kind == "pil":
-        why = "images are no tensors yet there"
-    elif state.size is None:
-        why = "images differ in size there, so that there is no batch of them"
-    elif state.images > 1:
-        why = "there are several images of one there"
-    else:
-        return
-    reason = error.reason.replace(f". {ON_BATCHES}", "")  # this advice does not apply here
-    reason = f"{reason}. (unsupported='batch' does not help: {why}; unsupported='auto' does)"
-    raise _named(UnsupportedTransformError(reason, code="no-batch"), error.transform, error.position)
 
 
 def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:

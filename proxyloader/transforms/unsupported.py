@@ -10,13 +10,10 @@ from typing import Any
 
 from ..errors import UnsupportedTransformError
 
-LEAVE_OUT = "Leave it out, or to torchvision in the workers with unsupported='auto', the default"
-ON_BATCHES = (
-    "Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of one size "
-    "by then, or in the workers with unsupported='auto', the default"
-)
+LEAVE_OUT = "Leave it out, or to torchvision in the workers (translate=True, the default)"
+STOCK_LOADER = "Leave it to torchvision in the workers (translate=True, the default)"
+ON_BATCHES = f"{STOCK_LOADER}, or apply it to the batches of the loader"
 LISTED = "docs/transforms.md lists what is translated, and `proxyloader explain` shows it of a transform"
-STOCK_LOADER = "Leave it to torchvision in the workers, with unsupported='auto', the default"
 MIXES = "it mixes the images of a batch, and here is one image. Call it in a collate_fn, or in the loop on each batch"
 NAFLEX = f"it is for images that differ in size within a batch, or come as patches (NaFlex). {STOCK_LOADER}"
 BOXES = f"it is about boxes or points, and the dataset's transform gets the image alone. {LEAVE_OUT}"
@@ -37,10 +34,7 @@ REFUSED = {
     "ClampKeyPoints": BOXES,
     "ConvertBoundingBoxFormat": BOXES,
     "CutMix": MIXES,
-    "ElasticTransform": (
-        "it fetches every pixel from a place of its own, which DALI does on GPUs only. Leave it out, or to torchvision "
-        "in the workers with unsupported='auto', the default"
-    ),
+    "ElasticTransform": f"it displaces each pixel by a random offset, which DALI supports on GPUs only. {LEAVE_OUT}",
     "Lambda": f"it calls a function, which cannot be said in DALI operators. {ON_BATCHES}",
     "LinearTransformation": (
         f"it multiplies the whole image by one matrix, for which DALI has no operator. {ON_BATCHES}"

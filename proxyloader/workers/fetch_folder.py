@@ -27,7 +27,7 @@ from torchvision.datasets import DatasetFolder
 
 from .._random_state import set_states, states_now
 from ..data.compiled_transform import CompiledTransform
-from ..data.dataset import LateOpener
+from ..data.dataset import open_late
 from ..data.encoded_image import EncodedImage
 from ..data.lazy_tensor import collate_tensors
 from ..data.placeholders import ProxySample
@@ -68,7 +68,7 @@ class FolderFetcher:
         try:
             chosen = [folder.samples[place] for place in _places_of(dataset, indices)]
             with checking(self._passed, indices):
-                images = [EncodedImage.open(path, folder.loader.max_pixels) for path, _ in chosen]
+                images = [EncodedImage.open(path) for path, _ in chosen]
             transformed = self._transformed(folder.transform, images, indices, seed_for)
         except Exception:
             transformed = None
@@ -87,7 +87,7 @@ class FolderFetcher:
         """Return what stands for each image after the transform; None if they cannot be one batch."""
         plan, sizes = transform.plan, set()
         made: list[Any] = []
-        draws_alone = plan.key in self._plans and plan.rest is None and plan.output.images == 1 and _torch_collates()
+        draws_alone = plan.key in self._plans and plan.output.images == 1 and _torch_collates()
         is_ahead = draws_alone and seed_for is None and self._may_draw_ahead and plan.takes_numbers_ahead
         is_ahead &= len(images) >= WORTH_IT
         with drawing_ahead() if is_ahead else contextlib.nullcontext():
@@ -121,8 +121,7 @@ def _is_known(folder: Any) -> bool:
         and folder.target_transform is None
         and type(transform) is CompiledTransform
         and transform.is_as_translated()
-        and type(folder.loader) is LateOpener
-        and folder.loader.max_pixels == transform.max_pixels
+        and folder.loader is open_late
     )
 
 

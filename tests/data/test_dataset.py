@@ -258,10 +258,6 @@ class TestOfTimm:
         wrapped = wrap(dataset, compile=WorkerTransform)
         assert not wrapped.load_bytes and wrapped[5][0].shape == (3, 24, 24)
 
-    def test_too_many_pixels_are_an_error(self, dataset: ImageDataset) -> None:
-        with raises(ImageError, code="too-large"):
-            wrap(dataset, max_pixels=100)[5]
-
     def test_a_dataset_that_opens_images_in_its_own_way_is_given_the_transform_alone(
         self, dataset: ImageDataset
     ) -> None:

@@ -106,8 +106,8 @@ def test_auto_is_what_there_is_and_numbers_are_as_they_are(monkeypatch: pytest.M
 
 
 def test_a_number_of_shards_that_nobody_knows_the_rank_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="num_shards=2 without shard_id takes .* rank, and it is rank 0 of 1. Give"):
+    with pytest.raises(ValueError, match="num_shards=2 is given without a rank, .* rank 0 of 1. Use"):
         World.of(2, "auto")
     told(monkeypatch, "4", "3")
-    with pytest.raises(ValueError, match="num_shards=2 without shard_id takes .* rank, and it is rank 3 of 4. Give"):
+    with pytest.raises(ValueError, match="num_shards=2 is given without a rank, .* rank 3 of 4. Use"):
         World.of(2, "auto")

@@ -16,7 +16,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DalisPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
-from proxyloader import LastBatchPolicy, ShardedSampler
+from proxyloader import LastBatchPolicy, ShardedSampler, World
 from proxyloader.data.sharded_sampler import build_sampler, check_dealt, find_sharded
 
 FILL, PARTIAL, DROP = LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL, LastBatchPolicy.DROP
@@ -294,10 +294,10 @@ class WithoutLength(torch.utils.data.Dataset[int]):
 
 
 def asked_for(
-    num_shards: Any = None, shard_id: Any = None, policy: Any = None, dataset: Any = range(10), **arguments: Any
+    num_shards: Any = None, policy: Any = None, dataset: Any = range(10), **arguments: Any
 ) -> ShardedSampler | None:
     defaults = dict(batch_size=3, shuffle=None, sampler=None, batch_sampler=None, drop_last=False, seed=None)
-    return build_sampler(dataset, num_shards, shard_id, policy, **(defaults | arguments))
+    return build_sampler(dataset, num_shards, policy, **(defaults | arguments))
 
 
 def test_a_loader_that_is_not_told_of_shards_has_none() -> None:
@@ -309,7 +309,7 @@ def test_a_loader_that_is_not_told_of_shards_has_none() -> None:
     [(False, None, PARTIAL), (True, None, DROP), (True, "drop", DROP), (False, "drop", DROP), (False, FILL, FILL)],
 )
 def test_the_policy_follows_drop_last_unless_it_is_given(drop_last: bool, policy: Any, expected: Any) -> None:
-    sampler = asked_for(2, 1, policy, drop_last=drop_last, shuffle=True, seed=8)
+    sampler = asked_for(World(2, 1), policy, drop_last=drop_last, shuffle=True, seed=8)
     assert sampler is not None
     assert (sampler.last_batch_policy, sampler.batch_size, sampler.shuffle, sampler.seed) == (expected, 3, True, 8)
 
@@ -319,14 +319,13 @@ class Marked:
     sampler = range(10)
 
 
-SHARDED = dict(num_shards=2, shard_id=0)
+SHARDED = dict(num_shards=World(2, 0))
 TEN: Any = range(10)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(shard_id=1), "shard_id=1 needs num_shards: without it each process loads all samples. Give num_shards="),
         (dict(policy="fill"), "last_batch_policy='fill' needs num_shards"),
         (SHARDED | dict(policy="fill", drop_last=True), "drop_last=True contradicts last_batch_policy='fill': leave"),
         (SHARDED | dict(policy=PARTIAL, drop_last=True), "drop_last=True contradicts last_batch_policy='partial'"),
@@ -350,8 +349,7 @@ TEN: Any = range(10)
             "sampler=SequentialSampler has another: leave sampler out",
         ),
         (SHARDED | dict(batch_sampler=[[1, 2], [3]]), "batch_sampler=list has another: leave batch_sampler out"),
-        (dict(num_shards=2, shard_id=2), "shard_id is a whole number from 0 to 1, as num_shards=2; got 2"),
-        (dict(num_shards=3), "num_shards=3 without shard_id .* rank 0 of 1"),
+        (dict(num_shards=3), "num_shards=3 is given without a rank, .* rank 0 of 1"),
         (
             dict(sampler=ShardedSampler(range(10), 2, 0, last_batch_policy="fill", batch_size=4)),
             r"the sampler makes batches of 4 full \(last_batch_policy='fill'\), and the loader has batch_size=3",
@@ -369,10 +367,10 @@ def test_shards_that_contradict_the_processes_there_are_are_refused(monkeypatch:
     with pytest.raises(
         ValueError, match="num_shards=2 contradicts .* rank 1 of 4: use num_shards='auto'.*ShardedSampler"
     ):
-        asked_for(2, 1)
-    with pytest.raises(ValueError, match="num_shards=1 without shard_id"):
+        asked_for(World(2, 1))
+    with pytest.raises(ValueError, match="num_shards=1 is given without a rank"):
         asked_for(1)
-    found = [asked_for("auto"), asked_for(4), asked_for(4, 1)]
+    found = [asked_for("auto"), asked_for(4), asked_for(World(4, 1))]
     assert [(each.num_shards, each.shard_id) for each in found if each is not None] == [(4, 1)] * 3
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset
 from torchvision import transforms
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, World
 
 from .one_rank import Numbered
 
@@ -36,7 +36,7 @@ class Rank:
     """A process that is asked for its batches, and goes on from a state."""
 
     def __init__(self, root: str, rank: int, ranks: int, state: Any = None) -> None:
-        self.loader = loader_of(root, num_shards=ranks, shard_id=rank)
+        self.loader = loader_of(root, num_shards=World(ranks, rank))
         if state is not None:
             self.loader.load_state_dict(state)
         self.batches = iter(self.loader)

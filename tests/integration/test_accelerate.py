@@ -170,7 +170,7 @@ def test_a_state_that_was_loaded_before_is_kept(photos: Path) -> None:
 
 def test_options_are_kept(photos: Path) -> None:
     options = {"dtype": torch.float16, "memory_format": torch.channels_last, "seed": 7, "on_error": "skip"}
-    options |= {"prefetch": 3, "num_threads": 2, "unsupported": "batch", "check_scans": False, "max_pixels": 10**7}
+    options |= {"prefetch": 3, "num_threads": 2, "translate": "all", "check_scans": False}
     case = Case(arguments=options)
     given = case.loader("ours", str(photos))
     prepared = case.accelerator().prepare(given)

@@ -274,8 +274,8 @@ def test_an_exception_of_the_dataset_is_what_torch_would_raise(folder: ImageFold
 def test_an_unsupported_transform_is_refused_when_the_loader_is_built_if_it_is_to_be(folder: ImageFolder) -> None:
     folder.transform = transforms.Compose([transforms.Resize(32), transforms.Lambda(len), transforms.ToTensor()])
     with raises(UnsupportedTransformError, position="transform.transforms[1]", transform="Lambda") as caught:
-        DataLoader(folder, unsupported="raise")
-    assert "unsupported='auto'" in str(caught.value)  # what to do instead
+        DataLoader(folder, translate="all")
+    assert "translate=True" in str(caught.value)  # what to do instead
 
 
 def test_images_of_several_sizes_cannot_be_stacked_and_the_error_says_what_to_do(folder: ImageFolder) -> None:
@@ -296,7 +296,7 @@ def test_images_of_several_sizes_cannot_be_stacked_and_the_error_says_what_to_do
         (dict(num_threads=0), "num_threads is a whole number, 1 or more, or 'auto'; got 0"),
         (dict(num_threads=5000), "num_threads is at most 1024, or 'auto'; got 5000"),
         (dict(check_scans="no"), "check_scans must be True or False, got 'no'"),
-        (dict(hw_decoder_load=2), "hw_decoder_load is a share from 0 to 1, or 'auto'; got 2"),
+        (dict(hw_decoder_load=2), r"hw_decoder_load must be in \[0, 1\] or 'auto', got 2"),
         (dict(device="meta"), "device is a CUDA device .* or 'cpu', got 'meta'"),
         (dict(num_workers=-1), "num_workers option should be non-negative"),
         (dict(batch_size=4, batch_sampler=[[1]]), "mutually exclusive"),

@@ -30,7 +30,6 @@ FLOATS = {
     ),
     "five": v2.Compose([v2.FiveCrop(20), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
     "left to torchvision on a CPU": v1.Compose([v1.RandomResizedCrop(32), RandAugment(), v1.ToTensor()]),
-    "with a rest": v1.Compose([v1.CenterCrop(32), v1.ToTensor(), v1.Lambda(torch.sqrt)]),
 }
 WHOLE = v1.Compose([v1.RandomCrop((20, 30)), v1.PILToTensor()])
 FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -41,7 +40,7 @@ in_each_memory_format = pytest.mark.parametrize("memory_format", FORMATS, ids=["
 
 def batches_of(dataset: Any, device: str, **arguments: Any) -> list[list[Any]]:
     torch.manual_seed(7)
-    loader = DataLoader(dataset, 8, shuffle=True, device=device, unsupported="batch", **arguments)
+    loader = DataLoader(dataset, 8, shuffle=True, device=device, **arguments)
     return [list(batch) for batch in loader]
 
 
@@ -97,7 +96,7 @@ def test_a_collate_fn_of_the_users(photos: Path, device: str) -> None:
 
 def test_images_of_several_sizes(photos: Path, device: str) -> None:
     dataset = ImageFolder(str(photos), v1.Compose([v1.Resize(40), v1.ToTensor()]))
-    arguments: dict[str, Any] = {"collate_fn": as_lists, "unsupported": "raise"}
+    arguments: dict[str, Any] = {"collate_fn": as_lists, "translate": "all"}
     plain = list(DataLoader(dataset, 8, device=device, **arguments))
     for dtype, memory_format in itertools.product(FLOAT_TYPES, FORMATS):
         found = list(DataLoader(dataset, 8, device=device, dtype=dtype, memory_format=memory_format, **arguments))

@@ -167,7 +167,7 @@ def wrong_constructions(root: Path) -> dict[str, Any]:
         ),
         "no server": (lambda: DataLoader(picture_folder(root), server="a server"), TypeError, "ProxyServer"),
         "no transform": (
-            lambda: DataLoader(picture_folder(root, elastic), unsupported="raise"),
+            lambda: DataLoader(picture_folder(root, elastic), translate="all"),
             UnsupportedTransformError,
             "ElasticTransform",
         ),

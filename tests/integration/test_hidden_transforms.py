@@ -14,7 +14,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
-from proxyloader import DataLoader, EncodedImage, InputError, compile_transforms
+from proxyloader import DataLoader, EncodedImage, compile_transforms
 
 from ..side_by_side import MEAN_ALLOWED
 from .test_bad_input import broken_tables, text
@@ -174,19 +174,3 @@ def test_under_the_stock_loader_the_images_are_torchvisions(folder: ImageFolder,
         assert torch.equal(indices, stock_indices)
         assert images.numpy().tobytes() == stock.numpy().tobytes()
         assert torch.equal(1 - images.to("cpu"), 1 - stock)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_under_the_stock_loader_the_error_of_a_placeholder_says_which_loader_it_takes(
-    folder: ImageFolder, workers: int
-) -> None:
-    rest = transforms.Compose([*TRANSFORM.transforms, transforms.Lambda(len)])
-    folder.transform = compile_transforms(rest, unsupported="batch")
-    folder.loader = EncodedImage.open
-    images, _ = next(iter(StockLoader(folder, 8, num_workers=workers)))
-    with pytest.raises(AttributeError, match=r"called a compiled transform.*proxyloader\.DataLoader\(dataset"):
-        images.to("cpu")
-    with pytest.raises(TypeError, match=r"proxyloader\.DataLoader"):
-        torch.stack([images])
-    with pytest.raises((TypeError, InputError), match=r"proxyloader\.DataLoader"):
-        images + 1

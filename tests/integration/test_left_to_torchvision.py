@@ -78,10 +78,8 @@ class FlipsByHand(ImageFolder):
         return self.transform(F.hflip(image.crop((0, 0, 90, 70)))), label
 
 
-@pytest.mark.parametrize("max_pixels", [None, 10**6])
-def test_what_torchvision_does_starts_from_pil_images(photos: Path, max_pixels: int | None) -> None:
-    assert_as_stock(FlipsByHand(str(photos), AUGMENTED), max_pixels=max_pixels)
-    assert_as_stock(FlipsByHand(str(photos), OF_MINE), unsupported="cpu")
+def test_what_torchvision_does_starts_from_pil_images(photos: Path) -> None:
+    assert_as_stock(FlipsByHand(str(photos), AUGMENTED))
 
 
 def test_what_the_user_compiled_stays_with_dali_on_a_cpu(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,14 +88,10 @@ def test_what_the_user_compiled_stays_with_dali_on_a_cpu(photos: Path, caplog: p
     assert loader._servers.kept and not caplog.records
 
 
-def test_what_is_not_translated_is_refused_or_torchvisions_as_the_user_says(
-    photos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_translated_is_refused_if_all_is_to_be(photos: Path) -> None:
     dataset = ImageFolder(str(photos), OF_MINE)
     with raises(UnsupportedTransformError, position="transform.transforms[2]", transform="Lambda"):
-        DataLoader(dataset, device="cpu", unsupported="raise")
-    assert_as_stock(dataset, unsupported="cpu")
-    assert caplog.text.count("transforms[2]: Lambda is not translated, and unsupported='cpu'") == 1
+        DataLoader(dataset, device="cpu", translate="all")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -116,18 +110,9 @@ def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_on
     assert "transform.transforms[0]: Lambda: it calls a function" in warning
 
 
-def test_what_ends_with_an_image_is_said_to_be_left_to_torchvision(
-    photos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    dataset = ImageFolder(str(photos), v1.CenterCrop(8))
-    iter(DataLoader(dataset, device="cpu", unsupported="cpu", collate_fn=list))
-    assert "transform is not translated, and unsupported='cpu'" in caplog.text
-
-
 def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:
-    parts = [ImageFolder(str(photos), transform) for transform in (AUGMENTED, OF_MINE, MIXED)]
-    assert_as_stock(ConcatDataset(parts), unsupported="cpu")
-    assert_as_stock(ConcatDataset([parts[0], ImageFolder(str(photos), v1.Compose(OF_MINE.transforms[:2]))]))
+    parts = [ImageFolder(str(photos), transform) for transform in (AUGMENTED, MIXED)]
+    assert_as_stock(ConcatDataset([*parts, ImageFolder(str(photos), v1.Compose(OF_MINE.transforms[:2]))]))
 
 
 class Opened(torch.utils.data.Dataset[Any]):
@@ -168,9 +153,9 @@ def test_a_bad_file_is_named_or_left_out(spelled_root: Path, tmp_path: Path, on_
     assert len(images) == 47 and [(each.index, each.path) for each in loader.errors] == [(5, str(bad))]
 
 
-def test_another_word_for_unsupported_is_refused(photos: Path) -> None:
-    with pytest.raises(ValueError, match="unsupported is one of 'auto', 'raise', 'batch', 'cpu'; got 'gpu'"):
-        DataLoader(ImageFolder(str(photos), AUGMENTED), unsupported="gpu")  # type: ignore[arg-type]
+def test_another_word_for_translate_is_refused(photos: Path) -> None:
+    with pytest.raises(ValueError, match="translate must be True, False or 'all', got 'gpu'"):
+        DataLoader(ImageFolder(str(photos), AUGMENTED), translate="gpu")  # type: ignore[arg-type]
 
 
 def test_each_loader_says_it_in_the_log_once(photos: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -167,7 +167,7 @@ def test_a_dataset_with_slots_is_read_from_a_copy_that_is_made_for_each_batch(ph
 
 def test_a_transform_that_is_not_translated_is_refused_at_the_batch_that_meets_it(photos: Path) -> None:
     dataset = folder(photos)
-    batches: Any = iter(DataLoader(dataset, 4, device="cpu", unsupported="raise"))
+    batches: Any = iter(DataLoader(dataset, 4, device="cpu", translate="all"))
     next(batches)
     dataset.transform = transforms.Compose([transforms.Lambda(lambda image: image), transforms.ToTensor()])
     with raises(UnsupportedTransformError, transform="Lambda"):

@@ -18,8 +18,8 @@ import torch
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -156,7 +156,7 @@ class HoldsServer(ImageFolder):
         return self.server.proxy(read_bytes(path)), target
 
 
-@pytest.mark.parametrize("method", [None, "fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", [None, "fork"])
 @pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
 def test_a_dataset_may_hold_the_server_itself(
     folder: ImageFolder, method: str | None, stock: bool, device: str
@@ -176,7 +176,7 @@ def test_a_dataset_may_hold_the_server_itself(
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_server_that_is_copied_points_to_its_proxy(copied: Any) -> None:
-    with pytest.raises(TypeError, match=r"cannot be pickled or copied; its proxy can: server\.proxy"):
+    with pytest.raises(TypeError, match=r"cannot be pickled; give server\.proxy to the dataset"):
         copied(ProxyServer(resized("cpu")))
 
 
@@ -319,25 +319,6 @@ def test_a_deterministic_servers_draws_follow_from_the_batches_that_loops_had_un
             loops = [list(itertools.islice(loader, 3)) for _ in range(3)]
             found.append(torch.stack([batch["outputs"][0].cpu() for loop in loops for batch in loop]))
     assert all(torch.equal(found[0], other) for other in found[1:])
-
-
-@pytest.mark.parametrize("method", ["ours", "stock"])
-def test_two_loaders_on_one_server_take_turns_in_any_way(folder: ImageFolder, images_in: Any, method: str) -> None:
-    with ProxyServer(resized("cpu")) as server:
-
-        def loader(indices: Any, workers: int) -> Any:
-            dataset = Subset(images_in(server), indices)
-            if method == "ours":
-                return DataLoader(dataset, 4, num_workers=workers, server=server)
-            return map(server.produce_data, StockLoader(dataset, 4, num_workers=workers))
-
-        for (a, _), (b, _), at in zip(loader(range(24), 1), loader(range(24, 48), 2), range(6)):
-            assert_right(a, range(4 * at, 4 * at + 4), folder)
-            assert_right(b, range(24 + 4 * at, 28 + 4 * at), folder)
-        for at, (a, _) in enumerate(loader(range(24), 1)):
-            assert_right(a, range(4 * at, 4 * at + 4), folder)
-            for inner, (b, _) in enumerate(loader(range(24, 32), 1)):
-                assert_right(b, range(24 + 4 * inner, 28 + 4 * inner), folder)
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
@@ -567,16 +548,6 @@ def test_produce_data_fills_lists_dicts_and_objects_in_place_and_may_be_called_t
         assert server.produce_data(again)[0].tolist() == server.produce_data([samples[0]])[0].tolist() == [0.0]
 
 
-def test_two_servers_in_one_dataset_each_produce_their_own() -> None:
-    with ProxyServer(doubled()) as a, ProxyServer(doubled()) as b:
-        both = ConcatDataset([Inputs(a.proxy, GOOD), Inputs(b.proxy, GOOD)])
-        batch = StockLoader(both, 2)
-        for images in batch:
-            assert b.produce_data(a.produce_data(images)).tolist() == [[0, 2], [2, 4]]
-        with raises(InputError, code="foreign-server"):
-            list(DataLoader(both, 2, server=a))
-
-
 class Stream(IterableDataset[Any]):
     def __init__(self, call: Any) -> None:
         self.call = call
@@ -724,7 +695,7 @@ def used(images: Any) -> None:
 def test_a_stock_loaders_batch_says_what_was_forgotten(use: Any, workers: int) -> None:
     with ProxyServer(doubled()) as server:
         for batch in StockLoader(Inputs(server.proxy, GOOD), 2, num_workers=workers):
-            with pytest.raises((AttributeError, TypeError), match=r"server=server.*server.produce_data\(batch\)"):
+            with pytest.raises((AttributeError, TypeError), match=r"server\.produce_data\(batch\).*server=server"):
                 use(batch)
             assert server.produce_data(batch).tolist() == [[0, 2], [2, 4]]
 

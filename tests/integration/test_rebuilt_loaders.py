@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, ProxyServer
+from proxyloader import DataLoader, ProxyServer, World
 
 from .roads import picture_folder, picture_pipeline, read_bytes
 
@@ -26,9 +26,8 @@ OURS = {
     "memory_format": torch.channels_last,
     "seed": 7,
     "on_error": "skip",
-    "max_pixels": 10**7,
     "check_scans": False,
-    "unsupported": "batch",
+    "translate": "all",
     "prefetch": 3,
     "num_threads": 2,
     "hw_decoder_load": 0.5,
@@ -101,7 +100,7 @@ def test_a_rebuilt_loader_is_set_as_the_one_before(photos: Path, rebuilt: Callab
 def test_a_rebuilt_loader_has_the_shard_of_the_one_before(
     photos: Path, rebuilt: Callable[[Any], Any], policy: str
 ) -> None:
-    shard = {"num_shards": 2, "shard_id": 1, "last_batch_policy": policy}
+    shard = {"num_shards": World(2, 1), "last_batch_policy": policy}
     loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, seed=5, device="cpu", **shard)
     again = rebuilt(loader)
     expected = batches_of(loader)

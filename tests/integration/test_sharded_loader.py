@@ -16,7 +16,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DalisPolicy
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, Subset
 from torchvision import transforms
 
-from proxyloader import DataLoader, LastBatchPolicy, ShardedSampler
+from proxyloader import DataLoader, LastBatchPolicy, ShardedSampler, World
 
 from ..faults import Spelled, numbers_of
 
@@ -38,7 +38,7 @@ def nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
 def loader_of(root: Path, shard: int | None = 0, workers: int = 0, samples: int = SAMPLES, **arguments: Any) -> Any:
     options: dict[str, Any] = {"batch_size": BATCH, "num_workers": workers, "device": "cpu"}
     if shard is not None:
-        options |= {"num_shards": SHARDS, "shard_id": shard}
+        options |= {"num_shards": World(SHARDS, shard)}
     dataset: Subset[Any] = Subset(Spelled(root), range(samples))
     return DataLoader(dataset, **options | arguments)
 
@@ -146,7 +146,7 @@ def test_the_draws_of_samples_follow_the_epoch_that_the_sampler_was_set_to(spell
     def images(by_sampler: bool) -> Any:
         crop = transforms.Compose([transforms.RandomCrop(24), transforms.ToTensor()])
         dataset = Spelled(spelled_root, transform=crop)
-        loader: Any = DataLoader(dataset, 16, shuffle=True, seed=1, num_shards=3, shard_id=1, device="cpu")
+        loader: Any = DataLoader(dataset, 16, shuffle=True, seed=1, num_shards=World(3, 1), device="cpu")
         (loader.sampler if by_sampler else loader).set_epoch(5)
         return next(iter(loader))[0]
 
@@ -204,7 +204,7 @@ def test_a_finished_epoch_is_the_start_of_the_next_for_any_number_of_shards(spel
     begun = loader_of(spelled_root, 0, shuffle=True)
     list(begun)
     for shards, policy in ((2, "partial"), (SHARDS, "fill")):
-        how: dict[str, Any] = dict(num_shards=shards, shard_id=1, last_batch_policy=policy, shuffle=True)
+        how: dict[str, Any] = dict(num_shards=World(shards, 1), last_batch_policy=policy, shuffle=True)
         resumed = loader_of(spelled_root, None, **how)
         resumed.load_state_dict(begun.state_dict())
         sampler = ShardedSampler(range(SAMPLES), shards, 1, shuffle=True, last_batch_policy=policy, batch_size=BATCH)
@@ -216,7 +216,7 @@ def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_lo
     batches = [iter(sharded), iter(plain)]  # which have drawn their orders
     states = [sharded.state_dict(), plain.state_dict()]
     for state in states:
-        other = loader_of(spelled_root, None, num_shards=2, shard_id=0)
+        other = loader_of(spelled_root, None, num_shards=World(2, 0))
         other.load_state_dict(state)
         assert flat(numbers(other)) == list(range(11))
     plain = loader_of(spelled_root, None, sampler=DistributedSampler(ALL, 2, 0, shuffle=False))
@@ -228,9 +228,9 @@ def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_lo
     ("other", "message"),
     [
         (dict(shuffle=False), "shuffle=True, seed=0, and this one is with .*shuffle=False"),
-        (dict(num_shards=None, shard_id=None), "this one is without num_shards"),
+        (dict(num_shards=None), "this one is without num_shards"),
         (
-            dict(num_shards=None, shard_id=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)),
+            dict(num_shards=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)),
             "this one is without num_shards",
         ),
     ],
@@ -260,7 +260,7 @@ def test_another_number_of_processes_goes_on_with_each_sample_that_is_left(
     state: Any = None
     for shards, steps in ((3, 2), (2, 1), (5, None)):
         loaders = [
-            loader_of(spelled_root, k, num_shards=shards, shuffle=True, batch_size=batch_size, seed=2)
+            loader_of(spelled_root, None, num_shards=World(shards, k), shuffle=True, batch_size=batch_size, seed=2)
             for k in range(shards)
         ]
         if state is not None:
@@ -272,7 +272,7 @@ def test_another_number_of_processes_goes_on_with_each_sample_that_is_left(
             once += flat(numbers(found)) if batch_size else [index for _, index in found]
         state = loaders[0].state_dict()
     assert sorted(once) == list(range(SAMPLES))
-    following = [loader_of(spelled_root, k, num_shards=2, shuffle=True, seed=2) for k in range(2)]
+    following = [loader_of(spelled_root, None, num_shards=World(2, k), shuffle=True, seed=2) for k in range(2)]
     for loader in following:
         loader.load_state_dict(state)
     assert sorted(flat(each for loader in following for each in numbers(loader))) == list(range(SAMPLES))
@@ -282,7 +282,9 @@ def test_another_number_of_processes_goes_on_with_each_sample_that_is_left(
 def test_another_number_of_processes_takes_as_many_steps_in_each(spelled_root: Path, policy: str) -> None:
     begun = loader_of(spelled_root, 0, last_batch_policy=policy)
     list(itertools.islice(begun, 1))
-    others = [loader_of(spelled_root, k, num_shards=4, batch_size=2, last_batch_policy=policy) for k in range(4)]
+    others = [
+        loader_of(spelled_root, None, num_shards=World(4, k), batch_size=2, last_batch_policy=policy) for k in range(4)
+    ]
     for other in others:
         other.load_state_dict(begun.state_dict())
     found = [numbers(other) for other in others]
@@ -332,9 +334,8 @@ def test_what_num_shards_cannot_deal_out_is_refused_when_the_loader_is_built(spe
         ("another: leave batch_sampler out", dict(dataset=dataset, batch_sampler=[[1], [2]])),
         ("an IterableDataset has none", dict(dataset=Stream())),
         ("drop_last=True contradicts", dict(dataset=dataset, drop_last=True, last_batch_policy="fill")),
-        ("from 0 to 1", dict(dataset=dataset, shard_id=2)),
     ):
         with pytest.raises(ValueError, match=message):
-            DataLoader(**{"num_shards": 2, "shard_id": 0} | arguments)
-    with pytest.raises(ValueError, match="shard_id=0 needs num_shards"):
-        DataLoader(dataset, shard_id=0)
+            DataLoader(**{"num_shards": World(2, 0)} | arguments)
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        DataLoader(dataset, num_shards=World(2, 2))

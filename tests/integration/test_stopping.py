@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
-from torchvision.transforms import CenterCrop, Compose, ToTensor
+from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
 
@@ -40,6 +40,7 @@ from ..faults import (
 from ..limits import ERROR_S, STOP_S, WAIT_S
 from ..numbered import read_numbers
 from ..tiers import by_default
+from .roads import assert_batches_match, picture_folder, picture_pipeline, read_bytes
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
 
@@ -521,17 +522,17 @@ def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: P
             raise KeyboardInterrupt
         return torch.utils.data.default_collate(samples)
 
-    # What is left to the batches is collated in the main process.
-    dataset = Spelled(spelled_root, transform=Compose([CenterCrop(64), ToTensor(), torch.clone]))
-    loader = DataLoader(dataset, 4, num_workers=2, collate_fn=interrupt, device=device, unsupported="batch")
+    server = ProxyServer(picture_pipeline(device))  # its samples are collated in the main process
+    dataset = picture_folder(spelled_root, server.proxy, read_bytes)
+    loader = DataLoader(dataset, 4, num_workers=2, collate_fn=interrupt, server=server)
     batches = iter(loader)
-    assert numbers_of(next(batches)) == [0, 1, 2, 3]
+    assert_batches_match([next(batches)], range(4))
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="interrupted"):
             next(batches)
-    assert all_numbers(loader) == all_numbers(loader_of(spelled_root, device=device))
+    assert_batches_match(loader)
 
 
 @PERSISTENT

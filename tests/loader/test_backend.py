@@ -218,24 +218,23 @@ def in_grey(path: str) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("unsupported", ["raise", "batch"])
 def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
-    unsupported: Any, num_workers: int, photos: Path, device: str
+    num_workers: int, photos: Path, device: str
 ) -> None:
     dataset = ImageFolder(str(photos), TRAIN, loader=in_grey)
     options: Any = dict(batch_size=4, num_workers=num_workers, device=device)
     with pytest.raises(InputError) as caught:
-        list(proxyloader.DataLoader(dataset, unsupported=unsupported, **options))
+        list(proxyloader.DataLoader(dataset, translate="all", **options))
     assert caught.value.code == "wrong-mode" and caught.value.index == 0
     for part in (
         f"dataset[0]: {dataset.samples[0][0]}: ",
         "'L'",
         "'RGB' alone",
         "convert('RGB')",
-        "unsupported='auto'",
+        "translate=True",
     ):
         assert part in str(caught.value)
-    images, _ = next(iter(proxyloader.DataLoader(dataset, unsupported="auto", **options)))
+    images, _ = next(iter(proxyloader.DataLoader(dataset, **options)))
     assert images.shape == (4, 1, 32, 32)  # the advice holds
 
 

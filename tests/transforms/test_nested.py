@@ -18,7 +18,6 @@ from proxyloader.data.compiled_transform import (
     compile_for_loader,
     compiled_in,
     left_to_torchvision,
-    with_max_pixels,
 )
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.lazy_tensor import LazyTensor
@@ -164,11 +163,6 @@ def test_they_reach_workers_that_are_spawned() -> None:
         assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
 
 
-def test_a_limit_of_pixels_reaches_what_they_hold() -> None:
-    limited = with_max_pixels(compile_transforms(MultiCrop()), 7)
-    assert {each.max_pixels for each in compiled_in(limited)} == {7}
-
-
 def test_left_to_torchvision_they_get_decoded_images() -> None:
     holder = TwoCrops(FLIP)
     left = left_to_torchvision(holder)
@@ -214,16 +208,13 @@ def test_one_transform_upon_another_is_refused_where_the_user_compiled_them() ->
     data = compare.images("small")["small"]
     with raises(InputError, code="wrong-input"):
         compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(data))
-    with raises(InputError, code="not-decoded"):  # of a part that is left to the batches, there is a placeholder
-        rest = v2.Compose([*FLIP.transforms, v2.Lambda(lambda image: image)])
-        compile_transforms(Chained(compile_transforms(rest, unsupported="batch")))(EncodedImage.from_bytes(data))
 
 
 def test_one_transform_upon_another_is_torchvisions_in_a_loader() -> None:
     data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
     torch.manual_seed(2)
     theirs = [chained(compare.opened(data)) for _ in range(5)]
-    state, compiled = torch.get_rng_state(), compile_for_loader(chained, "auto")
+    state, compiled = torch.get_rng_state(), compile_for_loader(chained, takes_all=True)
     torch.manual_seed(2)
     ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
     assert torch.equal(torch.get_rng_state(), state)

@@ -196,10 +196,7 @@ class TestOwnCode:
 
     @pytest.mark.parametrize("transform", [Denoise(), a_function, MyRandomHorizontalFlip()])
     def test_may_work_on_batches(self, transform: Any) -> None:
-        assert (
-            ". Do it on the batches that the loader gives, which unsupported='batch' does where images are tensors of "
-            "one size by then, or in the workers with unsupported='auto'"
-        ) in refused(transform).reason
+        assert "in the workers (translate=True, the default), or apply it to the batches" in refused(transform).reason
 
     @pytest.mark.parametrize("transform", [Denoise(), a_function, lambda image: image])
     def test_is_refused_in_a_few_words_with_the_page_that_has_the_list(self, transform: Any) -> None:

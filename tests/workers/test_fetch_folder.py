@@ -106,8 +106,7 @@ FIVE = v2.Compose([v2.FiveCrop(48), v2.ToImage(), v2.ToDtype(torch.float32, scal
         (JITTER, {}),
         (FIVE, {}),
         (TRAIN, {"collate_fn": mixed}),
-        (TRAIN, {"unsupported": "batch"}),
-        (transforms.Compose([TRAIN, transforms.Lambda(lambda images: 1 - images)]), {"unsupported": "batch"}),
+        (TRAIN, {"translate": "all"}),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
@@ -166,7 +165,6 @@ def changed(root: str) -> ImageFolder:
         lambda root: wrap(ImageFolder(root, TRAIN, target_transform=str)),
         lambda root: wrap(FetchesAhead(root, TRAIN)),
         lambda root: wrap(with_samples(root, Looked)),
-        lambda root: wrap(wrap(ImageFolder(root, TRAIN)), max_pixels=50),
         lambda root: ImageFolder(root, TRAIN),
         lambda root: TensorDataset(torch.zeros(48)),
         changed,
@@ -226,7 +224,7 @@ def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, workers
 
     def epoch(dataset: Any) -> Any:
         torch.manual_seed(6)
-        return outcomes(DataLoader(dataset, 1, num_workers=workers, unsupported="raise", device="cpu"))
+        return outcomes(DataLoader(dataset, 1, num_workers=workers, translate="all", device="cpu"))
 
     ours, theirs = epoch(folder), epoch(by_sample(folder))
     assert {type(each) for each in ours} > {list} and [type(each) for each in ours] == [type(each) for each in theirs]
@@ -249,7 +247,7 @@ def test_images_of_several_sizes_are_refused_as_without_us(folder: ImageFolder) 
     after = states()
     assert folders(dataset, list(range(48))) is None and states() == after != before
     with pytest.raises(RuntimeError, match="the images of a batch must be of one size to be stacked"):
-        list(DataLoader(folder, 48, unsupported="raise", device="cpu"))
+        list(DataLoader(folder, 48, translate="all", device="cpu"))
 
 
 @pytest.mark.parametrize("kind", [tuple, torch.Tensor])
