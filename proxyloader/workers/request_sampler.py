@@ -166,7 +166,8 @@ class RequestSampler:
                 indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
             number, epoch, ahead = self._next_number, loader_state.epoch, self.ahead
-            request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.needed, ahead.void)
+            needed = number + 1 if ahead.is_direct else ahead.needed
+            request = BatchRequest(number, epoch, indices, self._batched, slot, needed, ahead.void)
             self._next_number += 1
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
