@@ -219,7 +219,7 @@ def test_a_collate_fn_may_stack_tensors(road: Road, start_method: str) -> None:
     if road.name == "produced":
         # A stock loader collates in its workers, where no picture is decoded yet: an error of that batch.
         batch = batches_of(road.name, road.root, road.device, start_method, "collates")["torch.stack"]
-        assert isinstance(batch, TypeError) and "is no tensor yet" in str(batch)
+        assert isinstance(batch, TypeError) and "no tensor yet" in str(batch)
     else:
         check_collate(road, start_method, "torch.stack")
 
