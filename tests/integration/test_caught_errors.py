@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -316,6 +318,15 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "stray markers": lambda data: data[: len(data) // 2] + b"\xff\xc3" * 20 + data[len(data) // 2 :],
     "text": lambda data: b"<html>404</html>",
 }
+
+
+@pytest.fixture(autouse=True)
+def files_are_closed() -> Iterator[None]:
+    """Pillow leaves files open of which it raises an error. Closed in a later test, they would be a warning there."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="module")
