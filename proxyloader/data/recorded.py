@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -117,14 +117,24 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for each in value:
-            yield from leaves(each)
-    elif isinstance(value, dict):
-        yield from leaves(list(value.values()))
-    else:
-        yield value
+def leaves(value: Any) -> list[Any]:
+    """Return all that is in lists, tuples and dicts, in order."""
+    found: list[Any] = []
+    _add_leaves(value, found)
+    return found
+
+
+def _add_leaves(value: Any, found: list[Any]) -> None:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        found.append(value)
+        return
+    for each in value:
+        if isinstance(each, (tuple, list, dict)):
+            _add_leaves(each, found)
+        else:
+            found.append(each)
 
 
 def done(name: str, args: Any, kwargs: Any, writes_over: bool = False) -> Any:
@@ -184,7 +194,7 @@ def _is_alike(first: Operation, node: Any) -> bool:
     """Return whether an operation does the same, with the same numbers, to another tensor."""
     if not isinstance(node, Operation) or node.name != first.name:
         return False
-    rest, others = list(leaves((first.args[1:], first.kwargs))), list(leaves((node.args[1:], node.kwargs)))
+    rest, others = leaves((first.args[1:], first.kwargs)), leaves((node.args[1:], node.kwargs))
     return len(rest) == len(others) and all(map(_is_equal, rest, others))
 
 
