@@ -230,6 +230,8 @@ def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, in
     for component in header[1:-3:2]:
         if missing.get(component, 0) & band != band:
             return False
+        if first and missing[component] & 1:
+            return False  # AC coefficients before DC, which GPUs decode in another way
         if bits & 15 == 0:  # the least significant bit
             missing[component] &= ~band
     return True

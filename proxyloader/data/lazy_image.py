@@ -138,7 +138,7 @@ def _hook_pillow() -> None:
     def get_missing(self: Image.Image, name: str) -> Any:
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return object.__getattribute__(self, name)  # which raises the error, also that of a property
         known = vars(JpegImageFile(io.BytesIO(header)))
         for key in known if isinstance(self, JpegImageFile) else ("info",):
             vars(self).setdefault(key, known[key])
@@ -189,6 +189,12 @@ def _hook_pillow() -> None:
         setattr(each, "load", loading(each.load))  # noqa: B010
     setattr(cls, "im", property(get_im, set_im))  # noqa: B010
     setattr(cls, "__getattr__", get_missing)  # noqa: B010
+    if (of_file := vars(JpegImageFile).get("__getattr__")) is not None:  # as in Pillow 11
+
+        def get_missing_of_file(self: JpegImageFile, name: str) -> Any:
+            return get_missing(self, name) if _HEADER in vars(self) else of_file(self, name)
+
+        setattr(JpegImageFile, "__getattr__", get_missing_of_file)  # noqa: B010
     setattr(JpegImageFile, "draft", hooked_draft)  # noqa: B010
 
 

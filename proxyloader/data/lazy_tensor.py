@@ -243,6 +243,10 @@ def with_values(value: Any) -> Any:
     """Return a tensor or an image with values as a LazyTensor; any other value unchanged."""
     if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor) or value.is_nested or value.requires_grad:
         return value  # of a LazyTensor torch would not see the graph
+    if value.layout is not torch.strided:
+        return value
+    if value.is_conj() or value.is_neg():  # bits that a LazyTensor does not have
+        value = value.resolve_conj().resolve_neg()
     if isinstance(value, tv_tensors.Image):
         return LazyImageTensor(value, value)
     return value if isinstance(value, tv_tensors.TVTensor) else LazyTensor(value, value)

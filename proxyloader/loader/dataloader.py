@@ -305,7 +305,9 @@ class DataLoader(CheckpointedLoader[T]):
         found_plans = self._servers.still_used()
         if pool is not None and pool.requests is not None:
             pool.requests.undo_draws_ahead()
-        if pool is not None and self.persistent_workers and not pool.broken and not is_given_states:
+        # Torch's own batches have no way to skip those before the position of a stream.
+        is_in_vain = pool is not None and pool.is_torchs and loader_state.resumes
+        if pool is not None and self.persistent_workers and not (pool.broken or is_given_states or is_in_vain):
             if not loader_state.resumes and self._loader_state is not None:
                 loader_state.worker_states = self._states_at_end(self._loader_state)
             return pool  # its workers keep their dataset

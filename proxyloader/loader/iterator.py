@@ -155,15 +155,21 @@ class PassThroughIterator:
             raise
         except Exception:
             self._pool.broken |= getattr(self._batches, "failed", False)
+            self._count()  # the next batch is the one behind the failed one
             raise
-        loader_state, now_s = self._loader_state, time.monotonic()
-        loader_state.batches += 1
+        now_s, size = time.monotonic(), self._count()
         if self._sizes is None:
             size = size_of(batch, self._pool.workers.batch_size or 1)
-        else:
-            size, places = self._sizes.popleft()
-            loader_state.samples += places
         wait_s = now_s - asked_s
         self._recorder.add_step(Step(asked_s - self._handed_out_s, wait_s, wait_s, size), size)
         self._handed_out_s = now_s
         return batch
+
+    def _count(self) -> int:
+        """Advance the state of the epoch by a batch. Return its number of samples; 0 if that is not known."""
+        self._loader_state.batches += 1
+        if not self._sizes:
+            return 0
+        size, places = self._sizes.popleft()
+        self._loader_state.samples += places
+        return size

@@ -140,7 +140,9 @@ class Packer:
         if self.deferral is not None:
             # Sending pixels to a GPU pays. On a CPU it does not where the dataset's code has decoded and used them.
             are_pixels_for_dali = self.deferral.on_gpu or not used
-            for_dali = bool(encoded or by_hand_bytes or (images and are_pixels_for_dali))
+            # What transforms make arrives on the GPU, also where its values were used, and so in all epochs.
+            is_for_gpu = self.deferral.on_gpu and pickler.is_computed
+            for_dali = bool(encoded or by_hand_bytes or (images and are_pixels_for_dali) or is_for_gpu)
             self.deferral.note(num_samples, for_dali, bool(used))
         return {
             "gave_up": self.deferral is not None and not self.deferral.is_active,

@@ -839,3 +839,14 @@ def test_any_program_gives_what_it_gives_on_real_tensors(program: list[Step], is
         if is_replayed_first:
             assert_same(replayed(ours), theirs)
         assert_same(ours, theirs)
+
+
+def test_conjugates_and_sparse_tensors_are_the_real_ones() -> None:
+    """Neither a lazy conjugate nor a sparse layout survives in a record, so both ask for values."""
+    for late, real in zip(*both(), strict=True):
+        spectra = [torch.fft.fft2(image) for image in (late, real)]
+        correlated, expected = (torch.fft.ifft2(spectrum * spectrum.conj()).real for spectrum in spectra)
+        assert torch.equal(torch.as_tensor(correlated), expected)
+        sparse = (late > 0.5).to_sparse()
+        assert sparse.is_sparse
+        assert torch.equal(sparse.to_dense(), real > 0.5)

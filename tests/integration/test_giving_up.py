@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,41 @@ def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches() ->
     resumed = build()
     resumed.load_state_dict(state)
     assert [batch[1]["index"].tolist() for batch in resumed] == rest and len(rest) == SAMPLES // 8 - 2
+
+
+def test_a_stream_that_torchs_loader_reads_resumes_in_the_same_loader() -> None:
+    loader = DataLoader(Rows(), 8, num_workers=2, persistent_workers=True, translate=False, device="cpu")
+    batches, state = iter(loader), {}
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    rest = [indices.tolist() for _, indices in batches]
+    loader.load_state_dict(state)
+    assert [indices.tolist() for _, indices in loader] == rest
+
+
+class Failing(Texts):
+    def __getitem__(self, index: int) -> Any:
+        if index == 20:
+            raise ValueError("not this one")
+        return super().__getitem__(index)
+
+
+def test_a_resumed_epoch_goes_on_behind_a_batch_that_failed() -> None:
+    loader = DataLoader(Failing(), 8, device="cpu")
+    for epoch in range(2):  # the second one is torch's
+        batches, failures = iter(loader), 0
+        for _ in range(5):
+            try:
+                next(batches)
+            except ValueError:
+                failures += 1
+        resumed = DataLoader(Failing(), 8, device="cpu")
+        resumed.load_state_dict(loader.state_dict())
+        assert failures == 1 and next(iter(resumed))[1]["index"][0] == 40, epoch
+        del batches
+        with contextlib.suppress(ValueError):
+            loaded(loader, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -17,6 +17,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError
 from proxyloader.make_dataset import photograph
+from proxyloader.tools.verify import look_at
 
 from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
 from ..numbered import numbered_image, read_numbers
@@ -230,7 +231,9 @@ def compare_one_by_one(dataset: ImageFolder, theirs: list[Pixels | None], device
         else:
             levels = (ours[0][0].cpu().int() - their.int()).abs().float()
             allowed = (MEAN_LEVELS if isinstance(dataset, CroppedByIndex) else 0) + (0.5 if device == "cuda" else 0)
-            if levels.mean() > allowed:
+            # Without a marker out of place, a GPU shows damage inside a scan in its own way: docs/errors.md.
+            is_named = device == "cuda" and look_at(path).kind == "damaged"
+            if levels.mean() > allowed and not is_named:
                 wrong.append(f"{index}: {levels.mean():.1f} levels off in the mean, {levels.max():.0f} at most")
     return wrong, refused
 
