@@ -49,6 +49,7 @@ _BEFORE_SCANS = frozenset({0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}) | 
 _BETWEEN_SCANS = frozenset({0xC4, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _TABLES = frozenset({0xC4, 0xCC, 0xDA, 0xDB, 0xDD})
 _ALL_COEFFICIENTS = (1 << 64) - 1
+_NO_SCAN_OF_DC = 1 << 256  # above all bits that a byte can name
 _MAX_SIDE_PX = 65_500
 """Maximum side of an image in libjpeg."""
 
@@ -188,7 +189,7 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
     array = np.frombuffer(data, np.uint8)
     is_marker = array[:-1] == 0xFF
     np.logical_and(is_marker, array[1:], out=is_marker)  # 0: a stuffed byte
-    missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS)
+    missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS | _NO_SCAN_OF_DC)
     scans, restarts, at = 0, 0, header.first_scan
     skeleton = []
     while at < len(is_marker):
@@ -217,7 +218,8 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
 
 
 def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, int], progressive: bool) -> bool:
-    """Remove the coefficients of a scan from ``missing``, which has one bit for each of the 64 of a component.
+    """Remove the coefficients of a scan from ``missing``, which has a bit for each of the 64 of a component, and
+    another one until a scan has brought its DC coefficients.
 
     Return False if the scan is not valid, or brings a coefficient again.
     """
@@ -230,7 +232,9 @@ def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, in
     for component in header[1:-3:2]:
         if missing.get(component, 0) & band != band:
             return False
-        if first and missing[component] & 1:
+        if first == 0:
+            missing[component] &= ~_NO_SCAN_OF_DC
+        elif missing[component] & _NO_SCAN_OF_DC:
             return False  # AC coefficients before DC, which GPUs decode in another way
         if bits & 15 == 0:  # the least significant bit
             missing[component] &= ~band
