@@ -40,6 +40,7 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.dataset import plans_in
+from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
@@ -98,7 +99,8 @@ def _is_sound(data: bytes) -> bool:
 
 def datasets(root: str) -> dict[str, float]:
     """A worker's whole batch of datasets that open their files with Pillow, and what is done with any such image."""
-    set_up_worker(None, is_late=True, is_for_gpu=True, worker_id=0)
+    keep_freed_memory()
+    set_up_worker(None, Deferral(on_gpu=True), worker_id=0)
     folder = ImageFolder(root)
     paths = [path for path, _ in folder.samples]
     arena = Arena(2, len(paths) << 20)

@@ -19,12 +19,12 @@ def check_int(name: str, value: Any, least: int, other: str = "") -> None:
         raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")
 
 
-def check_num_threads(num_threads: Any, other: str = "", name: str = "num_threads") -> None:
+def check_num_threads(num_threads: Any, other: str = "") -> None:
     """Check a number of DALI's CPU threads.
 
     Raises:
         ValueError: it is not an integer, less than 1, or more than ``MOST_THREADS``.
     """
-    check_int(name, num_threads, 1, other)
+    check_int("num_threads", num_threads, 1, other)
     if num_threads > MOST_THREADS:
-        raise ValueError(f"{name} is at most {MOST_THREADS}{other}; got {num_threads}")
+        raise ValueError(f"num_threads is at most {MOST_THREADS}{other}; got {num_threads}")

@@ -21,6 +21,7 @@ import proxyloader
 from . import scripts
 from .imports import MODULES, PACKAGE, folder_of, imports
 from .limits import WAIT_S
+from .mutations import MUTATIONS, Mutation, plant
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -129,6 +130,16 @@ def test_a_door_offers_what_others_use_and_no_more(folder: str) -> None:
 def test_only_one_module_imports_dali_and_what_measures_its_own_loaders(module: Path) -> None:
     named = any(name.startswith("nvidia") for name in imports(module))
     assert named == (str(module) in ("dali/api.py", "tools/bench/cases.py"))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+def test_each_fault_of_the_mutation_check_can_be_planted(mutation: Mutation, tmp_path: Path) -> None:
+    copy = tmp_path / mutation.file
+    copy.parent.mkdir(parents=True)
+    copy.write_text((PACKAGE / mutation.file).read_text())
+    plant(mutation, tmp_path)
+    compile(copy.read_text(), copy, "exec")
+    assert all((ROOT / "tests" / name).exists() for name in mutation.tests.split())
 
 
 class SaysIfDaliIsLoaded(ImageFolder):

@@ -236,7 +236,7 @@ LITTLE_BYTES = 256 << 20
 
 
 def build(pipeline: Any) -> None:
-    """Build a pipeline, if it is not built yet. On a GPU this takes one or two seconds.
+    """Build a pipeline, if it is not built yet. On a GPU this is slow.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.

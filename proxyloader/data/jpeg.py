@@ -265,6 +265,8 @@ def _accepts(skeleton: bytes) -> bool:
         decoder = Image._getdecoder(image.mode, "jpeg", image.tile[0][3])
         decoder.setimage(Image.new(image.mode, image.size).im, (0, 0, *image.size))
         consumed, code = decoder.decode(skeleton)
+    except MemoryError:
+        raise  # which says nothing of the file, and must not be cached
     except Exception:  # each format raises its own exceptions, also that of EXIF data
         return False
     return consumed < 0 and code >= 0

