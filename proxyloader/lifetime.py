@@ -140,9 +140,9 @@ def _after_fork_in_child() -> None:
         at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would print all of them
     for thing in list(_leaked_in_child):
         leak(thing)
-    _undo_preparation()
     for server in watched():
         server.forget_in_child()
+    _undo_preparation()  # may release the last reference to a server that another thread dropped during the fork
     _forking = threading.RLock()  # ``ForkProcess.start`` still holds the old one
     # torch seeds CUDA's generators in a worker, too. Another thread may have been starting CUDA.
     torch.cuda._initialization_lock = threading.Lock()

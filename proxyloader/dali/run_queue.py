@@ -252,6 +252,7 @@ class RunQueue:
 
     def forget_in_child(self) -> None:
         """Give up the pipeline in a forked child. It belongs to the parent process with its runs."""
+        executor.forget_in_child(self.pipeline)
         self._runs.clear()
         self._why_lost = "forked"
         self._lock = threading.RLock()

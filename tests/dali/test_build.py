@@ -268,11 +268,10 @@ class TestExactEdges:
         outputs = compare.run(transform, device, files)
         frame = np.ones((EXACT_EDGES_BELOW,) * 2, bool)
         frame[1:-1, 1:-1] = False
-        edges = []
-        for difference in outputs.differences():
+        for name, difference in zip(files, outputs.differences()):
             assert difference[:, ~frame].max() <= BILINEAR.on(device).max
-            edges.append(difference[:, frame].max())
-        assert 1 < max(edges) < 20
+            least = 0 if name == "landscape" else 1  # its columns are a level off at most, as it shrinks little
+            assert least < difference[:, frame].max() < 20
 
     def test_of_floats_leave_rounding_only(self, device: str) -> None:
         transform = v1.Compose([v1.ToTensor(), v1.Resize(20), v1.Resize((50, 61))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -17,7 +18,7 @@ from torch.utils.data import Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, ImageError
 
 TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -121,6 +122,21 @@ def test_the_next_epoch_sees_what_was_changed(make: Callable[[Path], Made], tmp_
         return told
 
     assert epochs(DataLoader) == epochs(torch.utils.data.DataLoader)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_file_that_is_repaired_between_two_epochs_is_read_anew(tmp_path: Path, on_error: Any) -> None:
+    dataset = ImageFolder(str(make_folder(tmp_path)), TRANSFORM)
+    bad = Path(dataset.samples[5][0])
+    bad.write_bytes(b"no picture")
+    arguments: Any = dict(num_workers=2, persistent_workers=True, on_error=on_error, seed=3, device="cpu")
+    loader = DataLoader(dataset, FILES, shuffle=True, **arguments)
+    with contextlib.suppress(ImageError):
+        list(loader)
+    assert loader.errors.total == 1
+    bad.write_bytes(jpeg(RED))
+    assert sum(len(labels) for _, labels in loader) == FILES
+    assert loader.errors.total == 1
 
 
 class Noted(ImageFolder):

@@ -270,6 +270,25 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
     assert done.stdout == "5 8 0\n", done.stderr
 
 
+def test_a_child_does_not_destroy_the_pipeline_of_a_loader_that_is_dropped_during_the_fork(spelled_root: Path) -> None:
+    """As another thread may drop it while the fork waits for DALI."""
+    script = f"""
+        import os
+        held = []
+        os.register_at_fork(before=held.clear)  # called after the functions that were registered later
+        from proxyloader import DataLoader
+        from tests.faults import Spelled
+        held.append(DataLoader(Spelled({str(spelled_root)!r}), 4, device="cpu"))
+        list(held[0])
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        print(len(held), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    done = run_alone(script)
+    assert done.stdout == "0 0\n", done.stderr
+
+
 class UsesPixels(Spelled):
     def __getitem__(self, index: int) -> Any:
         image, number = super().__getitem__(index)

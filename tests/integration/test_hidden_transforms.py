@@ -18,6 +18,7 @@ from proxyloader import DataLoader, EncodedImage, compile_transforms
 
 from ..side_by_side import MEAN_ALLOWED
 from .test_bad_input import broken_tables, text
+from .test_unreadable import unchecked
 
 TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
 COMPILED = compile_transforms(TRANSFORM)
@@ -29,6 +30,7 @@ class Hides(Dataset[Any]):
 
     def __init__(self, folder: ImageFolder, is_stock: bool = False) -> None:
         self.paths, self.is_stock = [path for path, _ in folder.samples], is_stock
+        self.opened: Any = EncodedImage.open
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -36,7 +38,7 @@ class Hides(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if self.is_stock:
             return TRANSFORM(default_loader(self.paths[index])), index
-        return COMPILED(EncodedImage.open(self.paths[index])), index
+        return COMPILED(self.opened(self.paths[index])), index
 
 
 class HidesTwo(Hides):
@@ -125,11 +127,14 @@ def test_a_stream_may_hide_its_transform_too(folder: ImageFolder, workers: int, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("how", [text, broken_tables])
+@pytest.mark.parametrize(
+    ("how", "opened"), [(text, EncodedImage.open), (broken_tables, unchecked)], ids=["by Pillow", "by DALI"]
+)
 def test_what_cannot_be_read_is_left_out(
-    folder: ImageFolder, tmp_path: Path, how: Any, workers: int, device: str
+    folder: ImageFolder, tmp_path: Path, how: Any, opened: Any, workers: int, device: str
 ) -> None:
     dataset = Hides(folder)
+    dataset.opened = opened
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(Path(dataset.paths[3]).read_bytes())
     how(bad)

@@ -157,9 +157,10 @@ def compare(source: str, share: float) -> tuple[Counter[str], list[str]]:
     kinds, files = zip(("whole", data), *mutations(data, rng, share))
     dataset = Catching(list(files))
     found = []
-    for loader in (StockLoader(dataset, BATCH, collate_fn=list), DataLoader(dataset, BATCH, collate_fn=list)):
+    loader = DataLoader(dataset, BATCH, collate_fn=list, device="cpu")
+    for each in (StockLoader(dataset, BATCH, collate_fn=list), loader):
         torch.manual_seed(0)
-        found.append([sample for batch in loader for sample in batch])
+        found.append([sample for batch in each for sample in batch])
     stock, ours = found
     assert len(ours) == len(stock)
     by_dali = loader.stats().images_by_dali  # torchvision is as fast for one image of a batch
@@ -170,7 +171,7 @@ def compare(source: str, share: float) -> tuple[Counter[str], list[str]]:
         counts[error or ("decoded late" if late else "decoded by Pillow")] += 1
         same = error == their_error and drawn == theirs
         if same and not error:
-            same = torch.equal(pixels.cpu(), their_pixels)
+            same = torch.equal(pixels, their_pixels)
         if not same:
             wrong.append(
                 f"{source}, {number}, {kinds[number]}: {error or 'works'}, stock {their_error or 'works'}, {late=}"

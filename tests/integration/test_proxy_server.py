@@ -19,7 +19,7 @@ from nvidia.dali import Pipeline, fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -319,6 +319,25 @@ def test_a_deterministic_servers_draws_follow_from_the_batches_that_loops_had_un
             loops = [list(itertools.islice(loader, 3)) for _ in range(3)]
             found.append(torch.stack([batch["outputs"][0].cpu() for loop in loops for batch in loop]))
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("method", ["ours", "stock"])
+def test_two_loaders_on_one_server_take_turns_in_any_way(folder: ImageFolder, images_in: Any, method: str) -> None:
+    with ProxyServer(resized("cpu")) as server:
+
+        def loader(indices: Any, workers: int) -> Any:
+            dataset = Subset(images_in(server), indices)
+            if method == "ours":
+                return DataLoader(dataset, 4, num_workers=workers, server=server)
+            return map(server.produce_data, StockLoader(dataset, 4, num_workers=workers))
+
+        for (a, _), (b, _), at in zip(loader(range(24), 1), loader(range(24, 48), 2), range(6), strict=True):
+            assert_right(a, range(4 * at, 4 * at + 4), folder)
+            assert_right(b, range(24 + 4 * at, 28 + 4 * at), folder)
+        for at, (a, _) in enumerate(loader(range(24), 1)):
+            assert_right(a, range(4 * at, 4 * at + 4), folder)
+            for inner, (b, _) in enumerate(loader(range(24, 32), 1)):
+                assert_right(b, range(24 + 4 * inner, 28 + 4 * inner), folder)
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])

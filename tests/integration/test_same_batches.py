@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import BatchSampler, ConcatDataset, Subset, WeightedRandomSampler, random_split
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
@@ -158,7 +159,7 @@ def a_folder_with_target_transform_and_filter(folder: ImageFolder) -> Any:
 
 
 def a_folder_with_a_loader_of_its_own(folder: ImageFolder) -> Any:
-    return DatasetFolder(folder.root, folder.loader_of_mine, ("jpg",), transform=folder.transform)
+    return DatasetFolder(folder.root, lambda path: Image.open(path).convert("RGB"), ("jpg",), folder.transform)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,7 @@ def a_folder_with_a_loader_of_its_own(folder: ImageFolder) -> Any:
         nested,
         a_subclass,
         a_folder_with_target_transform_and_filter,
+        a_folder_with_a_loader_of_its_own,
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])

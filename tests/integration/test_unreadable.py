@@ -404,7 +404,7 @@ def test_an_error_of_the_disk_is_raised_where_torch_raises_it(
     loader = DataLoader(dataset, BATCH, num_workers=workers, on_error=on_error, device="cpu")
     ours = outcomes(loader)
     assert [isinstance(each, OSError) for each in ours] == [isinstance(each, OSError) for each in stock]
-    assert isinstance(error := ours.pop(2), OSError) and "Input/output error" in f"{error} {stock[2]}"
+    assert isinstance(error := ours.pop(2), OSError) and "Input/output error" in str(error)
     if not opens_itself:
         assert isinstance(error, ImageError)
         assert (error.code, error.index, error.path, error.errno) == ("machine", 9, path, errno.EIO)

@@ -26,8 +26,9 @@ from PIL import Image
 from proxyloader.tools import cli
 from proxyloader.tools.bench import config, report, runner
 from proxyloader.tools.bench.cases import CASES, DATASETS, loops_of, names_for, with_defaults
+from proxyloader.tools.bench.command import setting_of
 from proxyloader.tools.bench.config import BenchConfig, Tuning
-from proxyloader.tools.bench.runner import CaseError, processes_of, tune
+from proxyloader.tools.bench.runner import CaseError, CaseProcess, processes_of, run_first_epochs, tune
 from proxyloader.tools.bench.system_info import warnings_for
 from proxyloader.tools.cli import main
 
@@ -39,6 +40,7 @@ SMALL = ["--batch-size", "16", "--workers", "1", "--threads", "1", "--hw-decoder
 ON_CPU = ["--device", "cpu"]
 SHORT = ["--rounds", "1", "--seconds", "0.1"]
 ONE = {"workers": [1], "threads": [1], "hw_decoder_load": [1.0]}
+NAMES = ["torch", "upstream-proxy", "nvidia-example", "iterator", "proxyloader"]
 
 
 def setting(root: Any, **changed: Any) -> BenchConfig:
@@ -92,12 +94,10 @@ def test_it_measures_writes_and_compares(
 ) -> None:
     out = tmp_path / "new" / "bench.jsonl"
     options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--device", device, "--out", str(out)]
-    names = names_for(setting(photos, device=device))
-    if device == "cpu":
-        names = ["torch", "upstream-proxy", "iterator", "proxyloader"]
+    names = [name for name in NAMES if device == "cuda" or name != "nvidia-example"]
     assert main([*options, "--only", *names]) == 0
     record = report.last_of(out)
-    assert list(record["cases"]) == [*names, *with_defaults(names)]
+    assert list(record["cases"]) == [*names, *(f"{name}, by default" for name in names[1:])]
     assert record["machine"]["cores"] >= 1 and record["batch_size"] == 16 and "root" not in record
     for case in record["cases"].values():
         assert "failure" not in case, case
@@ -129,10 +129,19 @@ def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> No
         assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted(5 * 12 * [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_cases_are_the_same_on_each_device(device: str) -> None:
+    assert names_for(setting("", device=device)) == NAMES
+    added = ["torch + AugMix", "proxyloader + AugMix"]
+    trained = setting("", device=device, model="resnet18", added=("AugMix",))
+    assert names_for(trained) == [*NAMES, "synthetic", *added]
+    with_some = ["upstream-proxy", "nvidia-example", "iterator", "proxyloader", "proxyloader + AugMix"]
+    assert with_defaults([*NAMES, "synthetic", *added]) == [f"{name}, by default" for name in with_some]
+
+
 @pytest.mark.exhaustive
 def test_a_model_is_trained_beside_synthetic_batches(photos: Path) -> None:
     trains = setting(photos, model="resnet18", batch_size=4, images=8)
-    assert "synthetic" in names_for(trains) and "synthetic" not in names_for(setting(photos))
     (outcome,) = runner.run({"synthetic": trains}, 1, 0.1, print).values()
     assert "failure" not in outcome and outcome["rounds"][0]["images_per_s"] > 0
 
@@ -208,6 +217,24 @@ def test_where_there_is_nothing_to_choose_nothing_is_tried(photos: Path) -> None
     assert tune(setting(photos), "torch", ONE, print) == (Tuning(1), [])
 
 
+@pytest.mark.parametrize(
+    ("images", "batch_size", "passes", "tried"), [(8192, 256, 6, 2), (8192, 256, 1, 1), (512, 64, 12, 8)]
+)
+def test_loops_of_trials_have_some_batches_for_each_worker(
+    monkeypatch: pytest.MonkeyPatch, images: int, batch_size: int, passes: int, tried: int
+) -> None:
+    found: list[BenchConfig] = []
+
+    def ask_each(settings: Mapping[Tuning, BenchConfig], *_: Any) -> dict[Tuning, Any]:
+        found.extend(settings.values())
+        return {each: {"images_per_s": 1.0} for each in settings}
+
+    monkeypatch.setattr(runner, "ask_each", ask_each)
+    of_rounds = setting("", images=images, batch_size=batch_size, passes=passes)
+    tune(of_rounds, "torch", ONE | {"workers": [8, 16]}, print)
+    assert [each.passes for each in found] == [tried, tried]
+
+
 @pytest.mark.parametrize("name", DATASETS)
 def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
     if name == "HuggingFace":
@@ -250,7 +277,7 @@ def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
     options = ["bench", "--data", str(photos), *SMALL, "--rounds", "1", "--device", device, "--out", str(out)]
     assert main([*options, "--first-epochs"]) == 0
     record = report.last_of(out)
-    assert list(record["cases"]) == names_for(setting(photos, device=device))
+    assert list(record["cases"]) == NAMES
     assert record["page_cache"] == "warm" and record["passes"] == 1
     for case in record["cases"].values():
         assert "failure" not in case and len(case["epochs"]) == 3
@@ -261,15 +288,24 @@ def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
     assert "images/s in epochs 1 to 3" in capsys.readouterr().out
 
 
+@WARM
+def test_a_case_whose_first_epochs_fail_is_tried_once_and_the_others_go_on(photos: Path, tmp_path: Path) -> None:
+    by_default, told = setting(photos, by_default=True, tuning=Tuning(0)), []
+    cases = {"iterator": setting(tmp_path / "nowhere"), "torch": by_default}
+    outcomes = run_first_epochs(cases, 2, 2, told.append)
+    assert "RuntimeError" in outcomes["iterator"]["failure"] and not outcomes["iterator"]["epochs"]
+    assert "failure" not in outcomes["torch"] and [len(each) for each in outcomes["torch"]["epochs"]] == [2, 2]
+    assert [line.split()[0] for line in told] == ["iterator", "torch:", "torch:"]
+
+
 @pytest.mark.parametrize("name", ["torch", "proxyloader"])
-def test_other_loaders_start_with_the_queues_that_cuda_gives_them_and_all_with_an_empty_cache(
+def test_other_loaders_start_with_the_queues_that_cuda_gives_them(
     photos: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
     monkeypatch.setattr(runner, "_loops", None)  # undone at the end, with the loader
-    found = runner.begin(name, setting(photos, by_default=True, tuning=Tuning(0)), cache="/empty")
-    assert found["images_per_s"] > 0 and os.environ["XDG_CACHE_HOME"] == "/empty"
+    found = runner.begin(name, setting(photos, by_default=True, tuning=Tuning(0)))
+    assert found["images_per_s"] > 0
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == {"torch": None, "proxyloader": "32"}[name]
 
 
@@ -323,6 +359,15 @@ def test_photographs_of_a_size_are_made_as_its_name_says(tmp_path: Path, monkeyp
     assert 2 <= sum("progressive" in Image.open(io.BytesIO(file)).info for file in files) <= 14
 
 
+@pytest.mark.parametrize(("size", "images", "batch_size"), [("imagenet", 1024, 256), ("camera", 128, 64)])
+def test_large_photographs_come_in_smaller_batches_and_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, images: int, batch_size: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = setting_of(cli._parser().parse_args(["bench", "--size", size, *ON_CPU]))
+    assert (found.images, found.batch_size) == (images, batch_size)
+
+
 def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
     listed = capsys.readouterr().out
@@ -365,6 +410,20 @@ def test_only_records_of_the_same_settings_and_method_with_cases_in_common_are_c
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_waits_until_a_process_has_started_and_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def start(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+        said.append(subprocess.check_output([sys.executable, "-SEc", code], text=True))
+
+    monkeypatch.setattr(runner.ProcessPoolExecutor, "submit", start)
+    with pytest.raises(KeyboardInterrupt):
+        CaseProcess()
+    assert said == ["True\n"]
 
 
 @pytest.mark.exhaustive

@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str) -> None:
     sheet = tmp_path / "sheet.png"
-    options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--steps", "3", "--device", device)
+    options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--steps", "12", "--device", device)
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -57,7 +57,10 @@ def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
         said["Pixels"],
     )
     assert said["Contact sheet"] == str(sheet)
-    assert re.match(r"ResNet-18, 3 steps of 16 images of (64|224) px: loss \d\.\d\d in the first 2,", said["Training"])
+    training, losses = said["Training"].split(": loss ")
+    assert re.fullmatch(r"ResNet-18, 12 steps of 16 images of (64|224) px", training)
+    first, last = map(float, re.findall(r"\d\.\d\d", losses))
+    assert last < 0.8 * first
     with Image.open(sheet) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")
         assert image.size == (24 + 8 * 224 + 7 * 6 + 24, 3 * (44 + 224) + 24)
@@ -79,37 +82,44 @@ def test_it_makes_its_images_once_and_keeps_them_in_the_cache(cache: Path, capsy
 
 def test_few_images_make_a_small_sheet_with_room_for_the_captions(photos: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
-    options = ("--images", "1", "--workers", "0", "--steps", "0", "--device", "cpu")
+    options = ("--images", "1", "--workers", "0", "--steps", "12", "--device", "cpu")
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     with Image.open(sheet) as image:
         assert 400 < image.width < 900
 
 
 class Off(StockLoader[Any]):
-    """A loader that gives a little other pixels, or other labels."""
+    """A loader that gives a little other pixels in the first rows of all images, or other labels."""
 
-    brighter, label = 0.0, 0
+    brighter, rows, label = 0.0, 224, 0
 
     def __init__(self, *args: Any, device: Any = None, **arguments: Any) -> None:
         super().__init__(*args, **arguments)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for images, labels in super().__iter__():
-            yield images + self.brighter, labels + self.label
+            images[:, :, : self.rows] += self.brighter
+            yield images, labels + self.label
 
 
 class TestPromise:
-    @pytest.mark.parametrize(("brighter", "label"), [(0.05, 0), (0.0, 1)], ids=["other pixels", "other labels"])
+    @pytest.mark.parametrize(
+        ("brighter", "rows", "label"),
+        [(0.02, 224, 0), (0.05, 2, 0), (0.0, 224, 1)],
+        ids=["the mean", "the percentile", "labels"],
+    )
     def test_a_loader_that_breaks_it_is_named_and_ends_with_exit_status_1(
         self,
         photos: Path,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
+        cache: Path,
         brighter: float,
+        rows: int,
         label: int,
     ) -> None:
-        monkeypatch.setattr(Off, "brighter", brighter)
-        monkeypatch.setattr(Off, "label", label)
+        for name, value in {"brighter": brighter, "rows": rows, "label": label}.items():
+            monkeypatch.setattr(Off, name, value)
         monkeypatch.setattr(module, "DataLoader", Off)
         assert main(["demo", "--data", str(photos), *SMALL]) == 1
         said = lines_of(capsys.readouterr().out)
@@ -117,6 +127,9 @@ class TestPromise:
             "documented are equal labels, and at most 0.5 in the mean and 2.0 at the percentile."
         )
         assert said["Labels"].startswith("NOT EQUAL" if label else "all equal")
+        with Image.open(cache / "demo.png") as sheet:  # its third row shows differences, 32 times as bright
+            shown = sheet.getpixel((24, 2 * (44 + 224) + 44))
+        assert shown == tuple(round(32 * 255 * brighter * std) for std in module.STD)
 
 
 def test_without_dali_it_says_that_the_loader_is_torchs(

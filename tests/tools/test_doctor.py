@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from proxyloader.tools import doctor
 from proxyloader.tools.doctor import FILES, FILES_PER_WORKER, Machine, ask, examine
 
 from .. import scripts
@@ -25,6 +28,7 @@ from ..scripts import in_own_namespace
 ALL_FORMATS = "JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 ON_CPU, ENGINES = "decoding on the CPU", "decoding by the engines of GPU 0"
+CUDA = "decoding by CUDA of GPU 0"
 
 
 def run(*options: str, under: Sequence[str] = (), site: bool = True, env: Mapping[str, str] = NO_GPU) -> Any:
@@ -145,10 +149,11 @@ Image.Image.save = until_png
         ("DALI", HOOK.format("time.sleep(1000)"), 2.0, 0, "timed out after 2 s"),
         ("DALI", HOOK.format("os.write(2, b'bad'); os.abort()"), WAIT_S, 0, "crashed with SIGABRT: bad"),
         ("DALI", HOOK.format("os._exit(3)"), WAIT_S, 0, "exit status 3"),
+        ("DALI", "import os; os.write(1, b'{}\\n{'); os._exit(3)", WAIT_S, 1, "exit status 3"),
         ("pictures cpu 0", AT_PNG.format("os.kill(os.getpid(), 11)"), WAIT_S, 4, "crashed with SIGSEGV"),
         ("pictures cpu 0", AT_PNG.format("time.sleep(1000)"), WAIT_S / 3, 4, "timed out after"),
     ],
-    ids=["import hangs", "import crashes", "import exits", "decoder crashes", "decoder hangs"],
+    ids=["import hangs", "import crashes", "import exits", "half an answer", "decoder crashes", "decoder hangs"],
 )
 def test_a_child_that_crashes_or_hangs_keeps_its_answers(
     monkeypatch: pytest.MonkeyPatch,
@@ -254,7 +259,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "engines": ({}, ENGINES, "ok", "correct pixels: JPEG", ""),
     "CUDA for engines": ({"pictures": BY_CUDA}, ENGINES, "warn", "CUDA decodes instead", "video"),
     "no engines": ({"pictures": BY_CUDA, "engines": "no JPEG engines"}, ENGINES, "ok", "CUDA", ""),
-    "wrong on a GPU": ({"pictures": {**PICTURE, "levels_off": 200}}, "decoding by CUDA of GPU 0", "fail", "200", "cpu"),
+    "wrong on a GPU": ({"pictures": {**PICTURE, "levels_off": 200}}, CUDA, "fail", "200", "cpu"),
     "no decoder": ({"pictures": NO_WEBP}, ON_CPU, "warn", "WebP: y", "Pillow"),
     "far GPU": ({"near": [99999]}, "NUMA", "warn", "no core near GPU 0", "numactl"),
     "near GPU": ({"near": [*os.sched_getaffinity(0)]}, "NUMA", "ok", "node(s)", ""),
@@ -267,26 +272,45 @@ def test_what_does_not_fit_is_found(
     monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], name: str, status: str, found: str, remedy: str
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    finding = found_on(**facts)[name]
+    findings = found_on(**facts)
+    finding = findings[name]
     assert finding.status == status and found in finding.found and remedy in finding.remedy
+    is_usable = "GPU 0" in findings and findings["GPU 0"].status != "fail"
+    assert {ENGINES, CUDA} & findings.keys() == ({ENGINES, CUDA} if is_usable else set())
+
+
+def test_a_check_that_raises_is_a_finding_and_does_not_stop_the_others() -> None:
+    findings = found_on(builds={"pillow": "no version"})
+    assert findings["environment"].status == "warn"
+    assert findings["environment"].found.startswith("this check raised InvalidVersion: ")
+    assert {"Python", "GPU 0", ON_CPU, "open files", "NUMA"} <= findings.keys()
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "name"),
+    ("variable", "value", "found"),
     [
-        ("CUDA_VISIBLE_DEVICES", "", "GPU"),
-        ("CUDA_LAUNCH_BLOCKING", "1", "CUDA_LAUNCH_BLOCKING"),
-        ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility", "NVIDIA_DRIVER_CAPABILITIES"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "CUDA_DEVICE_MAX_CONNECTIONS"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        ("CUDA_VISIBLE_DEVICES", "", "hidden by CUDA_VISIBLE_DEVICES=''"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "1: the CPU waits"),
+        ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility", "compute,utility: the JPEG engines need video"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "7", "7: the decoder and the model wait"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "many: the decoder and the model wait"),
     ],
 )
 def test_variables_that_slow_down_loading_are_warnings(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, name: str
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, found: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    finding = found_on(gpu=None if name == "GPU" else SEEN)[name]
-    assert finding.status == "warn" and value in finding.found
+    is_hidden = variable == "CUDA_VISIBLE_DEVICES"
+    finding = found_on(gpu=None if is_hidden else SEEN)["GPU" if is_hidden else variable]
+    assert finding.status == "warn" and finding.found.startswith(found)
+
+
+@pytest.mark.parametrize("queues", [None, "8", "32"])
+def test_eight_hardware_queues_are_enough(monkeypatch: pytest.MonkeyPatch, queues: str | None) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if queues:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    assert found_on()["CUDA_DEVICE_MAX_CONNECTIONS"].status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -309,6 +333,37 @@ def test_a_cgroup_quota_below_the_cores_is_a_warning(
     finding = found_on(root=str(tmp_path))["cores"]
     assert finding.status == status
     assert status == "ok" or ("cgroup quota of 0.5" in finding.found and "num_workers=1" in finding.remedy)
+
+
+@pytest.mark.parametrize(
+    ("most", "status", "found"),
+    [
+        (35, "fail", "at most 35; a loader with a worker per core opens 36"),
+        (36, "warn", "at most 36; "),
+        (1023, "warn", "at most 1023; "),
+        (1024, "ok", "at most 1024"),
+        (resource.RLIM_INFINITY, "ok", "unlimited"),
+    ],
+)
+def test_few_open_files_are_found(monkeypatch: pytest.MonkeyPatch, most: int, status: str, found: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (most, most)}[limit])
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
+    finding = found_on()["open files"]
+    assert finding.status == status and finding.found.startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("size_mb", "free_mb", "remedy"), [(2047, 2047, "--shm-size"), (8192, 2047, "Delete"), (2048, 2048, "")]
+)
+def test_a_small_or_full_dev_shm_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_mb: int, free_mb: int, remedy: str
+) -> None:
+    (tmp_path / "dev" / "shm").mkdir(parents=True)
+    told = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mb, f_bavail=free_mb)
+    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    finding = found_on(root=str(tmp_path))["/dev/shm"]
+    assert finding.found == f"{free_mb:,} of {size_mb:,} MB free"
+    assert finding.status == ("warn" if remedy else "ok") and remedy in finding.remedy
 
 
 OPENED = """

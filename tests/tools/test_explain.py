@@ -80,6 +80,13 @@ class TestRows:
         assert rows[1].operators == ("split", "merge")
         assert rows[5].operators == ("flip",)
 
+    def test_name_all_that_is_drawn_and_all_steps_that_are_equally_close(self) -> None:
+        jitter, perspective, _, _ = explain(
+            v1.Compose([v1.ColorJitter(0.1, 0.1, 0.1, 0.1), v1.RandomPerspective(p=0.3), v1.ToTensor()])
+        ).rows
+        assert jitter.closeness.startswith("Contrast, Saturation: mean 0.005, ") and "; Hue: " in jitter.closeness
+        assert perspective.drawn == "whether it acts: torch.rand(1) < 0.3; four corners: RandomPerspective.get_params"
+
     def test_of_a_preset_and_of_one_transform(self) -> None:
         preset, output = explain(models.ResNet50_Weights.IMAGENET1K_V2.transforms()).rows
         assert preset.transform.startswith("ImageClassification( crop_size=[224] resize_size=[232] mean=")
@@ -258,6 +265,10 @@ class TestText:
             "1 part(s) are not translated",
         ):
             assert said in words
+
+    def test_cuts_what_is_long(self) -> None:
+        row, *_ = explain(v1.Compose([v1.Normalize([0.5] * 99, [0.5] * 99)])).rows
+        assert len(row.transform) == 120 and row.transform.endswith("0.5, 0...")
 
     def test_says_of_an_object_that_holds_transforms_that_it_calls_them_itself(self) -> None:
         text = str(explain(TwoViews(training(v1))))

@@ -20,8 +20,9 @@ MIXED = Bound(0.3, 1, 25)
 """The weights sum up to about one, and whole levels are cut off: where the sum is nearly whole, the last bit of a float
 decides, in a pixel of 50. And a warp may fetch a pixel from the other side of a border."""
 
-DEEP = Bound(0.3, 16, 80)
-"""As MIXED; and where one operation upon the other differs in a pixel, Equalize makes levels of it."""
+DEEP = {autoaugment: Bound(0.3, 16, 64), v2: Bound(0.3, 16, 80)}
+"""As MIXED; and where one operation upon the other differs in a pixel, Equalize makes levels of it. (On a CPU 16 and at
+most 17 of v1, 16 and 77 of v2, in 3 pixels of image 7.)"""
 
 both_versions = pytest.mark.parametrize("version", [autoaugment, v2], ids=["v1", "v2"])
 
@@ -46,7 +47,7 @@ def test_pixels(version: Any, before: list[Any], device: str) -> None:
 def test_other_chains_and_fills(version: Any, device: str) -> None:
     nearest = InterpolationMode.NEAREST
     deep = version.AugMix(10, 1, 4, 0.5, False, interpolation=nearest, fill=[10.0, 20.0, 30.0])
-    assert_as_torchvision(composed(deep), device, many("small", times=16), bound=DEEP)
+    assert_as_torchvision(composed(deep), device, many("small", times=16), bound=DEEP[version])
     wide = version.AugMix(severity=1, mixture_width=5, chain_depth=1, alpha=3.0, fill=40)
     assert_as_torchvision(composed(v2.ToImage(), wide), device, many("small", times=16), bound=MIXED)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,13 @@ another one's."""
 OF_PIL = Bound(0.4, 8, 255)
 """Equalisation is within a level, of which contrast, solarising and the like make more."""
 
-OF_TENSORS = Bound(0.6, 30, 255)
+OF_TENSORS = Bound(0.5, 30, 255)
 """As OF_PIL; and a shear of 1/5 or 1/15 takes each 5th or 15th line, and a quarter turn of sides that differ by an odd
 number every pixel, of a tensor from the border of two, which torch's rounding decides. Of the policy SVHN that is one
 operation in 30, of the others one in hundreds; an image that it meets is a level off in the mean."""
+
+EQUALIZED_TWICE = replace(OF_TENSORS, mean=0.6)
+"""By v2's CIFAR10, which draws Equalize twice for one of 8 grey images: it is 2.75 off in the mean, all 0.56."""
 
 BLENDED = Bound(0.5, 10, 255)
 """As OF_PIL; and blended pixels may be a level off, too."""
@@ -99,7 +103,8 @@ def test_pixels_when_blended_into_a_fill(
 @each_class
 def test_of_a_grey_image(version: Any, kind: str, name: str, arguments: Any, files: Images, device: str) -> None:
     transform = composed(kind, version.Grayscale(), getattr(version, name)(*arguments, fill=128))
-    assert_as_torchvision(transform, device, files, bound=OF_PIL if kind == "pil" else OF_TENSORS, times=2)
+    of_tensors = EQUALIZED_TWICE if version is v2 and AutoAugmentPolicy.CIFAR10 in arguments else OF_TENSORS
+    assert_as_torchvision(transform, device, files, bound=OF_PIL if kind == "pil" else of_tensors, times=2)
 
 
 @both_versions
