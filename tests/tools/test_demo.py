@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str) -> None:
     sheet = tmp_path / "sheet.png"
-    options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--steps", "12", "--device", device)
+    options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--steps", "18", "--device", device)
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -58,7 +58,7 @@ def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert said["Contact sheet"] == str(sheet)
     training, losses = said["Training"].split(": loss ")
-    assert re.fullmatch(r"ResNet-18, 12 steps of 16 images of (64|224) px", training)
+    assert re.fullmatch(r"ResNet-18, 18 steps of 16 images of (64|224) px", training)
     first, last = map(float, re.findall(r"\d\.\d\d", losses))
     assert last < 0.8 * first
     with Image.open(sheet) as image:
@@ -82,7 +82,7 @@ def test_it_makes_its_images_once_and_keeps_them_in_the_cache(cache: Path, capsy
 
 def test_few_images_make_a_small_sheet_with_room_for_the_captions(photos: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
-    options = ("--images", "1", "--workers", "0", "--steps", "12", "--device", "cpu")
+    options = ("--images", "1", "--workers", "0", "--steps", "18", "--device", "cpu")
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     with Image.open(sheet) as image:
         assert 400 < image.width < 900
