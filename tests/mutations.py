@@ -546,7 +546,7 @@ MUTATIONS = [
         "loader/iterator.py",
         "self._was_interrupted = until_begun",
         "self._was_interrupted = False",
-        "integration/test_torch_contract_use.py integration/test_faults_epochs.py loader",
+        "integration/test_interrupted_lines.py",
     ),
     Mutation(
         "workers outlive a trainer that was killed",
