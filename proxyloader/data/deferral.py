@@ -7,7 +7,8 @@ samples in a row without an image for DALI it removes its hooks (``hooks.py``), 
 worker. A change of the dataset's transform starts this anew. Without workers this holds for the thread that fetches.
 
 The next epoch begins where the last one ended. If no undecoded image was handed out at all, its batches are those of
-torch's own loader (``WorkerPool.of_torch``), unless an argument of ours, such as ``seed``, asks for more.
+torch's own loader (``WorkerPool.of_torch``; persistent workers get indices and return torch's batches), unless an
+argument of ours, such as ``seed``, asks for more.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import Translated, length_of, sources_of
+from ..data.dataset import length_of, sources_of
 from ..data.distributed import Auto, World
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
@@ -30,7 +30,7 @@ from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
-from .iterator import LoaderIterator, PassThroughIterator
+from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
 
@@ -114,7 +114,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     _pool: WorkerPool | None = None
 
-    _running: weakref.ref[LoaderIterator | PassThroughIterator] | None = None
+    _running: weakref.ref[LoaderIterator] | None = None
     """The iterator over persistent workers. As in torch, ``iter()`` restarts it and returns the same object."""
 
     _process: int
@@ -253,7 +253,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._running = weakref.ref(iterator) if self.persistent_workers else None
         return iterator
 
-    def _begun(self, iterator: Any, pool: WorkerPool, loader_state: LoaderState) -> Any:
+    def _begun(self, iterator: LoaderIterator | None, pool: WorkerPool, loader_state: LoaderState) -> LoaderIterator:
         """Begin an epoch. Return its iterator, which is the given one if it can be."""
         batches: Any = None
         try:
@@ -270,16 +270,15 @@ class DataLoader(CheckpointedLoader[T]):
             options = self._options
             servers = self._servers.of(pool.plans, options)
             self._say_what_begins()
+            iterator = LoaderIterator(self._recorder) if iterator is None else iterator
             if pool.is_torchs:
-                passes = iterator if isinstance(iterator, PassThroughIterator) else PassThroughIterator(self._recorder)
-                passes.begin(batches, pool, loader_state)
-                return passes
+                iterator.begin_as_torch(batches, pool, loader_state)
+                return iterator
             serve = functools.partial(self._servers.serve, options=options)
             feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
-            found = iterator if isinstance(iterator, LoaderIterator) else LoaderIterator(self._recorder)
             assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
-            found.begin(feed, assembler)
-            return found
+            iterator.begin(feed, assembler)
+            return iterator
         except BaseException:
             pool.let_go(batches)
             raise
@@ -306,21 +305,26 @@ class DataLoader(CheckpointedLoader[T]):
         if pool is not None and pool.requests is not None:
             pool.requests.undo_draws_ahead()
         # Torch's own batches have no way to skip those before the position of a stream.
-        is_in_vain = pool is not None and pool.is_torchs and loader_state.resumes
+        is_in_vain = pool is not None and pool.source is None and loader_state.resumes
+        counts = self._counts
         if pool is not None and self.persistent_workers and not (pool.broken or is_given_states or is_in_vain):
             if not loader_state.resumes and self._loader_state is not None:
                 loader_state.worker_states = self._states_at_end(self._loader_state)
+            # After an epoch that was left early, workers may have draws to undo, which requests tell them.
+            has_draws_to_undo = not pool.is_torchs and (self._loader_state is None or not self._loader_state.finished)
+            if pool.requests is not None and pool.source is not None:
+                pool.let_workers_be_torchs(not has_draws_to_undo and self._is_torchs(False, loader_state))
             return pool  # its workers keep their dataset
         translate, options = self._translate, self._options
         found = translate()
         self._warn_of(found)
-        dataset, plans, counts = found.dataset, found.plans, self._counts
+        dataset, plans = found.dataset, found.plans
         transforms = [getattr(source, "transform", None) for source in sources_of(self.dataset)]
         counts.has_given_up &= len(transforms) == len(self._transforms) and all(
             map(operator.is_, transforms, self._transforms)
         )
         self._transforms = transforms
-        if self._is_torchs(found, loader_state):
+        if self._is_torchs(found.is_torchs and not found.plans, loader_state):
             self._pool = WorkerPool.of_torch(self, found)
             return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
@@ -339,10 +343,13 @@ class DataLoader(CheckpointedLoader[T]):
         )
         return self._pool
 
-    def _is_torchs(self, found: Translated, loader_state: LoaderState) -> bool:
-        """Return whether torch's own loader gives the batches of the next epoch, with nothing of ours in its way."""
+    def _is_torchs(self, has_nothing: bool, loader_state: LoaderState) -> bool:
+        """Return whether torch's own loader gives the batches of the next epoch, with nothing of ours in its way.
+
+        ``has_nothing``: whether it is known that the dataset has nothing for DALI. Workers may have found that, too.
+        """
         options, counts = self._options, self._counts
-        has_nothing = (found.is_torchs and not found.plans) or (counts.has_given_up and not counts.has_images)
+        has_nothing |= counts.has_given_up and not counts.has_images
         is_asked_for_more = (
             options.server is not None
             or options.seed is not None

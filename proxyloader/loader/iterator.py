@@ -1,4 +1,4 @@
-"""Iterators of a DataLoader: the finished batches of an epoch in order. Main process."""
+"""LoaderIterator: the finished batches of an epoch in order. Main process."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class LoaderIterator:
     def __init__(self, recorder: StatsRecorder) -> None:
         self._recorder = recorder
         self._turn = threading.RLock()  # threads that share the iterator take turns
+        self._feed: Feed | None = None  # None: the batches are those of torch's iterator
 
     def begin(self, feed: Feed, assembler: BatchAssembler) -> None:
         """Begin an epoch.
@@ -37,14 +38,24 @@ class LoaderIterator:
         """
         with self._turn:
             feed.begin()
-            self._feed, self._pool, self._loader_state = feed, feed.pool, feed.loader_state
-            self._assembler = assembler
-            self._profile_name = next_row(self._pool.workers.num_workers > 0)
-            # Scripts read these attributes of torch's iterators to check that the workers end.
-            vars(self).update(feed.of_torchs_iterator)
-            self._nothing_yet = not self._loader_state.batches
-            self._handed_out_s = time.monotonic()
-            self._was_interrupted = False
+            self._feed, self._assembler = feed, assembler
+            self._begin(feed.of_torchs_iterator, feed.pool, feed.loader_state)
+
+    def begin_as_torch(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
+        """Begin an epoch whose batches are those of torch's iterator. They are counted, and nothing else."""
+        with self._turn:
+            self._feed, self._batches = None, batches
+            self._sizes = None if pool.requests is None else pool.requests.sizes
+            self._begin(attributes_of_torch(batches), pool, loader_state)
+
+    def _begin(self, of_torchs_iterator: dict[str, Any], pool: WorkerPool, loader_state: LoaderState) -> None:
+        self._pool, self._loader_state = pool, loader_state
+        self._profile_name = next_row(pool.workers.num_workers > 0)
+        # Scripts read these attributes of torch's iterators to check that the workers end.
+        vars(self).update(of_torchs_iterator)
+        self._nothing_yet = not loader_state.batches
+        self._handed_out_s = time.monotonic()
+        self._was_interrupted = False
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -61,11 +72,15 @@ class LoaderIterator:
         ``until_begun``: an epoch is about to begin, without which there is no next batch, and no end either.
         """
         with self._turn:
-            self._feed.close()
-            self._was_interrupted = until_begun
+            if self._feed is not None:
+                self._feed.close()
+                self._was_interrupted = until_begun
 
     def __next__(self) -> Any:
-        if self._feed.process != os.getpid():
+        feed = self._feed
+        if feed is None:
+            return self._next_of_torch()
+        if feed.process != os.getpid():
             raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
         with self._turn, row(self._profile_name):
             if self._was_interrupted:
@@ -74,35 +89,35 @@ class LoaderIterator:
                     "be lost; begin a new one: iter(loader)"
                 )
             try:
-                return self._next()
+                return self._next(feed)
             except (KeyboardInterrupt, SystemExit):  # it may have come in any line, also in torch's queues
                 self._was_interrupted = self._pool.broken = True
                 raise
 
-    def _next(self) -> Any:
-        asked_s, self._feed.for_workers_s = time.monotonic(), 0.0
+    def _next(self, feed: Feed) -> Any:
+        asked_s, feed.for_workers_s = time.monotonic(), 0.0
         loop_s, batch = asked_s - self._handed_out_s, NOTHING
         while batch is NOTHING:
-            self._feed.fill(loop_s)
-            in_flight = self._feed.take()
+            feed.fill(loop_s)
+            in_flight = feed.take()
             if in_flight is None:
-                if not self._feed.is_cut_short:
+                if not feed.is_cut_short:
                     self._end()
                 raise StopIteration
             try:
-                self._feed.start(in_flight)
+                feed.start(in_flight)
                 self._note_progress(in_flight)
                 if self._nothing_yet and in_flight.error is None:
                     self._assembler.warn_of_idle(in_flight.batch)
                 batch = self._assembler.assemble(in_flight)
             finally:
-                self._feed.give_back_slot(in_flight)
+                feed.give_back_slot(in_flight)
         self._nothing_yet = False
-        self._feed.start_soon()
+        feed.start_soon()
         self._handed_out_s = time.monotonic()
         assert in_flight is not None and in_flight.batch is not None
         packed, wait_s = in_flight.batch, self._handed_out_s - asked_s
-        step = Step(loop_s, wait_s, self._feed.for_workers_s, packed.num_samples, packed.bytes_read)
+        step = Step(loop_s, wait_s, feed.for_workers_s, packed.num_samples, packed.bytes_read)
         self._recorder.add(packed, step)
         return batch
 
@@ -120,33 +135,7 @@ class LoaderIterator:
         had_nothing, self._nothing_yet = self._nothing_yet, False
         self._assembler.end_epoch(has_given=not had_nothing)
 
-
-class PassThroughIterator:
-    """The iterator over torch's own batches, for a dataset without anything for DALI. It counts, and nothing else."""
-
-    def __init__(self, recorder: StatsRecorder) -> None:
-        self._recorder = recorder
-
-    def begin(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
-        """Begin an epoch, whose batches torch's iterator gives."""
-        self._batches, self._pool, self._loader_state = batches, pool, loader_state
-        vars(self).update(attributes_of_torch(batches))
-        self._sizes = None if pool.requests is None else pool.requests.sizes
-        self._handed_out_s = time.monotonic()
-
-    def __iter__(self) -> PassThroughIterator:
-        return self
-
-    def __getstate__(self) -> Any:
-        raise NotImplementedError("the iterator of a DataLoader cannot be pickled")
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def close(self, until_begun: bool = False) -> None:
-        """Do nothing, as torch's iterators have no batches in flight outside of their workers."""
-
-    def __next__(self) -> Any:
+    def _next_of_torch(self) -> Any:
         asked_s = time.monotonic()
         try:
             batch = next(self._batches)
@@ -157,16 +146,15 @@ class PassThroughIterator:
             self._pool.broken |= getattr(self._batches, "failed", False)
             self._count()  # the next batch is the one behind the failed one
             raise
-        now_s, size = time.monotonic(), self._count()
+        size, loop_s = self._count(), asked_s - self._handed_out_s
         if self._sizes is None:
             size = size_of(batch, self._pool.workers.batch_size or 1)
-        wait_s = now_s - asked_s
-        self._recorder.add_step(Step(asked_s - self._handed_out_s, wait_s, wait_s, size), size)
-        self._handed_out_s = now_s
+        self._handed_out_s = now_s = time.monotonic()
+        self._recorder.add_step(Step(loop_s, now_s - asked_s, now_s - asked_s, size), size)
         return batch
 
     def _count(self) -> int:
-        """Advance the state of the epoch by a batch. Return its number of samples; 0 if that is not known."""
+        """Advance the state of the epoch by a batch of torch's. Return its number of samples; 0 if it is not known."""
         self._loader_state.batches += 1
         if not self._sizes:
             return 0

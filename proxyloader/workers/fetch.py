@@ -130,10 +130,10 @@ class Fetcher:
             and self._on_error == "raise"
         )
 
-    def as_torch(self, request: BatchRequest, collate_fn: Callable[[Any], Any]) -> Any:
-        """Return a batch by torch's own fetcher."""
-        fetcher: Any = _MapDatasetFetcher(self.dataset, request.batched, collate_fn, False)
-        return fetcher.fetch(request.indices)
+    def as_torch(self, indices: Any, batched: bool, collate_fn: Callable[[Any], Any]) -> Any:
+        """Return a batch by torch's own fetcher; of a single index if batching is off."""
+        fetcher: Any = _MapDatasetFetcher(self.dataset, batched, collate_fn, False)
+        return fetcher.fetch(indices)
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return index and sample of the next readable sample after ``index``. Add skipped ones to ``unreadable``.

@@ -70,7 +70,7 @@ class Packer:
         deferral: Deferral | None = None,
     ) -> None:
         self.collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
-        self._batched, self._keep_samples = batched, keep_samples
+        self.batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans, self.deferral = has_images, plans, deferral
         self._new_plans: set[str] = set()
         self._alone: set[str] = set()  # plans of one image so far
@@ -97,7 +97,7 @@ class Packer:
         if refused:
             pickler = _ContentPickler(self._run_size, refused)
             data = pickler.dumps(content, may_write_over=not self._keep_samples)
-        each = samples if self._batched else [samples]
+        each = samples if self.batched else [samples]
         made_by = self._made_by(pickler, len(each), num_samples) | {"num_samples": num_samples}
         if not pickler.runs and not pickler.is_computed:
             content = content if collates else self.collate_fn(content)
@@ -121,7 +121,7 @@ class Packer:
             kept=tuple(pickler.kept),
             collated=collates,
             is_computed=pickler.is_computed,
-            batched=self._batched,
+            batched=self.batched,
             samples=samples_alone,
             plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
             **made_by,

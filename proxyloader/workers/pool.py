@@ -56,7 +56,7 @@ class WorkerPool:
         board: where workers write the states at the start and at the end of an epoch.
         in_order: whether torch returns batches in the order of the sampler.
         deferral: of the dataset without workers; None: there are workers, or its images are not deferred.
-        is_torchs: whether its batches are those of torch's own loader, as nothing in them is of ours.
+        is_torchs: whether the batches of the next epoch are torch's own, as nothing in them is of ours.
         broken: whether a worker was lost, so that the next epoch needs new workers.
     """
 
@@ -159,6 +159,11 @@ class WorkerPool:
         workers.timeout, workers.is_whole = loader.timeout, True
         fetcher = _fetcher_for(loader, translated, None, None, None)
         return cls(workers, fetcher, requests, None, {}, None, None, loader.in_order, is_torchs=True)
+
+    def let_workers_be_torchs(self, is_torchs: bool) -> None:
+        """Set whether the workers of a map-style dataset get indices and send batches as torch's in the next epoch."""
+        assert self.requests is not None
+        self.is_torchs = self.requests.yields_indices = is_torchs
 
     def start(
         self,

@@ -92,7 +92,7 @@ class RequestSampler:
         sampler: the user's batch sampler, or sampler if batching is off.
         seed: seed of the order, unless the sampler has a generator of its own.
         ahead: number of batches that torch's loader requests before it takes the first.
-        yields_indices: whether it yields the indices of a batch as they are, for torch's own workers.
+        yields_indices: whether the next iteration yields the indices of a batch as they are, for torch's own fetcher.
 
     Attributes:
         sizes: with ``yields_indices``, of each batch that the training loop did not receive yet: the number of samples,
@@ -110,7 +110,7 @@ class RequestSampler:
         yields_indices: bool = False,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
-        self._yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
+        self.yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
         self._iterator: Any = None
         self._draws_elsewhere = False
         self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
@@ -134,7 +134,7 @@ class RequestSampler:
         # At once, because torch creates the iterator before it draws seeds.
         with self._known_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
-        return (self._indices if self._yields_indices else self._requests)(loader_state, remaining)
+        return (self._indices if self.yields_indices else self._requests)(loader_state, remaining)
 
     def _indices(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
         self.sizes.clear()
@@ -142,14 +142,14 @@ class RequestSampler:
             first = next(remaining, _END)
         if first is _END:
             return
-        last = places = 0
+        last, places, batched, note = 0, 0, self._batched, self.sizes.append
         for indices in itertools.chain((first,), remaining):
-            if self._batched and not hasattr(indices, "__len__"):
+            if batched and not hasattr(indices, "__len__"):
                 indices = list(indices)
-            size = len(indices) if self._batched else 1
+            size = len(indices) if batched else 1
             if size != last:
                 last, places = size, self.places(size)
-            self.sizes.append((size, places))
+            note((size, places))
             yield indices
 
     def _requests(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[BatchRequest]:

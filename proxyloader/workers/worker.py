@@ -35,6 +35,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 class PackedDataset(Dataset[Any]):
     """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches.
 
+    It takes indices, too, and returns torch's batch of them: see ``WorkerPool.is_torchs``.
+
     Args:
         sends_batches: whether a batch without anything of ours is returned as it is, and sent as by torch.
     """
@@ -65,7 +67,10 @@ class PackedDataset(Dataset[Any]):
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
 
-    def __getitems__(self, request: BatchRequest) -> Any:
+    def __getitems__(self, request: BatchRequest | Any) -> Any:
+        if not isinstance(request, BatchRequest):
+            self._release()
+            return self.fetcher.as_torch(request, self._packer.batched, self._packer.collate_fn)
         info = self.fetcher.worker_info()
         if self._draws is not None:
             self._draws.settle(request.number, request.needed, request.void)
@@ -103,9 +108,7 @@ class PackedDataset(Dataset[Any]):
         deferral = self._packer.deferral
         if deferral is None or deferral.is_active:
             return True
-        if not self._has_released:
-            self._has_released, self._transform = True, self.fetcher.transform
-            hooks.release(deferral)
+        self._release()
         if self._transform is self.fetcher.transform:
             return False
         self._has_released = False
@@ -113,11 +116,19 @@ class PackedDataset(Dataset[Any]):
         hooks.hold(deferral)
         return True
 
+    def _release(self) -> None:
+        """Remove the hooks, as deferring was given up here or in other workers."""
+        deferral = self._packer.deferral
+        if deferral is not None and not self._has_released:
+            self._has_released, self._transform = True, self.fetcher.transform
+            deferral.is_active = False
+            hooks.release(deferral)
+
     def _as_torch(self, request: BatchRequest, info: Any) -> Any:
         """Return a batch as torch's loader makes it; in a message, if torch's would not do."""
         try:
             if self.fetcher.is_as_torchs:
-                content = self.fetcher.as_torch(request, self._packer.collate_fn)
+                content = self.fetcher.as_torch(request.indices, request.batched, self._packer.collate_fn)
                 packed = PackedBatch(request, content=content, num_samples=len(request.each()), gave_up=True)
             else:
                 with self.fetcher.generators():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,13 @@ class Grey(Texts):
         return self.transform(Image.fromarray(np.full((28, 28), index % 256, np.uint8))), index
 
 
+class Turned(Grey):
+    transform = transforms.Compose([transforms.RandomRotation(30), transforms.ToTensor()])
+
+    def __len__(self) -> int:
+        return 3 * SAMPLES
+
+
 class Rows(IterableDataset[Any]):
     def __iter__(self) -> Any:
         info = get_worker_info()
@@ -164,20 +172,46 @@ def test_without_photographs_the_iterator_is_torchs_from_the_second_epoch_on(
     assert stats.batches == len(loaded(loader))
 
 
-def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches() -> None:
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["", "persistent"])
+def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches(how: dict[str, Any]) -> None:
     def build() -> Any:
         torch.manual_seed(1)
-        return DataLoader(Texts(), 8, shuffle=True, device="cpu")
+        return DataLoader(Texts(), 8, shuffle=True, device="cpu", **how)
 
     loader = build()
     loaded(loader)
     batches = iter(loader)
     next(batches), next(batches)
+    assert loader._pool is not None and loader._pool.is_torchs
     state = loader.state_dict()
     rest = [batch[1]["index"].tolist() for batch in batches]
-    resumed = build()
-    resumed.load_state_dict(state)
-    assert [batch[1]["index"].tolist() for batch in resumed] == rest and len(rest) == SAMPLES // 8 - 2
+    for resumed in (build(), loader):
+        resumed.load_state_dict(state)
+        assert [batch[1]["index"].tolist() for batch in resumed] == rest and len(rest) == SAMPLES // 8 - 2
+
+
+def test_persistent_workers_send_torchs_batches_from_the_second_epoch_on_also_of_loops_that_are_left() -> None:
+    def epochs(kind: Any) -> list[Any]:
+        torch.manual_seed(3)
+        loader = kind(Texts(), 8, shuffle=True, num_workers=2, persistent_workers=True)
+        found: list[Any] = []
+        for batches in (None, 3, None, 5, 2, None):
+            iterator = iter(loader)
+            found += itertools.islice(iterator, batches)
+            if kind is DataLoader:
+                assert loader._pool.is_torchs == (len(found) > SAMPLES // 8), "after the first epoch"
+        return [*found, torch.rand(1)]
+
+    assert_same(epochs(DataLoader), epochs(StockLoader))
+
+
+def test_persistent_workers_undo_draws_of_a_loop_that_was_left_before_they_send_torchs_batches() -> None:
+    def epochs(kind: Any) -> list[Any]:
+        torch.manual_seed(3)
+        loader = kind(Turned(), 8, shuffle=True, num_workers=2, persistent_workers=True)
+        return [batch for batches in (SAMPLES // 4, None, None) for batch in itertools.islice(loader, batches)]
+
+    assert_same(epochs(DataLoader), epochs(StockLoader))
 
 
 def test_a_stream_that_torchs_loader_reads_resumes_in_the_same_loader() -> None:
