@@ -18,7 +18,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 from ..errors import ImageError, InputError
 from .bad_samples import ForeignImageError, LargeImageError, image_error_like, is_system_error
 from .batch_memory import batch_memory
-from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, read_jpeg_header, read_scans
+from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, passes_again, read_jpeg_header, read_scans
 
 SMALLEST_SIDE_PX = 8
 """Smaller images are left to Pillow. In a 4:2:0 image one pixel wide, the GPU's engine is off by up to 8 levels."""
@@ -195,12 +195,12 @@ class EncodedImage:
         if _is_too_large(header.height, header.width):
             return None
         ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END and len(data) <= MOST_READ_BYTES
-        if checks.are_passed and ends_as_jpeg and not header.is_progressive:
+        if checks.are_passed and ends_as_jpeg and not header.is_progressive and passes_again(header):
             return cls(data, header.height, header.width, path, header)
         scans = read_scans(memoryview(data)[:MOST_READ_BYTES], header)
         if scans is not None and not _is_too_large(header.height, header.width, scans.number):
             jpeg = data[: scans.end]
-            if checks.are_passed or is_sound(jpeg, header, scans):
+            if is_sound(jpeg, header, scans):
                 return cls(jpeg, header.height, header.width, path, header)
         type(checks).damaged += 1
         return None

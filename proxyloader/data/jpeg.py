@@ -97,7 +97,7 @@ class _Checks(threading.local):
 
     Attributes:
         damaged: number of damaged JPEGs that this process has found, in all threads, as a dataset may have some.
-        are_passed: whether the files passed the checks in an earlier epoch, so that the costly ones are skipped.
+        are_passed: whether the samples passed the checks in an earlier epoch, so that the costly ones are skipped.
         find_zeros: whether to search for lost blocks, which only a GPU decodes in another way than Pillow.
     """
 
@@ -247,14 +247,23 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
     See NOTE [ Errors where stock raises them ] and NOTE [ Damaged scans ].
     """
     skeleton = header.skeleton + scans.skeleton + JPEG_END
-    is_common = not scans.skeleton and len(skeleton) < _MAX_CACHED_BYTES
+    is_common = not scans.skeleton and len(skeleton) <= _MAX_CACHED_BYTES
     accepted = _accepts(skeleton) if is_common else _accepts.__wrapped__(skeleton)
-    if not accepted or not checks.find_zeros:
+    if not accepted or checks.are_passed or not checks.find_zeros:
         return accepted
     data = bytes(data)
     if data.find(LOST, header.first_scan) < 0:
         return True
     return not header.is_progressive and not damage_of(data)  # libjpeg may miss damage in the later scans
+
+
+def passes_again(header: JpegHeader) -> bool:
+    """Return whether a baseline JPEG whose sample has passed the checks passes them again.
+
+    It may be another file than in the first epoch, so Pillow must accept its segments, which mostly are in the cache.
+    """
+    skeleton = header.skeleton + JPEG_END
+    return len(skeleton) > _MAX_CACHED_BYTES or _accepts(skeleton)
 
 
 @functools.lru_cache(maxsize=1024)

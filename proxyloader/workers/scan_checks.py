@@ -1,7 +1,7 @@
 """Which samples passed the checks of their JPEGs in an earlier epoch, in memory that the workers share. Worker.
 
-Each sample is recorded by its index. If a dataset opens other files for the same index later, only those of the first
-epoch are checked. That each file ends as a JPEG is checked in every epoch, by ``EncodedImage.of_jpeg``.
+Each sample is recorded by its index. If a dataset opens other files for the same index later, their scans are not
+searched for lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.of_jpeg``.
 """
 
 from __future__ import annotations

@@ -135,6 +135,20 @@ def test_sound_samples_are_checked_in_the_first_epoch_alone(
     assert (len(checked), once) == (48, {ImageFolder: 46, Lists: 32, Threads: 0}[kind])
 
 
+@pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
+def test_other_files_for_an_index_that_has_passed_must_not_raise_in_pillow_either(progressive: bool) -> None:
+    file = io.BytesIO()
+    photograph(1, size=(64, 48)).save(file, "JPEG", progressive=progressive)
+    sound = file.getvalue()
+    at = sound.find(b"\xff\xc4") + 5
+    bad = sound[:at] + b"\xff" * 16 + sound[at + 16 :]  # counts of Huffman codes that cannot be
+    passed = PassedSamples(1)
+    passed.add([0])
+    with checking(passed, [0]):
+        assert EncodedImage.of_jpeg(sound) is not None
+        assert EncodedImage.of_jpeg(bad) is None and EncodedImage.of_jpeg(sound[:-40]) is None
+
+
 def test_a_batch_of_the_datasets_own_making_is_checked(damaged_folder: ImageFolder) -> None:
     class Whole(Lists):
         def __getitems__(self, indices: list[int]) -> Any:
