@@ -98,6 +98,8 @@ class ImageCounts:
         """Why the workers decoded the first image that was to be decoded late; "" if that is not known."""
         self.not_translated: tuple[str, ...] = ()
         """The transforms that are not translated, and why."""
+        self.reason = ""
+        """Why torch loads the dataset, if that is known before its first batch."""
         self.has_given_up = False
         """Whether workers have given up deferring: NOTE [ When deferring is given up ] in ``data/deferral.py``."""
         self.has_images = False
@@ -106,7 +108,7 @@ class ImageCounts:
     @property
     def why_given_up(self) -> str:
         if not self.has_images:
-            return "the dataset opens no JPEGs that DALI could decode"
+            return self.reason or "the dataset opens no JPEGs that DALI could decode"
         return self.decoded_why or "the dataset uses the pixels of its images"
 
     def add(self, batch: PackedBatch) -> None:
@@ -205,7 +207,7 @@ class DescribedLoader(TorchDataLoader[T]):
 
     def _warn_of(self, found: Translated) -> None:
         """Log what makes the dataset slower than it might be, once for this loader."""
-        self._counts.not_translated = found.not_translated
+        self._counts.not_translated, self._counts.reason = found.not_translated, found.reason
         for warning in found.warnings:
             self._warn(warning)
 

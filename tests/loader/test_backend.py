@@ -240,19 +240,23 @@ def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
 
 def test_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(photos: Path) -> None:
     script = f"""
+        from torch.utils.data import Subset
         from torchvision import transforms
         from torchvision.datasets import ImageFolder
         from proxyloader import DataLoader
 
         for side_px in (127, 128):
             crop = transforms.RandomResizedCrop(side_px)
-            transform = transforms.Compose([crop, transforms.ToTensor()])
-            print(DataLoader(ImageFolder({str(photos)!r}, transform), 4, device="cpu").backend)
+            folder = ImageFolder({str(photos)!r}, transforms.Compose([crop, transforms.ToTensor()]))
+            loader = DataLoader(Subset(folder, [*range(24)] * 4), 4, device="cpu")
+            print(loader.backend)
+            list(loader)
+            print(loader.backend)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     # Without the tests' own sitecustomize.py, which has DALI make small images, too.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)
-    small, large = done.stdout.splitlines()
-    assert small == "torch: on a CPU torchvision is faster at RandomResizedCrop with these arguments"
-    assert large.startswith("DALI on cpu")
+    small, small_in_use, large, large_in_use = done.stdout.splitlines()
+    assert small == small_in_use == "torch: on a CPU torchvision is faster at RandomResizedCrop with these arguments"
+    assert large == large_in_use and large.startswith("DALI on cpu")
