@@ -406,10 +406,7 @@ def test_a_mistake_with_another_framework_is_told_in_one_line(
             SWAPPED, "{data} --resume --out {out}", "last.pt: no checkpoint to resume from", id="nothing to resume"
         ),
         pytest.param(
-            SWAPPED,
-            "{data} --batch-size 65",
-            "64 images are less than one batch",
-            id="a batch larger than the data",
+            SWAPPED, "{data} --batch-size 65", "64 images are less than one batch", id="a batch larger than the data"
         ),
         pytest.param(DATASET, "{out}", "out: no such file", id="a missing table"),
         pytest.param(DATASET, "{me}", "the first line names the columns file,label", id="a table without its columns"),

@@ -148,8 +148,7 @@ def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "backend"),
-    by_default({"1-dali": (1, "dali"), "2-proxy": (2, "proxy"), "2-dali": (2, "dali")}, "2-proxy"),
+    ("ranks", "backend"), by_default({"1-dali": (1, "dali"), "2-proxy": (2, "proxy"), "2-dali": (2, "dali")}, "2-proxy")
 )
 def test_a_training_that_was_stopped_in_mid_epoch_ends_as_if_it_had_not_been(
     small: Path, tmp_path: Path, ranks: int, backend: str

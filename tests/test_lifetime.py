@@ -379,13 +379,7 @@ LEFT_OPEN = {
 
 
 @pytest.mark.parametrize(
-    "body",
-    by_default(
-        LEFT_OPEN,
-        "an iterator in a cycle",
-        "several loaders",
-        "a server under a stock loader",
-    ),
+    "body", by_default(LEFT_OPEN, "an iterator in a cycle", "several loaders", "a server under a stock loader")
 )
 def test_a_script_that_leaves_it_open_ends_without_a_word(
     root: Path, tmp_path: Path, body: str, request: pytest.FixtureRequest

@@ -180,10 +180,7 @@ def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, dev
         (dict(source="proxy", file_root="here"), "file_root requires source='files', got source='proxy'"),
         (dict(source="proxy", size="32"), "size is a whole number, 1 or more; got '32'"),
         (dict(source="proxy", flip=3), r"flip must be in \[0, 1\], got 3"),
-        (
-            dict(source="proxy", area=(2, 3)),
-            r"area must be \(min, max\) with 0 < min <= max <= 1.0, got \(2, 3\)",
-        ),
+        (dict(source="proxy", area=(2, 3)), r"area must be \(min, max\) with 0 < min <= max <= 1.0, got \(2, 3\)"),
         (
             dict(source="proxy", aspect_ratio=(2, 1)),
             r"aspect_ratio must be \(min, max\) with 0 < min <= max, got \(2, 1\)",

@@ -45,8 +45,7 @@ def test_a_pipeline_on_a_cpu_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "own", "crowded"),
-    [(130, 8, False), (130, 0, True), (20, 119, False), (20, 60, True), (0, 140, True)],
+    ("free", "own", "crowded"), [(130, 8, False), (130, 0, True), (20, 119, False), (20, 60, True), (0, 140, True)]
 )
 def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
     free: int, own: int, crowded: bool, monkeypatch: pytest.MonkeyPatch

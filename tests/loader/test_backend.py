@@ -226,13 +226,7 @@ def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
     with pytest.raises(InputError) as caught:
         list(proxyloader.DataLoader(dataset, translate="all", **options))
     assert caught.value.code == "wrong-mode" and caught.value.index == 0
-    for part in (
-        f"dataset[0]: {dataset.samples[0][0]}: ",
-        "'L'",
-        "'RGB' alone",
-        "convert('RGB')",
-        "translate=True",
-    ):
+    for part in (f"dataset[0]: {dataset.samples[0][0]}: ", "'L'", "'RGB' alone", "convert('RGB')", "translate=True"):
         assert part in str(caught.value)
     images, _ = next(iter(proxyloader.DataLoader(dataset, **options)))
     assert images.shape == (4, 1, 32, 32)  # the advice holds

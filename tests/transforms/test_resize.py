@@ -39,11 +39,7 @@ from ..compare import (
 from ..outcomes import raises
 from ..side_by_side import assert_as_torch
 
-BOUNDS = {
-    InterpolationMode.NEAREST: EXACT,
-    InterpolationMode.BILINEAR: BILINEAR,
-    InterpolationMode.BICUBIC: BICUBIC,
-}
+BOUNDS = {InterpolationMode.NEAREST: EXACT, InterpolationMode.BILINEAR: BILINEAR, InterpolationMode.BICUBIC: BICUBIC}
 LARGE_BOUNDS = BOUNDS | {InterpolationMode.BILINEAR: LARGE_BILINEAR, InterpolationMode.BICUBIC: LARGE_BICUBIC}
 
 LANCZOS = Bound(0.1, 1, 12)

@@ -169,12 +169,7 @@ class TestEachClass:
     @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomResizedCropAndInterpolation(32, interpolation=interpolation))
-        bounds = {
-            "nearest": EXACT,
-            "bilinear": BILINEAR,
-            "bicubic": BICUBIC,
-            "lanczos": Bound(0.1, 2, 12),
-        }
+        bounds = {"nearest": EXACT, "bilinear": BILINEAR, "bicubic": BICUBIC, "lanczos": Bound(0.1, 2, 12)}
         assert_as_torchvision(
             transform, device, lossless("landscape", "portrait", "4:2:2"), bound=bounds[interpolation]
         )

@@ -244,11 +244,7 @@ class TestDraws:
         assert len(kinds) >= 3
         assert (
             kinds & {Affine, BicubicAffine}
-            <= {
-                RANDOM: {Affine, BicubicAffine},
-                BILINEAR: {Affine},
-                BICUBIC: {BicubicAffine},
-            }[interpolation]
+            <= {RANDOM: {Affine, BicubicAffine}, BILINEAR: {Affine}, BICUBIC: {BicubicAffine}}[interpolation]
         )
 
     def test_know_every_operation(self, done: list[Done]) -> None:

@@ -165,11 +165,7 @@ class TestRefusals:
     @both_versions
     def test_normalize_with_numbers_that_do_not_fit(self, version: Any) -> None:
         name = "v2.Normalize" if version is v2 else "Normalize"
-        for argument, mean, std in (
-            ("mean", [0.5] * 2, STD),
-            ("std", MEAN, [1.0] * 4),
-            ("std", MEAN, [1, 0, 1]),
-        ):
+        for argument, mean, std in (("mean", [0.5] * 2, STD), ("std", MEAN, [1.0] * 4), ("std", MEAN, [1, 0, 1])):
             assert refused(v1.ToTensor(), version.Normalize(mean, std)) == ("invalid", argument, 1, name)
 
     def test_a_second_conversion_to_a_tensor_raises_in_v1(self) -> None:

@@ -101,13 +101,7 @@ FIVE = v2.Compose([v2.FiveCrop(48), v2.ToImage(), v2.ToDtype(torch.float32, scal
 
 @pytest.mark.parametrize(
     ("transform", "more"),
-    [
-        (TRAIN, {}),
-        (JITTER, {}),
-        (FIVE, {}),
-        (TRAIN, {"collate_fn": mixed}),
-        (TRAIN, {"translate": "all"}),
-    ],
+    [(TRAIN, {}), (JITTER, {}), (FIVE, {}), (TRAIN, {"collate_fn": mixed}), (TRAIN, {"translate": "all"})],
 )
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 4])
