@@ -59,7 +59,7 @@ class Mutation(NamedTuple):
 FAULTS = """\
 # transforms
 a centred crop is one pixel off
-    transforms/geometry.py:_centred | (available - wanted) / 2.0 => (available - wanted) / 2.0 + (available > wanted)
+    transforms/geometry.py:_centred | / 2.0) => / 2.0) + (available > wanted)
     transforms/test_geometry.py
 a random crop forgets its padding above
     transforms/geometry.py:RandomRegion.box | i - top => i

@@ -29,7 +29,7 @@ from proxyloader.transforms.resize import EXACT_EDGES_BELOW
 from proxyloader.transforms.type_conversion import ToFloat, ToTensor
 
 from .. import compare
-from ..compare import BILINEAR, EXACT, LARGE_BILINEAR, Images, assert_as_torchvision, images
+from ..compare import BILINEAR, EXACT, Images, assert_as_torchvision, images
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -88,9 +88,7 @@ class Compiled:
         return image_calls_in([self.transform(EncodedImage.from_bytes(data)) for data in files.values()])
 
     def outputs(self, calls: list[Any]) -> Any:
-        return self.server.collect(
-            self.server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
-        )
+        return self.server.collect(self.server.submit([*map(list, zip(*(call.inputs for call in calls)))]))
 
 
 class TestOperators:
@@ -126,30 +124,6 @@ class TestOperators:
                 waiting += [each for branch in getattr(step, "branches", ()) for each in branch]
         missing = sorted(cls.__name__ for cls in wanted - found)
         assert not missing, f"these steps are made of others; add a transform to MADE_OF_OTHERS: {missing}"
-
-    def test_the_usual_training_transform(self, device: str) -> None:
-        transform = v1.Compose(
-            [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]
-        )
-        assert_as_torchvision(transform, device, images("landscape", "portrait", "large"), bound=LARGE_BILINEAR)
-
-    def test_the_usual_training_transform_of_v2(self, device: str) -> None:
-        to_float = v2.ToDtype(torch.float32, scale=True)
-        transform = v2.Compose(
-            [v2.ToImage(), v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), to_float, v2.Normalize(MEAN, STD)]
-        )
-        assert_as_torchvision(transform, device, bound=BILINEAR)
-
-    def test_the_usual_transform_for_small_images(self, device: str) -> None:
-        transform = v1.Compose(
-            [
-                v1.RandomCrop(30, padding=4, pad_if_needed=True),
-                v1.RandomHorizontalFlip(),
-                v1.ToTensor(),
-                v1.Normalize(MEAN, STD),
-            ]
-        )
-        assert_as_torchvision(transform, device, bound=EXACT)
 
 
 def some_transforms(seed: int) -> list[Any]:
@@ -203,13 +177,11 @@ class TestOrder:
 
 
 class TestOutputs:
-    def test_of_one_size_are_one_tensor(self, device: str) -> None:
+    def test_of_one_size_are_one_tensor_and_of_several_a_list(self, device: str) -> None:
         compiled = Compiled(v1.Compose([v1.CenterCrop((20, 30)), v1.ToTensor()]), device, 16)
         (output,) = compiled.outputs(compiled.calls(images("landscape", "tiny")))
         assert isinstance(output, torch.Tensor)
         assert (output.shape, output.dtype, output.device.type) == ((2, 3, 20, 30), torch.float32, device)
-
-    def test_of_several_sizes_are_a_list(self, device: str) -> None:
         compiled = Compiled(v1.PILToTensor(), device, 16)
         (output,) = compiled.outputs(compiled.calls(images("landscape", "tiny")))
         assert [tensor.shape for tensor in output] == [(3, 120, 160), (3, 7, 9)]
@@ -247,9 +219,7 @@ class TestOutputs:
         for threads, depth in ((1, 1), (3, 4)):
             options = PipelineOptions(4, device_id=device_id, num_threads=threads, prefetch_queue_depth=depth)
             server = PlanServer(compiled.plan, options, OutputFormat())
-            (output,) = server.collect(
-                server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
-            )
+            (output,) = server.collect(server.submit([*map(list, zip(*(call.inputs for call in calls)))]))
             assert (output.int() - expected.int()).abs().max() <= EXACT.on(device).max
 
 
@@ -273,10 +243,6 @@ class TestExactEdges:
             least = 0 if name == "landscape" else 1  # its columns are a level off at most, as it shrinks little
             assert least < difference[:, frame].max() < 20
 
-    def test_of_floats_leave_rounding_only(self, device: str) -> None:
-        transform = v1.Compose([v1.ToTensor(), v1.Resize(20), v1.Resize((50, 61))])
-        assert_as_torchvision(transform, device, images(but=("one pixel high", "one pixel wide")), bound=EXACT)
-
 
 def let_there_be(cores: int, ranks: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores for this process, and as many processes on the machine as torchrun tells of."""
@@ -287,14 +253,10 @@ def let_there_be(cores: int, ranks: str | None, monkeypatch: pytest.MonkeyPatch)
 
 
 class TestOptions:
-    def test_threads_on_the_cpu_are_one_more_than_the_cores_of_the_process(self) -> None:
-        assert PipelineOptions(8).threads == len(os.sched_getaffinity(0)) + 1
-
-    def test_threads_beside_a_gpu_are_at_most_four(self) -> None:
-        assert PipelineOptions(8, device_id=0).threads == min(4, len(os.sched_getaffinity(0)))
-
-    def test_threads_may_be_given(self) -> None:
-        assert PipelineOptions(8, num_threads=3).threads == 3
+    def test_threads_are_those_given_or_one_more_than_the_cores_and_beside_a_gpu_at_most_four(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        assert (PipelineOptions(8).threads, PipelineOptions(8, num_threads=3).threads) == (cores + 1, 3)
+        assert PipelineOptions(8, device_id=0).threads == min(4, cores)
         assert PipelineOptions(8, device_id=0, num_threads=7).threads == 7
 
     @pytest.mark.parametrize(

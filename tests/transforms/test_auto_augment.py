@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -18,7 +16,15 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.color import Equalize
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import Bound, Images, assert_as_torchvision, composed, lossless, opened, run, taken
+from ..compare import (
+    Bound,
+    Images,
+    assert_as_torchvision,
+    assert_nearly_exact_but_for,
+    both_versions,
+    composed,
+    lossless,
+)
 from ..limits import WAIT_S
 from ..outcomes import raises
 
@@ -40,7 +46,6 @@ EQUALIZED_TWICE = replace(OF_TENSORS, mean=0.6)
 BLENDED = Bound(0.5, 10, 255)
 """As OF_PIL; and blended pixels may be a level off, too."""
 
-both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 pil_and_tensor = pytest.mark.parametrize("kind", ["pil", "uint8"])
 each_class = pytest.mark.parametrize(
     ("name", "arguments"),
@@ -72,19 +77,7 @@ def test_pil_images_that_are_not_equalized_are_nearly_exact(
     version: Any, name: str, arguments: Any, files: Images, device: str
 ) -> None:
     transform = composed("pil", getattr(version, name)(*arguments))
-    differences = run(transform, device, files, times=6).differences()
-    plan = plan_for(transform)
-    torch.manual_seed(0)
-    others = []
-    for difference, data in zip(differences, itertools.cycle(files.values())):
-        width, height = opened(data).size
-        if Equalize not in {kind for kind, _ in taken(plan.steps, plan.sample_params(height, width))}:
-            others.append(difference.ravel())
-    everything = np.concatenate(others)
-    bound = WITHOUT_EQUALIZE.on(device)
-    assert len(others) > 6
-    assert everything.mean() <= bound.mean
-    assert np.quantile(everything, 0.999) <= bound.p999
+    assert_nearly_exact_but_for(Equalize, transform, device, files, bound=WITHOUT_EQUALIZE, times=6)
 
 
 @both_versions
@@ -136,21 +129,19 @@ def test_no_operations_change_nothing(version: Any, files: Images, device: str) 
     assert_as_torchvision(composed("pil", version.RandAugment(0)), device, files)
 
 
-@both_versions
-@pytest.mark.parametrize("name", ["AutoAugment", "RandAugment", "TrivialAugmentWide"])
-def test_float_tensors_are_refused(version: Any, name: str) -> None:
-    where = {"code": "wrong-place", "transform": f"v2.{name}" if version is v2 else name}
-    with raises(UnsupportedTransformError, **where):
-        plan_for(composed("float", getattr(version, name)()))
-    with raises(UnsupportedTransformError, **where):
-        plan_for(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), getattr(version, name)()]))
+BICUBIC: Any = {"interpolation": InterpolationMode.BICUBIC}
+FLOATS = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)])
 
 
 @both_versions
 @pytest.mark.parametrize("name", ["AutoAugment", "RandAugment", "TrivialAugmentWide"])
-def test_other_interpolations_are_refused(version: Any, name: str) -> None:
+def test_float_tensors_and_other_interpolations_are_refused(version: Any, name: str) -> None:
+    augment, where = getattr(version, name), f"v2.{name}" if version is v2 else name
+    for transform in composed("float", augment()), v2.Compose([FLOATS, augment()]):
+        with raises(UnsupportedTransformError, code="wrong-place", transform=where):
+            plan_for(transform)
     with raises(UnsupportedTransformError, code="unsupported-argument", argument="interpolation"):
-        plan_for(composed("pil", getattr(version, name)(interpolation=InterpolationMode.BICUBIC)))
+        plan_for(composed("pil", augment(**BICUBIC)))
 
 
 @pytest.mark.parametrize("fill", [[1, 2], 300], ids=str)

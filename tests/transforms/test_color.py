@@ -14,7 +14,18 @@ from torchvision.transforms import v2
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import EXACT, Bound, Images, assert_as_torchvision, composed, each_kind, images, lossless, png_of
+from ..compare import (
+    EXACT,
+    Bound,
+    Images,
+    assert_as_torchvision,
+    both_versions,
+    composed,
+    each_kind,
+    images,
+    lossless,
+    png_of,
+)
 from ..outcomes import raises
 
 NEARLY_EXACT = Bound(1e-3, 0, 1)
@@ -42,7 +53,6 @@ ONE_AFTER_THE_OTHER = Bound(0.01, 2, 12)
 
 SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "one pixel wide", "grey", "4:2:2")
 
-both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 each_channels = pytest.mark.parametrize("channels", [1, 3])
 
 

@@ -12,15 +12,13 @@ from torchvision.transforms import v2
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import BILINEAR, EXACT, Bound, assert_as_torchvision, composed, each_kind, lossless, run
+from ..compare import BILINEAR, EXACT, Bound, assert_as_torchvision, both_versions, composed, each_kind, lossless, run
 from ..outcomes import raises
 
 NEARLY_EXACT = Bound(0.02, 1, 1)
 """On uint8 tensors, ``test_color.py`` says why. What is chosen is exact: another branch would be tens of levels off."""
 
 SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "4:2:2")
-
-both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 
 
 def bound_of(kind: str) -> Bound:

@@ -20,40 +20,22 @@ from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import Resize
 
-from ..compare import EXACT, Images, assert_as_torchvision, images
+from ..compare import EXACT, as_image, assert_as_torchvision, both_versions, images, many, of_each_kind
 from ..outcomes import raises
 
 SEEDS = 200
 
 sides = st.integers(1, 60)
-both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
-
-BEFORE = {
-    "a PIL image": [],
-    "a uint8 tensor": [v2.ToImage()],
-    "a float tensor": [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
-}
-of_each_kind = pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
-
-
-def composed(*transforms: Any) -> v1.Compose:
-    """Ends in a tensor, whatever it begins with; of a PIL image in whole levels."""
-    return v1.Compose([*transforms, v2.ToImage()])
 
 
 def steps_of(transform: Any) -> tuple[Step, ...]:
-    return plan_for(composed(transform)).steps
+    return plan_for(as_image(transform)).steps
 
 
 def drawn_by(step: Step, height: int, width: int) -> list[float]:
     row: list[float] = []
     step.sample_params((height, width), row)
     return row
-
-
-def many(*names: str, times: int = 4) -> Images:
-    """Each image several times, as each time something else is drawn."""
-    return {f"{name} {k}": data for name, data in images(*names).items() for k in range(times)}
 
 
 class Surrounded:
@@ -93,11 +75,11 @@ class TestDraws:
         image = torch.empty((3, height, width))
         for seed in range(SEEDS):
             torch.manual_seed(seed)
-            if version is v1:
-                expected = transform.get_params(image, transform.scale, transform.ratio)
-            else:
+            if version is v2:
                 params = transform.make_params([image])
                 expected = tuple(params[name] for name in ("top", "left", "height", "width"))
+            else:
+                expected = transform.get_params(image, transform.scale, transform.ratio)
             state = torch.get_rng_state()
             torch.manual_seed(seed)
             assert tuple(drawn_by(crop, height, width)) == expected
@@ -152,7 +134,7 @@ class TestDraws:
 
     @both_versions
     def test_of_several_transforms_come_in_their_order(self, version: Any) -> None:
-        transform = composed(
+        transform = as_image(
             version.RandomVerticalFlip(0.3),
             version.RandomResizedCrop(24),
             version.RandomHorizontalFlip(),
@@ -193,7 +175,7 @@ class TestCenterCrop:
     @both_versions
     @pytest.mark.parametrize("size", [32, [33], (50, 71), (31, 200), (300, 20), (1, 1), 601])
     def test_pixels(self, version: Any, size: Any, device: str) -> None:
-        assert_as_torchvision(composed(version.CenterCrop(size)), device, bound=EXACT)
+        assert_as_torchvision(as_image(version.CenterCrop(size)), device, bound=EXACT)
 
 
 class TestCropAndPad:
@@ -210,28 +192,28 @@ class TestCropAndPad:
     )
     def test_random_crop(self, version: Any, arguments: Any, device: str) -> None:
         files = images("landscape", "portrait", "large", "grey", "PNG")
-        assert_as_torchvision(composed(version.RandomCrop((60, 50), **arguments)), device, files, bound=EXACT)
+        assert_as_torchvision(as_image(version.RandomCrop((60, 50), **arguments)), device, files, bound=EXACT)
 
     @both_versions
     @pytest.mark.parametrize("arguments", [{}, {"padding": 2, "fill": 9}, {"fill": (9, 8, 7)}])
     def test_random_crop_pads_where_needed(self, version: Any, arguments: Any, device: str) -> None:
-        transform = composed(version.RandomCrop((60, 50), pad_if_needed=True, **arguments))
+        transform = as_image(version.RandomCrop((60, 50), pad_if_needed=True, **arguments))
         assert_as_torchvision(transform, device, bound=EXACT)
 
     @both_versions
     def test_a_random_crop_may_miss_the_image(self, version: Any, device: str) -> None:
-        assert_as_torchvision(composed(version.RandomCrop(3, padding=40, fill=5)), device, bound=EXACT)
+        assert_as_torchvision(as_image(version.RandomCrop(3, padding=40, fill=5)), device, bound=EXACT)
 
     @both_versions
     @pytest.mark.parametrize("padding", [4, [5], (3, 7), (1, 2, 3, 4), 0])
     @pytest.mark.parametrize("fill", [0, 77, (1, 2, 250), 127.7, (255,)])
     def test_pad(self, version: Any, padding: Any, fill: Any, device: str) -> None:
         files = images("landscape", "tiny")
-        assert_as_torchvision(composed(version.Pad(padding, fill=fill)), device, files, bound=EXACT)
+        assert_as_torchvision(as_image(version.Pad(padding, fill=fill)), device, files, bound=EXACT)
 
     @both_versions
     def test_negative_padding_crops(self, version: Any, device: str) -> None:
-        assert_as_torchvision(composed(version.Pad((-3, 2, -1, -4))), device, images("landscape", "small"), bound=EXACT)
+        assert_as_torchvision(as_image(version.Pad((-3, 2, -1, -4))), device, images("landscape", "small"), bound=EXACT)
 
     @both_versions
     @pytest.mark.parametrize("fill", [0, 0.5, -2, 300])
@@ -255,7 +237,7 @@ class TestCropAndPad:
 
     @both_versions
     def test_fill_of_a_grey_image(self, version: Any, device: str) -> None:
-        transform = composed(v1.Grayscale(), version.Pad(3, fill=99), version.CenterCrop(200))
+        transform = as_image(v1.Grayscale(), version.Pad(3, fill=99), version.CenterCrop(200))
         assert_as_torchvision(transform, device, bound=EXACT)
 
     @both_versions
@@ -289,21 +271,21 @@ class TestCropAndPad:
 class TestRandomZoomOut:
     @of_each_kind
     def test_is_exact(self, before: list[Any], device: str) -> None:
-        transform = composed(*before, v2.RandomZoomOut(p=0.7), v2.RandomHorizontalFlip())
+        transform = as_image(*before, v2.RandomZoomOut(p=0.7), v2.RandomHorizontalFlip())
         files = images(but=("large",)) | many("small", times=8)
         assert_as_torchvision(transform, device, files, bound=EXACT)
 
     @pytest.mark.parametrize("fill", [7, (10, 200, 30)], ids=str)
     def test_fills_the_canvas(self, fill: Any, device: str) -> None:
-        transform = composed(v2.RandomZoomOut(fill, (1.1, 2.5), p=1))
+        transform = as_image(v2.RandomZoomOut(fill, (1.1, 2.5), p=1))
         assert_as_torchvision(transform, device, many("landscape", "tiny", "one pixel wide"), bound=EXACT)
 
     def test_the_next_step_sees_the_canvas(self, device: str) -> None:
-        transform = composed(v2.RandomZoomOut((9, 8, 7), (1, 2)), v2.RandomCrop(9, pad_if_needed=True))
+        transform = as_image(v2.RandomZoomOut((9, 8, 7), (1, 2)), v2.RandomCrop(9, pad_if_needed=True))
         assert_as_torchvision(transform, device, many("small", "tiny", times=10), bound=EXACT)
 
     def test_a_range_of_one_number_leaves_the_image(self, device: str) -> None:
-        transform = composed(v2.RandomZoomOut(side_range=(1, 1), p=1))
+        transform = as_image(v2.RandomZoomOut(side_range=(1, 1), p=1))
         assert_as_torchvision(transform, device, images("small"), bound=EXACT)
 
 
@@ -311,7 +293,7 @@ class TestFlips:
     @both_versions
     @pytest.mark.parametrize("seed", range(4))
     def test_anywhere_and_repeated(self, version: Any, seed: int, device: str) -> None:
-        transform = composed(
+        transform = as_image(
             version.RandomHorizontalFlip(),
             version.RandomVerticalFlip(),
             version.RandomHorizontalFlip(),
@@ -327,7 +309,7 @@ class TestFlips:
     @pytest.mark.parametrize("times", [1, 2, 3])
     @pytest.mark.parametrize("name", ["RandomHorizontalFlip", "RandomVerticalFlip"])
     def test_the_same_again(self, name: str, times: int, device: str) -> None:
-        assert_as_torchvision(composed(*[getattr(v1, name)(1)] * times), device, images("landscape"), bound=EXACT)
+        assert_as_torchvision(as_image(*[getattr(v1, name)(1)] * times), device, images("landscape"), bound=EXACT)
 
     @both_versions
     def test_before_and_after_normalize(self, version: Any, device: str) -> None:
@@ -355,7 +337,7 @@ class TestStates:
         ids=repr,
     )
     def test_size(self, transform: Any, size: Any) -> None:
-        assert plan_for(composed(transform)).output.size == size
+        assert plan_for(as_image(transform)).output.size == size
 
     def test_flips_and_conversions_keep_it(self) -> None:
         transform = v1.Compose([v1.CenterCrop(20), v1.RandomHorizontalFlip(), v1.Grayscale(), v1.ToTensor()])
@@ -365,7 +347,7 @@ class TestStates:
     @settings(max_examples=30)
     def test_draw_returns_the_size_that_the_row_says(self, height: int, width: int) -> None:
         steps = plan_for(
-            composed(v1.RandomResizedCrop((20, 30)), v1.Pad(2), v1.Resize(15), v1.RandomVerticalFlip())
+            as_image(v1.RandomResizedCrop((20, 30)), v1.Pad(2), v1.Resize(15), v1.RandomVerticalFlip())
         ).steps
         size = height, width
         for step in steps:

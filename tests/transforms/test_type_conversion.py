@@ -15,14 +15,21 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
 from .. import compare
-from ..compare import BICUBIC, BILINEAR, EXACT, LARGE_BICUBIC, Bound, assert_as_torchvision, images
+from ..compare import (
+    BICUBIC,
+    BILINEAR,
+    EXACT,
+    LARGE_BICUBIC,
+    TO_FLOAT,
+    Bound,
+    assert_as_torchvision,
+    both_versions,
+    images,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The transform `ToTensor")  # of v2, which is deprecated
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-TO_FLOAT = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-
-both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 
 
 class TestToTensor:

@@ -103,7 +103,6 @@ class TestTables:
             "Give each a rule (@rule in proxyloader/transforms/), or a reason in REFUSED (refusals.py)"
         )
 
-    def test_no_class_is_in_both(self) -> None:
         in_both = {cls.__name__ for cls in translated()} & REFUSED.keys()
         assert not in_both, f"there are rules for {in_both} now, so REFUSED (refusals.py) need not name them"
 
@@ -129,14 +128,10 @@ class TestTables:
 class TestAdvice:
     """What a refusal advises does what was meant."""
 
-    def test_in_place_of_the_preset_of_a_detector(self) -> None:
-        picture = photograph(1, size=(50, 40))
+    def test_in_place_of_the_presets_of_detectors_and_segmentation(self) -> None:
+        picture, preset = photograph(1, size=(50, 40)), SemanticSegmentation(resize_size=20)
         assert "In its place: ToTensor()" in refused(ObjectDetection()).reason
         assert torch.equal(ObjectDetection()(picture), v1.ToTensor()(picture))
-
-    def test_in_place_of_the_preset_of_segmentation(self) -> None:
-        picture = photograph(1, size=(50, 40))
-        preset = SemanticSegmentation(resize_size=20)
         spelled = v1.Compose([v1.Resize(20), v1.ToTensor(), v1.Normalize(preset.mean, preset.std)])
         assert "In its place: Resize, ToTensor and Normalize" in refused(preset).reason
         torch.testing.assert_close(preset(picture), spelled(picture), rtol=0, atol=1e-6)
@@ -174,35 +169,19 @@ class TestOwnCode:
             (FakeData(1), "no-transform", "Take its .transform"),
             (Proxy("a key", ("images",), 1), "unsupported-class", "transform=server.proxy"),
         ],
-        ids=[
-            *("a name like one of torchvision's", "a longer name", "subclass", "subclass of Compose"),
-            *(
-                "like nothing",
-                "like nothing but Random",
-                "function",
-                "lambda",
-                "partial",
-                "class, not an instance",
-                "not callable",
-                "list",
-                "dataset",
-                "a server's proxy",
-            ),
-        ],
+        ids=lambda value: type(value).__name__,
     )
     def test_is_refused_with_the_next_best_thing(self, transform: Any, code: str, advice: str) -> None:
         error = refused(transform)
         assert error.code == code and advice in error.reason
 
-    @pytest.mark.parametrize("transform", [Denoise(), a_function, MyRandomHorizontalFlip()])
-    def test_may_work_on_batches(self, transform: Any) -> None:
-        assert "in the workers (translate=True, the default), or apply it to the batches" in refused(transform).reason
-
-    @pytest.mark.parametrize("transform", [Denoise(), a_function, lambda image: image])
+    @pytest.mark.parametrize("transform", [Denoise(), a_function, lambda image: image, MyRandomHorizontalFlip()])
     def test_is_refused_in_a_few_words_with_the_page_that_has_the_list(self, transform: Any) -> None:
         reason = refused(transform).reason
+        assert "in the workers (translate=True, the default), or apply it to the batches" in reason
         assert len(reason) < 400
-        assert (Path(__file__).parents[2] / "docs" / "transforms.md").exists() and "docs/transforms.md" in reason
+        if not isinstance(transform, MyRandomHorizontalFlip):
+            assert (Path(__file__).parents[2] / "docs" / "transforms.md").exists() and "docs/transforms.md" in reason
 
 
 class TestPosition:
@@ -231,10 +210,6 @@ class TestPosition:
             (v1.Compose([v1.ToTensor]), "transform.transforms[0]", "ToTensor"),
             ([v1.ToTensor()], "transform", "builtins.list"),
         ],
-        ids=[
-            *("alone", "v1", "v2", "nested", "in an object with .transforms", "RandomApply", "RandomChoice"),
-            *("RandomOrder", "function", "lambda", "subclass", "class", "list"),
-        ],
     )
     def test_is_named_with_the_class(self, transform: Any, position: str, name: str) -> None:
         error = refused(transform)
@@ -247,16 +222,13 @@ class TestPosition:
         assert (error.code, error.argument) == ("unsupported-argument", "padding_mode")
         assert str(error) == f"{error.position}: {error.transform}: {error.reason}"
 
-    def test_is_that_of_the_first_fault(self) -> None:
-        assert refused(v1.Compose([v1.ToPILImage(), v1.ToPILImage()])).position == "transform.transforms[0]"
+    def test_is_that_of_the_first_fault_in_a_value_error(self) -> None:
+        assert isinstance(error := refused(v1.Compose([v1.ToPILImage(), v1.ToPILImage()])), ValueError)
+        assert error.position == "transform.transforms[0]"
 
     def test_is_that_of_a_container_whose_outcome_depends_on_chance(self) -> None:
         error = refused(v1.Compose([v1.RandomApply([v1.ToTensor()])]))
         assert (error.code, error.position, error.transform) == ("chance", "transform.transforms[0]", "RandomApply")
-
-    def test_is_in_a_value_error(self) -> None:
-        with pytest.raises(ValueError, match="ToPILImage"):
-            compile_transforms(v1.ToPILImage())
 
 
 @pytest.mark.parametrize(

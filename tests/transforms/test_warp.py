@@ -9,12 +9,22 @@ import nvidia.dali
 import pytest
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import BILINEAR, EXACT, Bound, Images, assert_as_torchvision, composed, each_kind, lossless, png_of
+from ..compare import (
+    BILINEAR,
+    EXACT,
+    Bound,
+    Images,
+    assert_as_torchvision,
+    both_versions,
+    composed,
+    each_kind,
+    lossless,
+    png_of,
+)
 from ..outcomes import raises
 
 NEAREST_OF_PIL = Bound(0.02, 0, 255)
@@ -34,7 +44,6 @@ whether their place is inside."""
 BLENDED_FLOATS = Bound(0.15, 6, 32) if IN_32NDS else Bound(0.02, 0.3, 4)
 """torch normalises places to -1..1 and back, which moves them by some 1e-5 of a pixel."""
 
-both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 each_interpolation = pytest.mark.parametrize(
     "interpolation", [InterpolationMode.NEAREST, InterpolationMode.BILINEAR], ids=lambda mode: mode.value
 )
