@@ -300,6 +300,17 @@ def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tens
         return [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
 
 
+def drawn_alike(stock: Callable[[], Any], ours: Callable[[], Any], seeds: int = 200) -> Iterator[tuple[Any, Any]]:
+    """What both give from the same states of torch's generator, which they leave in the same state."""
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        wanted, state = stock(), torch.get_rng_state()
+        torch.manual_seed(seed)
+        found = ours()
+        assert torch.equal(torch.get_rng_state(), state), f"the generator was left in another state from seed {seed}"
+        yield wanted, found
+
+
 Done = tuple[type[Step], tuple[float, ...]]
 """The kind of operation, and the numbers that it takes."""
 

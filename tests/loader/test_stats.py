@@ -158,13 +158,10 @@ def recorded(steps: list[Step]) -> LoaderStats:
     return recorder.stats(batches_ahead=2, errors=1)
 
 
-def test_percentiles_and_speed_follow_from_the_steps() -> None:
+def test_percentiles_and_speed_are_of_the_last_batches_and_counts_of_all() -> None:
     stats = recorded([Step(0.01, 0.001 * number, 0.0, 32) for number in range(101)])
     assert (stats.wait_p50_ms, stats.wait_p99_ms, stats.step_p50_ms) == pytest.approx((50, 99, 60))
     assert stats.images_per_s == pytest.approx(101 * 32 / (101 * 0.01 + 5.05))
-
-
-def test_times_are_of_the_last_batches_and_counts_of_all() -> None:
     early, late = Step(1.0, 1.0, 0.0, 8), Step(0.003, 0.001, 0.0, 8)
     stats = recorded([early] * 500 + [late] * WINDOW_BATCHES)
     assert (stats.wait_p99_ms, stats.step_p50_ms, stats.images_per_s) == pytest.approx((1, 4, 2000))
@@ -174,15 +171,12 @@ def test_times_are_of_the_last_batches_and_counts_of_all() -> None:
 SOME = LoaderStats(1234, 315_904, 12_345.6, 0.42, 12.0, 20.7, 315_000, 904, 0, 2, 33_200_000_000, 3)
 
 
-def test_printed_it_is_three_lines() -> None:
+def test_printed_it_is_three_lines_and_as_a_dict_numbers_by_name() -> None:
     assert str(SOME).splitlines() == [
         "LoaderStats: 1,234 batches, 315,904 images, 12,346 images/s",
         "  wait 0.42 ms in a step of 20.70 ms (medians), 12.00 ms at the 99th percentile; 2 batches ahead",
         "  made by DALI 315,000, Pillow 904, workers 0; 33,200.0 MB read; 3 errors",
     ]
-
-
-def test_as_a_dict_it_is_numbers_by_name() -> None:
     numbers = SOME.as_dict()
     assert list(numbers) == list(METRICS) and all(type(number) in (int, float) for number in numbers.values())
     assert LoaderStats(**numbers) == SOME  # type: ignore[arg-type]

@@ -129,19 +129,6 @@ class TestNested:
         transform = composed("pil", v1.RandomChoice([inner, v2.RandomApply([inner])], [1, 2]))
         assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=4)
 
-    @both_versions
-    def test_between_the_usual_steps(self, version: Any, device: str) -> None:
-        transform = v1.Compose(
-            [
-                version.RandomResizedCrop(32),
-                version.RandomHorizontalFlip(),
-                version.RandomApply([version.ColorJitter(0.4, 0.4)], 0.8),
-                v1.ToTensor(),
-                version.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-            ]
-        )
-        assert_as_torchvision(transform, device, bound=Bound(0.4, 4, 6), times=2)  # BILINEAR, made brighter
-
 
 class TestRefusals:
     @pytest.mark.parametrize(
