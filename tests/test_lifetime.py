@@ -265,7 +265,7 @@ def test_an_interrupt_while_dali_is_imported_leaves_it_usable(photos: Path) -> N
     assert done.stdout == "interrupted\nTrue 400\n", done.stderr
 
 
-def test_it_comes_after_what_it_would_have_interrupted() -> None:
+def test_it_comes_after_what_it_would_have_interrupted_and_in_another_thread_nothing_changes() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         with lifetime.interrupts_deferred():
@@ -275,8 +275,6 @@ def test_it_comes_after_what_it_would_have_interrupted() -> None:
         time.sleep(WAIT_S)
     assert is_over and signal.getsignal(signal.SIGINT) is before
 
-
-def test_in_another_thread_nothing_changes() -> None:
     def handler() -> object:
         with lifetime.interrupts_deferred():
             return signal.getsignal(signal.SIGINT)

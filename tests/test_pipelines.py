@@ -110,13 +110,17 @@ def test_the_same_graph_works_behind_a_proxy(folder: ImageFolder, device: str, g
     assert {images.device.type for images, _ in batches} == {device} and batches[0][0].shape[-2] == 48
 
 
-def test_a_source_of_ones_own_gives_whatever_it_gives_beside_the_images(photos: Path, device: str) -> None:
+def test_a_source_of_ones_own_and_a_graph_kept_on_the_cpu(photos: Path, device: str) -> None:
     def source() -> tuple[Any, Any, Any]:
         encoded, labels = fn.readers.file(file_root=str(photos), name="Mine")
         return encoded, labels, labels + 100
 
     ((images, labels, more),) = outputs_of(pipelines.validation(source, resize=40, size=40, **how(device)), runs=1)
     assert len(images) == BATCH and np.array_equal(labels + 100, more)
+    pipeline = pipelines.training(file_root=str(photos), size=40, device="cpu", **how(device))
+    pipeline.build()
+    images, labels = pipeline.run()
+    assert "CPU" in type(images).__name__ and "CPU" in type(labels).__name__
 
 
 @pytest.mark.parametrize("policy", LastBatchPolicy)
@@ -156,13 +160,6 @@ def test_lmdb_and_tfrecord_give_what_the_files_give(folder: ImageFolder, tmp_pat
     for source in sources:
         for run, same in zip(outputs_of(pipelines.validation(source, **size, **how(device))), expected):
             assert all(np.array_equal(a, b) for a, b in zip(run, same))
-
-
-def test_on_a_host_with_a_gpu_the_graph_may_be_kept_on_the_cpu(photos: Path, device: str) -> None:
-    pipeline = pipelines.training(file_root=str(photos), size=40, device="cpu", **how(device))
-    pipeline.build()
-    images, labels = pipeline.run()
-    assert "CPU" in type(images).__name__ and "CPU" in type(labels).__name__
 
 
 PROXY = dict(source="proxy")

@@ -11,16 +11,13 @@ from nvidia.dali.plugin.pytorch.experimental import proxy
 from proxyloader.dali import api, executor
 
 
-def test_the_upstream_server_has_the_methods_that_ours_overrides() -> None:
+def test_dali_has_what_ours_overrides_and_shuts_down() -> None:
     for name in ("proxy", "produce_data", "start_thread", "stop_thread", "_is_thread_running", "__enter__", "__exit__"):
         assert hasattr(proxy.DALIServer, name), name
     parameters = list(inspect.signature(proxy.DALIServer.__init__).parameters.values())
     assert [parameter.name for parameter in parameters] == ["self", "pipeline", "deterministic"]
     assert parameters[2].default is False
     assert hasattr(proxy.DataLoader, "ensure_server_listening")
-
-
-def test_the_pipelines_of_the_process_can_be_shut_down() -> None:
     assert isinstance(Pipeline._pipes, set) and callable(Pipeline._shutdown) and callable(api._shutdown_pipelines)
 
 

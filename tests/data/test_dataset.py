@@ -166,18 +166,17 @@ def test_what_holds_no_images_is_given_back_as_it_is(dataset: Any) -> None:
     assert wrap(dataset) is dataset and plans_in(dataset) == {}
 
 
-def test_a_folder_without_a_transform_is_given_back_as_it_is(folder: ImageFolder) -> None:
+def test_a_folder_without_a_transform_is_given_back_and_a_users_callable_refused(
+    folder: ImageFolder,
+) -> None:
     assert wrap(folder) is folder
+    folder.transform = to_grey
+    with raises(UnsupportedTransformError, position="transform", transform=f"{__name__}.to_grey"):
+        wrap(folder)
 
 
 def to_grey(image: Any) -> Any:
     return image
-
-
-def test_a_callable_of_the_users_in_an_image_folder_is_refused_by_name(folder: ImageFolder) -> None:
-    folder.transform = to_grey
-    with raises(UnsupportedTransformError, position="transform", transform=f"{__name__}.to_grey"):
-        wrap(folder)
 
 
 def test_the_wrapped_transform_says_which_inputs_it_takes() -> None:

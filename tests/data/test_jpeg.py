@@ -104,15 +104,14 @@ def test_a_damaged_jpeg_is_left_to_pillow(options: dict[str, Any]) -> None:
     assert damage_of(data[:middle] + b"\xff\xd9")
 
 
-def test_zeros_are_searched_for_before_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_are_searched_for_before_a_gpu_alone_and_a_run_may_be_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = jpeg()
     lost = data[: len(data) // 2] + bytes(2048) + data[len(data) // 2 + 2048 :]
     assert not stays_encoded(lost)
     monkeypatch.setattr(checks, "find_zeros", False)
     assert stays_encoded(lost)
-
-
-def test_a_picture_with_a_run_of_zeros_is_sound() -> None:
     plain = jpeg(Image.new("RGB", (2000, 2000)), optimize=True)
     assert bytes(64) in plain and stays_encoded(plain)
 

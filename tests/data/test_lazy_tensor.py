@@ -560,29 +560,23 @@ def test_copies_have_the_values(copies: Callable[[Any], Any]) -> None:
     assert_same([late, 1 - late], [real, 1 - real])
 
 
-def test_a_copy_of_an_image_of_torchvisions_is_one() -> None:
+def test_copies_of_images_of_torchvisions_are_such_and_unknown_strides_are_reshaped() -> None:
     ours, theirs = both(v2.Compose([v2.CenterCrop(32), v2.ToImage()]))
     copied = copy.deepcopy(ours[0])
     assert isinstance(copied, tv_tensors.Image) and not is_real(copied)
     assert_same(replayed([copied]), theirs[:1])
-
-
-def test_values_whose_strides_were_not_known_are_reshaped() -> None:
     image = v2_functional.to_image(v1_functional.to_pil_image(torch.arange(48, dtype=torch.uint8).reshape(3, 4, 4)))
     told = LazyTensor(torch.empty(3, 4, 4, dtype=torch.uint8, device="meta"), image.as_subclass(torch.Tensor))
     assert not image.is_contiguous() and told.is_contiguous()
     assert_same(told.reshape(-1) + 0, image.reshape(-1) + 0)
 
 
-def test_it_is_saved_and_loaded() -> None:
+def test_what_others_see_save_and_load_is_a_tensor() -> None:
     (late, *_), (real, *_) = both()
     file = io.BytesIO()
     torch.save(late, file)
     file.seek(0)
     assert_same(torch.load(file), real)
-
-
-def test_what_others_see_is_a_tensor() -> None:
     (late, *_), (real, *_) = both()
     assert isinstance(late, torch.Tensor) and torch.is_tensor(late) and late.is_floating_point()
     assert (late.numel(), len(late), late.nbytes, late.element_size()) == (240, 3, 960, 4)
@@ -624,18 +618,14 @@ class TestBatches:
         assert_same(replayed(ours), list(theirs) if isinstance(theirs, list) else theirs)
         assert_same(ours, theirs)
 
-    def test_dtypes_may_differ(self) -> None:
+    def test_dtypes_may_differ_sizes_may_not_and_some_may_have_values(self) -> None:
         late, real = both()
         found = [torch.stack([a, b.half(), c.double()]) for a, b, c in (late, real)]
         assert_same(replayed(found[0]), found[1])
-
-    def test_of_several_sizes_they_are_refused_as_by_torch(self) -> None:
         late, real = both()
         for images in (late, real):
             with pytest.raises(RuntimeError):
                 default_collate([images[0], images[1][:, :3]])
-
-    def test_some_may_have_values(self) -> None:
         late, real = both()
         assert late[1].sum().item() == real[1].sum().item()
         assert_same(replayed(default_collate(late)), torch.stack(real))

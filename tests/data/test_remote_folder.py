@@ -145,14 +145,11 @@ def test_the_files_of_a_batch_are_fetched_at_the_same_time(kind: Any, num_worker
     assert store.most >= 6
 
 
-def test_at_most_as_many_as_there_may_be_connections(store: Store) -> None:
+def test_as_many_as_there_may_be_connections_and_no_more(store: Store) -> None:
     store.most = 0
     options = dict(storage_options=store.options, connections=2)
     assert len(seen(proxyloader.DataLoader, RemoteImageFolder("s3://bucket/train", TRAIN, **options), 0)) == 4
     assert store.most == 2
-
-
-def test_as_many_as_there_may_be_connections(store: Store) -> None:
     store.most = 0
     dataset = RemoteImageFolder("s3://bucket/train", storage_options=store.options, connections=32)
     store.waits_for = 32

@@ -211,20 +211,14 @@ def test_each_iteration_is_the_next_epoch_unless_one_is_set() -> None:
         sampler.set_epoch(-1)
 
 
-def test_a_dataset_that_grows_is_dealt_out_as_it_is() -> None:
+def test_it_deals_out_a_dataset_that_grows_shows_its_shard_and_takes_dalis_policies() -> None:
     samples = [0] * 4
     sampler = ShardedSampler(samples, 2, 1)
     assert list(sampler) == [2, 3]
     samples += [0] * 4
     assert len(sampler) == 4 and list(sampler) == [4, 5, 6, 7]
-
-
-def test_its_name_shows_the_shard_and_no_index() -> None:
     sampler = ShardedSampler(range(10), 3, 2, shuffle=True, last_batch_policy="fill", batch_size=3)
     assert repr(sampler) == "ShardedSampler(6 of 10 samples, shard 2 of 3, 'fill', shuffled)"
-
-
-def test_policies_may_be_dalis_or_text() -> None:
     for policy in LastBatchPolicy:
         assert LastBatchPolicy.of(policy) is LastBatchPolicy.of(DalisPolicy[policy.name]) is policy
         assert LastBatchPolicy.of(policy.value) is policy
@@ -286,8 +280,11 @@ def asked_for(
     return build_sampler(dataset, num_shards, policy, **(defaults | arguments))
 
 
-def test_a_loader_that_is_not_told_of_shards_has_none() -> None:
+def test_a_loader_that_is_not_told_of_shards_has_none_but_those_of_its_samplers() -> None:
     assert asked_for() is None and asked_for(sampler=[1, 2]) is None and asked_for(dataset=Stream()) is None
+    sampler = ShardedSampler(range(4), 2, 1)
+    assert find_sharded(sampler) is find_sharded(BatchSampler(sampler, 2, False)) is sampler
+    assert find_sharded(SequentialSampler(range(3))) is find_sharded(None) is None
 
 
 @pytest.mark.parametrize(
@@ -355,12 +352,6 @@ def test_shards_that_contradict_the_processes_there_are_are_refused(tell: Tell) 
         asked_for(1)
     found = [asked_for("auto"), asked_for(4), asked_for(World(4, 1))]
     assert [(each.num_shards, each.shard_id) for each in found if each is not None] == [(4, 1)] * 3
-
-
-def test_a_sharded_sampler_is_found_in_a_batch_sampler_of_torchs() -> None:
-    sampler = ShardedSampler(range(4), 2, 1)
-    assert find_sharded(sampler) is find_sharded(BatchSampler(sampler, 2, False)) is sampler
-    assert find_sharded(SequentialSampler(range(3))) is find_sharded(None) is None
 
 
 def test_an_epoch_that_was_begun_goes_on_in_the_same_order_alone() -> None:

@@ -77,7 +77,7 @@ def test_an_argument_of_a_later_torch_is_passed_on(
     assert len(list(loader)) == 4 and [method for _, method in given] == ["thread"] * 2
 
 
-def test_what_a_script_asks_a_loader_for_is_there(dataset: ImageFolder) -> None:
+def test_what_a_script_asks_a_loader_and_its_iterator_for_is_there(dataset: ImageFolder) -> None:
     sampler = DistributedSampler(dataset, num_replicas=2, rank=1, shuffle=True)
     loader = DataLoader(dataset, batch_size=7, sampler=sampler, num_workers=1)
     loader.sampler.set_epoch(3)
@@ -85,15 +85,15 @@ def test_what_a_script_asks_a_loader_for_is_there(dataset: ImageFolder) -> None:
     assert loader.dataset is dataset and loader.dataset.classes == dataset.classes
     assert (loader.batch_size, loader.num_workers, loader.drop_last) == (7, 1, False)
     assert sum(len(labels) for _, labels in loader) == 24
+    for workers in (0, 1):
+        assert len(iter(DataLoader(dataset, 7, num_workers=workers, device="cpu"))) == 7
+    assert DataLoader[int] is not None
 
 
-def test_moving_images_to_where_they_are_copies_nothing(dataset: ImageFolder, device: str) -> None:
+def test_images_need_not_be_moved_and_labels_are_pinned_where_torchs_are(dataset: ImageFolder, device: str) -> None:
     for images, _ in DataLoader(dataset, 8, device=device, pin_memory=True):
         assert images.to(images.device, non_blocking=True) is images
         assert images.device.type == device and images.is_contiguous()
-
-
-def test_labels_are_pinned_where_torch_would_pin_them(dataset: ImageFolder, device: str) -> None:
     for workers in (0, 1):
         _, labels = next(iter(DataLoader(dataset, 8, num_workers=workers, pin_memory=True, device=device)))
         assert labels.is_pinned() == torch.cuda.is_available()
@@ -172,12 +172,6 @@ def test_importing_the_package_loads_no_dali_and_starts_no_cuda() -> None:
         "import torch; assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
-
-
-def test_an_iterator_has_the_length_of_its_loader_and_the_class_can_be_subscripted(dataset: ImageFolder) -> None:
-    for workers in (0, 1):
-        assert len(iter(DataLoader(dataset, 7, num_workers=workers, device="cpu"))) == 7
-    assert DataLoader[int] is not None
 
 
 both_loaders = pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])

@@ -102,14 +102,11 @@ def test_each_way_to_load_counts_its_samples(way: str, num_workers: int, photos:
     assert loader.stats().batches == given == (48 if arguments.get("batch_size", 20) is None else 3)
 
 
-def test_what_a_servers_pipeline_is_given_and_makes_is_counted(photos: Path, device: str) -> None:
+def test_what_a_server_makes_counts_and_what_is_left_out_is_an_error(photos: Path, device: str, tmp_path: Path) -> None:
     with ProxyServer(picture_pipeline(device, batch_size=20)) as server:
         loader = DataLoader(picture_folder(photos, server.proxy, read_bytes), 20, num_workers=1, server=server)
         list(loader)
     assert counts(loader.stats()) == (48, 48, 0, 0) and loader.stats().bytes_read == size_bytes(photos)
-
-
-def test_samples_that_are_left_out_are_errors_and_no_images(photos: Path, tmp_path: Path, device: str) -> None:
     (tmp_path / "class").mkdir()
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))[:8]):
         (tmp_path / "class" / f"{number}.jpg").write_bytes(path.read_bytes() if number != 3 else b"no image")
@@ -129,7 +126,7 @@ def test_in_mid_epoch_any_thread_sees_what_was_given_and_what_waits(photos: Path
     assert 1 <= max(ahead) <= loader.prefetch and ahead[-1] == 0
 
 
-def test_times_are_those_of_the_loop(photos: Path) -> None:
+def test_times_are_those_of_the_loop_and_a_copy_counts_anew(photos: Path) -> None:
     def slowly(samples: Any) -> Any:
         time.sleep(0.02)
         return samples
@@ -140,9 +137,6 @@ def test_times_are_those_of_the_loop(photos: Path) -> None:
     stats = loader.stats()
     assert stats.wait_p50_ms >= 20 and stats.step_p50_ms >= 30
     assert stats.images_per_s <= 2 / 0.03 * 6 / 5  # the last batch has no loop behind it
-
-
-def test_a_copy_counts_anew(photos: Path) -> None:
     loader = DataLoader(TensorDataset(torch.arange(12)), 2)
     list(loader)
     for copied in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):

@@ -41,13 +41,17 @@ def test_transforms_made_alike_are_one(name: str) -> None:
     assert found is not None and all(start.then(MADE[name]()) is found for _ in range(3))
 
 
-def test_one_that_was_changed_is_another() -> None:
+def test_one_that_was_changed_is_another_and_functions_are_told_apart() -> None:
     crop, held = v1.RandomCrop(32), v1.RandomHorizontalFlip(0.5)
     container = v1.RandomApply([held], p=0.5)
     first, both = START.then(crop), START.then(container)
     crop.size, held.p = (40, 40), 0.25
     assert START.then(crop) is not first and START.then(crop) is START.then(v1.RandomCrop(40))
     assert START.then(container) is not both
+    one, other = (v1.RandomApply([lambda image: image.rotate(10)]) for _ in range(2))
+    assert chain.settings_of(one) != chain.settings_of(other)
+    assert chain.settings_of(one) == chain.settings_of(one)
+    assert START.then(one) is None
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -83,13 +87,6 @@ def test_a_compose_that_was_changed_is_another(change: str) -> None:
     else:
         assert changed is not None and changed is not before
         assert changed.plan.key == plan_for(compose).key != before.plan.key
-
-
-def test_functions_are_told_apart() -> None:
-    one, other = (v1.RandomApply([lambda image: image.rotate(10)]) for _ in range(2))
-    assert chain.settings_of(one) != chain.settings_of(other)
-    assert chain.settings_of(one) == chain.settings_of(one)
-    assert START.then(one) is None
 
 
 def test_transforms_of_endless_variety_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

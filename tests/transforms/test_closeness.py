@@ -173,14 +173,11 @@ def test_values_become_levels_again(before: list[Any], after: list[Any]) -> None
     assert np.allclose(levels_of(picture, plan_for(transform)), pixels.numpy(), atol=1e-3)
 
 
-def test_a_difference_is_within_a_bound_in_both_numbers_or_not_at_all() -> None:
+def test_a_difference_is_that_of_the_values_and_within_a_bound_in_both_numbers() -> None:
     bound = Difference(2.0, 24.0)
     assert Difference(2.0, 24.0).is_within(bound)
     outside = [(2.1, 0.0), (0.0, 24.1), (math.nan, 0.0), (0.0, math.nan), (math.inf, math.inf)]
     assert not any(Difference(*each).is_within(bound) for each in outside)
-
-
-def test_a_difference_is_that_of_the_values() -> None:
     black, other = np.zeros((3, 10, 100), np.float32), np.zeros((3, 10, 100), np.float32)
     other[0, 0, :30] = 100
     assert difference_of(other, black) == difference_of(black, other) == Difference(1.0, 100.0)

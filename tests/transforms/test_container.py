@@ -44,20 +44,14 @@ class TestRandomApply:
         assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=3)
 
     @both_versions
-    def test_of_modules_in_a_list_of_torchs(self, version: Any, device: str) -> None:
+    def test_of_modules_in_a_list_of_torchs_at_the_start_and_of_normalize(self, version: Any, device: str) -> None:
         inner = torch.nn.ModuleList([version.RandomInvert(1.0), version.RandomVerticalFlip(1.0)])
         assert_as_torchvision(
             composed("pil", version.RandomApply(inner, 0.5)), device, lossless(*SOME), bound=EXACT, times=3
         )
-
-    @both_versions
-    def test_at_the_start_decodes_the_whole_image(self, version: Any, device: str) -> None:
         crops = [version.RandomResizedCrop(24), version.RandomHorizontalFlip()]
         transform = composed("pil", version.RandomApply(crops, 0.5), version.Resize((24, 24)))
         assert_as_torchvision(transform, device, lossless(*SOME), bound=BILINEAR, times=3)
-
-    @both_versions
-    def test_of_normalize(self, version: Any, device: str) -> None:
         normalize = version.Normalize([0.5, 0.4, 0.3], [0.25, 0.5, 0.75])
         steps = [version.RandomApply([normalize], 0.5), version.RandomHorizontalFlip(), normalize]
         assert_as_torchvision(composed("float", *steps), device, lossless(*SOME), bound=EXACT, times=3)

@@ -122,7 +122,7 @@ def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) 
         assert torch.equal(b, a)
 
 
-def test_the_original_stays_as_it_is() -> None:
+def test_the_original_and_what_is_compiled_already_stay() -> None:
     for holder in HOLDERS:
         before = find_nested(holder)
         compiled = compile_transforms(holder)
@@ -130,6 +130,14 @@ def test_the_original_stays_as_it_is() -> None:
         assert all(a is b for a, b in zip(find_nested(holder).values(), before.values(), strict=True))
         again = pickle.loads(pickle.dumps(compiled))  # as it reaches workers that are spawned
         assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
+    compiled = compile_transforms(CROP)
+    two = TwoCrops(compiled)
+    assert compile_transforms(two) is two and compiled_in(two) == [compiled]
+    mixed = MultiCrop()
+    mixed.large = (compiled, CROP)
+    assert compiled_in(compile_transforms(mixed))[0] is compiled
+    for holder in (*HOLDERS, len, CROP, 3):
+        assert replace_nested(holder, lambda _, transform: transform) is holder
 
 
 def test_a_transform_is_named_by_where_it_is_held() -> None:
@@ -139,17 +147,6 @@ def test_a_transform_is_named_by_where_it_is_held() -> None:
     two = TwoCrops(CROP)
     two.myself = two  # type: ignore[attr-defined]
     assert list(find_nested(two)) == [".transform"]
-
-
-def test_what_is_compiled_already_stays() -> None:
-    compiled = compile_transforms(CROP)
-    two = TwoCrops(compiled)
-    assert compile_transforms(two) is two and compiled_in(two) == [compiled]
-    mixed = MultiCrop()
-    mixed.large = (compiled, CROP)
-    assert compiled_in(compile_transforms(mixed))[0] is compiled
-    for holder in (*HOLDERS, len, CROP, 3):
-        assert replace_nested(holder, lambda _, transform: transform) is holder
 
 
 def test_left_to_torchvision_they_get_decoded_images() -> None:

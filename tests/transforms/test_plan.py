@@ -126,14 +126,12 @@ class TestDraw:
         flip = float(torch.rand(1) < 0.5)
         assert row.tolist() in [[*box, *between, 32, 32, flip] for between in (width_first, height_first)]
 
-    def test_of_a_plan_without_chance_leaves_the_generator_alone(self) -> None:
+    def test_without_chance_leaves_the_generator_alone_and_each_step_sees_the_size_before_it(self) -> None:
         transforms = [v1.Resize(30, max_size=40), v1.CenterCrop(20), v1.Pad(1), v1.ToTensor(), v1.Normalize(MEAN, STD)]
         plan = plan_for(v1.Compose(transforms))
         state = torch.get_rng_state()
         assert plan.sample_params(60, 90).tolist() == [60, 40, 26, 40, 3, 10, 20, 20, -1, -1, 22, 22]
         assert torch.equal(torch.get_rng_state(), state)
-
-    def test_each_step_sees_the_size_that_the_one_before_left(self) -> None:
         plan = plan_for(v1.Compose([v1.Resize((40, 60)), v1.RandomCrop((40, 60)), v1.Resize(20), v1.PILToTensor()]))
         assert plan.sample_params(7, 9).tolist() == [7, 60, 40, 60, 0, 0, 40, 60, 40, 30, 20, 30]
 
@@ -165,18 +163,14 @@ class TestPlanOf:
 
 
 class TestSteps:
-    def test_are_frozen(self) -> None:
+    def test_are_frozen_show_every_number_and_change_nothing_unless_they_say_so(self) -> None:
         plan = plan_for(training(v1))
         for frozen in (plan, *plan.steps, plan.output):
             with pytest.raises(dataclasses.FrozenInstanceError):
                 frozen.num_params = 3  # type: ignore[misc,union-attr]
-
-    def test_show_every_number_and_no_module(self) -> None:
         shown = repr(plan_for(training(v2)))
         assert shown.startswith("Plan(steps=(Crop(region=RandomResizedRegion(scale=(0.08, 1.0), ratio=(0.75, 1.33")
         assert "torch" not in shown
-
-    def test_draw_nothing_and_change_nothing_unless_they_say_so(self) -> None:
         row: list[float] = []
         assert Step().sample_params((3, 4), row) == (3, 4)
         assert (row, Step().num_params) == ([], 0)

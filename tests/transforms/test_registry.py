@@ -44,13 +44,12 @@ class TestTable:
         containers = {getattr(version, name) for version in versions for name in HOLD_OTHERS}
         assert set(CONTAINERS) == containers
 
-    def test_a_class_has_one_rule(self) -> None:
+    def test_a_class_has_one_rule_and_a_class_of_ones_own_may_have_one(self) -> None:
         before = dict(RULES)
         with pytest.raises(ValueError, match=r"torchvision\.transforms\.transforms\.Resize has a rule already: resize"):
             rule(v1.Resize)(lambda transform, state: ())
         assert before == RULES
 
-    def test_a_rule_for_a_class_of_ones_own_is_used(self) -> None:
         def mine(transform: Any, state: ImageState) -> tuple[Step, ...]:
             return plan_for(v1.ToTensor()).steps
 
@@ -76,12 +75,10 @@ class TestComposes:
         crop, _ = plan_for(v1.Compose([v1.CenterCrop(9), v1.PILToTensor()])).steps
         assert plan_for(transform).steps == (crop, *plan_for(v1.ToTensor()).steps)
 
-    def test_one_transform_needs_none(self) -> None:
+    def test_one_transform_needs_none_and_compiling_twice_changes_nothing(self) -> None:
         assert plan_for(v1.ToTensor()) == plan_for(v1.Compose([v1.ToTensor()]))
         preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms()
         assert plan_for(preset) == plan_for(v1.Compose([preset]))
-
-    def test_compiling_twice_changes_nothing(self) -> None:
         compiled = compile_transforms(v1.ToTensor())
         assert compile_transforms(compiled) is compiled
         assert compiled.plan == plan_for(v1.ToTensor())

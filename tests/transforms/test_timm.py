@@ -360,20 +360,16 @@ class TestRefusals:
         assert what_to_do[0].isupper() and not reason.endswith(".")
         assert re.search(r"Use|Put|Call it|Leave it", what_to_do)
 
-    def test_what_is_advised_in_place_of_numpy_makes_the_same_batches(self) -> None:
+    def test_numpy_tuples_naflex_patches_interpolations_without_an_equal_and_classes_of_ones_own(self) -> None:
         pictures = [Image.new("RGB", (5, 4), color) for color in ("red", "navy")]
         collate = torch.utils.data.default_collate
         numpy, instead = timm_transforms.ToNumpy(), timm_transforms.MaybePILToTensor()
         assert torch.equal(collate([*map(numpy, pictures)]), collate([*map(instead, pictures)]))
         assert "Put MaybePILToTensor() in its place" in refused(v1.Compose([numpy])).reason
-
-    def test_of_three_transforms_in_a_tuple(self) -> None:
         separate = training(separate=True)
         error = refused(separate)
         assert (error.code, error.position, error.transform) == ("no-transform", "transform", "builtins.tuple")
         assert plan_for(v1.Compose(list(separate))).output.dtype == "float32"
-
-    def test_of_naflex_patches_interpolations_without_an_equal_and_a_class_of_ones_own(self) -> None:
         error = refused(training(naflex=True))
         assert (error.code, error.position) == ("unsupported-class", "transform.transforms[0]")
         assert error.transform == "timm.data.naflex_transforms.RandomResizedCropToSequence"
@@ -418,7 +414,7 @@ class TestRefusals:
 
 
 class TestExplanation:
-    def test_names_classes_as_users_write_them(self) -> None:
+    def test_names_classes_as_users_write_them_and_says_how_close_they_are(self) -> None:
         crop, _, erase, *_ = (
             row
             for row in explain(training(interpolation="random", re_prob=0.3, re_mode="rand", color_jitter=None)).rows
@@ -431,8 +427,6 @@ class TestExplanation:
         assert crop.operators is not None and {"split", "resize", "merge"} <= set(crop.operators)
         assert erase.transform == "timm.data.random_erasing.RandomErasing(p=0.3, mode=rand, count=(1, 1))"
         assert erase.drawn.endswith("of each top, left, height, width, a colour: RandomErasing._erase")
-
-    def test_says_how_close_automatic_augmentation_is(self) -> None:
         rows = explain(training(auto_augment="rand-m9-mstd0.5-inc1", interpolation="random")).rows
         (row,) = (row for row in rows if "RandAugment" in row.transform)
         assert row.drawn == "operations, magnitudes, interpolations: RandAugment.__call__"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,10 @@ from ..compare import (
     images,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:The transform `ToTensor")  # of v2, which is deprecated
-
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    V2_TO_TENSOR = v2.ToTensor()
 
 
 class TestToTensor:
@@ -40,7 +42,7 @@ class TestToTensor:
             pytest.param(v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]), id="ConvertImageDtype"),
             pytest.param(v2.Compose([v2.PILToTensor(), v2.ConvertImageDtype()]), id="v2.ConvertImageDtype"),
             pytest.param(v2.Compose(TO_FLOAT), id="ToDtype"),
-            pytest.param(v2.ToTensor(), id="the deprecated class of v2"),
+            pytest.param(V2_TO_TENSOR, id="the deprecated class of v2"),
         ],
     )
     def test_gives_floats_from_0_to_1(self, transform: Any, device: str) -> None:
@@ -67,7 +69,7 @@ class TestToTensor:
             pytest.param([v1.PILToTensor(), v1.ConvertImageDtype(torch.uint8)], id="v1, uint8 to uint8"),
             pytest.param([*TO_FLOAT, v2.ToDtype(torch.float32, scale=True)], id="float to float"),
             pytest.param([*TO_FLOAT, v2.ToImage()], id="float tensor to image"),
-            pytest.param([v2.ToImage(), v2.ToTensor()], id="the deprecated class of v2"),
+            pytest.param([v2.ToImage(), V2_TO_TENSOR], id="the deprecated class of v2"),
             pytest.param([v2.ToDtype(torch.float32, scale=True), v2.ToImage()], id="ToDtype on a PIL image"),
             pytest.param([v2.ConvertImageDtype(), v2.ToImage()], id="v2.ConvertImageDtype on a PIL image"),
             pytest.param([v2.ToDtype(torch.float16), v2.ToImage()], id="ToDtype of any kind on a PIL image"),

@@ -94,7 +94,7 @@ def a_function(image: Any) -> Any:
 
 
 class TestTables:
-    def test_every_class_of_torchvision_is_translated_or_refused_with_a_reason(self) -> None:
+    def test_every_class_of_torchvision_is_translated_or_refused_with_a_reason_and_no_other(self) -> None:
         in_neither = [
             name for name, cls in public_classes().items() if cls not in translated() and cls.__name__ not in REFUSED
         ]
@@ -105,8 +105,6 @@ class TestTables:
 
         in_both = {cls.__name__ for cls in translated()} & REFUSED.keys()
         assert not in_both, f"there are rules for {in_both} now, so REFUSED (refusals.py) need not name them"
-
-    def test_every_name_of_the_table_is_one_of_torchvisions(self) -> None:
         names = {cls.__name__ for cls in public_classes().values()}
         assert REFUSED.keys() - names <= OF_TORCH | NEWER_THAN_THE_OLDEST_TORCHVISION
 
@@ -137,14 +135,12 @@ class TestAdvice:
         torch.testing.assert_close(preset(picture), spelled(picture), rtol=0, atol=1e-6)
         assert plan_for(spelled).output.size is None
 
-    def test_in_place_of_a_sequential(self) -> None:
+    def test_in_place_of_a_sequential_and_without_the_way_back_to_a_pil_image(self) -> None:
         sequential = torch.nn.Sequential(v2.Pad(1), v2.PILToTensor())
         assert "Put the transforms into a Compose" in refused(sequential).reason
         picture = Image.new("RGB", (5, 4), "red")
         assert torch.equal(sequential(picture), v1.Compose(list(sequential))(picture))
         assert plan_for(v1.Compose(list(sequential))).steps
-
-    def test_without_the_way_back_to_a_pil_image(self) -> None:
         error = refused(v1.Compose([v1.ToTensor(), v1.ToPILImage()]))
         assert "before the conversion, and leave this out" in error.reason
         assert plan_for(v1.Compose([v1.ToTensor()])).steps
@@ -216,17 +212,13 @@ class TestPosition:
         assert (error.position, error.transform) == (position, name)
         assert str(error) == f"{position}: {name}: {error.reason}"
 
-    def test_is_that_of_what_a_rule_refuses_too(self) -> None:
+    def test_is_that_of_what_a_rule_refuses_of_the_first_fault_and_of_a_container_by_chance(self) -> None:
         error = refused(v1.Compose([v1.Pad(1), v2.Compose([v2.Pad(2, padding_mode="reflect")])]))
         assert (error.position, error.transform) == ("transform.transforms[1].transforms[0]", "v2.Pad")
         assert (error.code, error.argument) == ("unsupported-argument", "padding_mode")
         assert str(error) == f"{error.position}: {error.transform}: {error.reason}"
-
-    def test_is_that_of_the_first_fault_in_a_value_error(self) -> None:
         assert isinstance(error := refused(v1.Compose([v1.ToPILImage(), v1.ToPILImage()])), ValueError)
         assert error.position == "transform.transforms[0]"
-
-    def test_is_that_of_a_container_whose_outcome_depends_on_chance(self) -> None:
         error = refused(v1.Compose([v1.RandomApply([v1.ToTensor()])]))
         assert (error.code, error.position, error.transform) == ("chance", "transform.transforms[0]", "RandomApply")
 

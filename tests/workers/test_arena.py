@@ -26,20 +26,20 @@ class Reads:
         self.finished = not self.is_abandoned
 
 
-def test_every_slot_is_lent_once_and_then_none_is_left() -> None:
+def test_every_slot_is_lent_once_is_whole_pages_and_has_a_byte() -> None:
     arena = Arena(3, 100)
     assert sorted(filter(lambda slot: slot is not None, (arena.lend() for _ in range(3)))) == [0, 1, 2]
     assert arena.lend() is None
     arena.give_back(1)
     assert (arena.lend(), arena.lend()) == (1, None)
-
-
-def test_slots_do_not_overlap_and_are_whole_pages() -> None:
     arena = Arena(2, 5000)
     assert len(arena.memory(0, 1)) == len(arena.memory(1, 5000)) == 8192
     arena.memory(0, 1)[:] = 1
     arena.memory(1, 1)[:] = 2
     assert set(arena.memory(0, 1)) == {1} and set(arena.memory(1, 1)) == {2}
+    arena = Arena(10_000, 1)
+    arena.mark_ready(9_999)
+    assert arena.is_ready(9_999) and not arena.is_ready(9_998)
 
 
 def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None:
@@ -74,12 +74,6 @@ def test_mappings_cost_no_descriptors_and_are_given_back() -> None:
     assert kept[0] == 1 and maps() == before + 1  # whoever still refers to memory keeps it
     del kept
     assert maps() == before
-
-
-def test_a_loader_with_very_many_batches_on_their_way_has_a_byte_for_each() -> None:
-    arena = Arena(10_000, 1)
-    arena.mark_ready(9_999)
-    assert arena.is_ready(9_999) and not arena.is_ready(9_998)
 
 
 def test_a_slot_that_is_still_read_is_not_lent_while_another_is_free() -> None:
