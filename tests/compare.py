@@ -400,7 +400,7 @@ def _is_nothing(done: Done) -> bool:
     return (kind is Flip and numbers == (0,)) or (kind is Posterize and numbers[0] >= 8)
 
 
-def assert_as_torchvision(
+def assert_alike(
     transform: Any,
     device: str,
     files: Images | None = None,

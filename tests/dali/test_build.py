@@ -29,7 +29,7 @@ from proxyloader.transforms.resize import EXACT_EDGES_BELOW
 from proxyloader.transforms.type_conversion import ToFloat, ToTensor
 
 from .. import compare
-from ..compare import BILINEAR, EXACT, Images, assert_as_torchvision, images
+from ..compare import BILINEAR, EXACT, Images, assert_alike, images
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -158,20 +158,20 @@ class TestOrder:
     @pytest.mark.parametrize("seed", range(60))
     def test_any_order_of_steps_is_right(self, seed: int, device: str) -> None:
         transform = v1.Compose(some_transforms(seed))
-        assert_as_torchvision(transform, device, images("landscape", "small"), bound=EXACT, seed=seed)
+        assert_alike(transform, device, images("landscape", "small"), seed=seed)
 
     @pytest.mark.parametrize("position", range(5))
     def test_a_flip_anywhere(self, position: int, device: str) -> None:
         steps = [v1.RandomResizedCrop(40), v1.Pad((5, 0)), v1.ToTensor(), v1.Normalize(MEAN, STD)]
         for flip in (v1.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1)):
             transform = v1.Compose([*steps[:position], flip, *steps[position:]])
-            assert_as_torchvision(transform, device, bound=BILINEAR)
+            assert_alike(transform, device, bound=BILINEAR)
 
     @pytest.mark.parametrize("position", range(4))
     def test_a_resize_anywhere(self, position: int, device: str) -> None:
         steps = [v1.RandomHorizontalFlip(1), v1.ToTensor(), v1.Normalize(MEAN, STD)]
         transform = v1.Compose([*steps[:position], v1.Resize((40, 50)), *steps[position:]])
-        assert_as_torchvision(transform, device, bound=BILINEAR)
+        assert_alike(transform, device, bound=BILINEAR)
 
 
 class TestOutputs:
@@ -228,7 +228,7 @@ class TestExactEdges:
     def test_below_the_limit(self, size: int, device: str) -> None:
         files = images("landscape", "large", "tiny", "one pixel wide")
         for resize in (v1.Resize((size, 200)), v1.Resize((200, size))):
-            assert_as_torchvision(v1.Compose([resize, v1.PILToTensor()]), device, files, bound=BILINEAR)
+            assert_alike(v1.Compose([resize, v1.PILToTensor()]), device, files, bound=BILINEAR)
 
     def test_from_the_limit_on_the_interior_is_as_good(self, device: str) -> None:
         transform = v1.Compose([v1.Resize((EXACT_EDGES_BELOW,) * 2), v1.PILToTensor()])

@@ -14,7 +14,7 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.auto_augment import AugMix, put_chain
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import Bound, as_image, assert_as_torchvision, both_versions, images, lossless, many
+from ..compare import Bound, as_image, assert_alike, both_versions, images, lossless, many
 from ..outcomes import raises
 
 MIXED = Bound(0.3, 1, 25)
@@ -30,7 +30,7 @@ most 17 of v1, 16 and 77 of v2, in 3 pixels of image 7.)"""
 @pytest.mark.parametrize("before", [[], [v2.ToImage()]], ids=["a PIL image", "a uint8 tensor"])
 def test_pixels(version: Any, before: list[Any], device: str) -> None:
     files = images(but=("large",)) | many("small", times=40, of=lossless)
-    assert_as_torchvision(as_image(*before, version.AugMix()), device, files, bound=MIXED)
+    assert_alike(as_image(*before, version.AugMix()), device, files, bound=MIXED)
 
 
 @both_versions
@@ -38,18 +38,18 @@ def test_other_chains_and_fills(version: Any, device: str) -> None:
     nearest = InterpolationMode.NEAREST
     deep = version.AugMix(10, 1, 4, 0.5, False, interpolation=nearest, fill=[10.0, 20.0, 30.0])
     bound, files = replace(DEEP, max=80 if version is v2 else 64), many("small", times=16, of=lossless)
-    assert_as_torchvision(as_image(deep), device, files, bound=bound)
+    assert_alike(as_image(deep), device, files, bound=bound)
     wide = version.AugMix(severity=1, mixture_width=5, chain_depth=1, alpha=3.0, fill=40)
-    assert_as_torchvision(as_image(v2.ToImage(), wide), device, files, bound=MIXED)
+    assert_alike(as_image(v2.ToImage(), wide), device, files, bound=MIXED)
 
 
 @both_versions
 def test_of_grey_images_and_among_other_steps(version: Any, device: str) -> None:
     grey = as_image(v1.Grayscale(), version.AugMix(mixture_width=2))
-    assert_as_torchvision(grey, device, many("small", times=16, of=lossless), bound=MIXED)
+    assert_alike(grey, device, many("small", times=16, of=lossless), bound=MIXED)
     steps = [v1.RandomHorizontalFlip(), v1.RandomApply([version.AugMix(mixture_width=2, chain_depth=1)]), v1.ToTensor()]
     transform = v1.Compose([*steps, v1.RandomVerticalFlip()])
-    assert_as_torchvision(transform, device, many("small", times=8, of=lossless), bound=MIXED)
+    assert_alike(transform, device, many("small", times=8, of=lossless), bound=MIXED)
 
 
 @both_versions

@@ -16,15 +16,7 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.color import Equalize
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import (
-    Bound,
-    Images,
-    assert_as_torchvision,
-    assert_nearly_exact_but_for,
-    both_versions,
-    composed,
-    lossless,
-)
+from ..compare import Bound, Images, assert_alike, assert_nearly_exact_but_for, both_versions, composed, lossless
 from ..limits import WAIT_S
 from ..outcomes import raises
 
@@ -68,7 +60,7 @@ def files() -> Images:
 @each_class
 def test_pixels(version: Any, kind: str, name: str, arguments: Any, files: Images, device: str) -> None:
     transform = composed(kind, getattr(version, name)(*arguments))
-    assert_as_torchvision(transform, device, files, bound=OF_PIL if kind == "pil" else OF_TENSORS, times=6)
+    assert_alike(transform, device, files, bound=OF_PIL if kind == "pil" else OF_TENSORS, times=6)
 
 
 @both_versions
@@ -88,7 +80,7 @@ def test_pixels_when_blended_into_a_fill(
 ) -> None:
     how: Any = {"interpolation": InterpolationMode.BILINEAR, "fill": [10, 200, 30]}
     transform = composed(kind, getattr(version, name)(*arguments, **how))
-    assert_as_torchvision(transform, device, files, bound=BLENDED, times=3)
+    assert_alike(transform, device, files, bound=BLENDED, times=3)
 
 
 @both_versions
@@ -97,7 +89,7 @@ def test_pixels_when_blended_into_a_fill(
 def test_of_a_grey_image(version: Any, kind: str, name: str, arguments: Any, files: Images, device: str) -> None:
     transform = composed(kind, version.Grayscale(), getattr(version, name)(*arguments, fill=128))
     of_tensors = EQUALIZED_TWICE if version is v2 and AutoAugmentPolicy.CIFAR10 in arguments else OF_TENSORS
-    assert_as_torchvision(transform, device, files, bound=OF_PIL if kind == "pil" else of_tensors, times=2)
+    assert_alike(transform, device, files, bound=OF_PIL if kind == "pil" else of_tensors, times=2)
 
 
 @both_versions
@@ -105,13 +97,13 @@ def test_of_a_grey_image(version: Any, kind: str, name: str, arguments: Any, fil
 def test_of_images_one_pixel_high_or_wide(version: Any, kind: str, device: str) -> None:
     transform = composed(kind, version.AutoAugment())
     files = lossless("one pixel high", "one pixel wide")
-    assert_as_torchvision(transform, device, files, bound=OF_PIL, times=20)
+    assert_alike(transform, device, files, bound=OF_PIL, times=20)
 
 
 @both_versions
 def test_no_operations_change_nothing(version: Any, files: Images, device: str) -> None:
     assert plan_for(composed("pil", version.RandAugment(0))).steps[0].operations == ()
-    assert_as_torchvision(composed("pil", version.RandAugment(0)), device, files)
+    assert_alike(composed("pil", version.RandAugment(0)), device, files)
 
 
 BICUBIC: Any = {"interpolation": InterpolationMode.BICUBIC}

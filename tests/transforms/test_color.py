@@ -14,18 +14,7 @@ from torchvision.transforms import v2
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import (
-    EXACT,
-    Bound,
-    Images,
-    assert_as_torchvision,
-    both_versions,
-    composed,
-    each_kind,
-    images,
-    lossless,
-    png_of,
-)
+from ..compare import EXACT, Bound, Images, assert_alike, both_versions, composed, each_kind, images, lossless, png_of
 from ..outcomes import raises
 
 NEARLY_EXACT = Bound(1e-3, 0, 1)
@@ -67,31 +56,31 @@ class TestGrayscale:
     @each_channels
     def test_of_a_pil_image_is_pillows(self, version: Any, channels: int, colors: Images, device: str) -> None:
         transform = v1.Compose([version.Grayscale(channels), v1.PILToTensor()])
-        assert_as_torchvision(transform, device, images() | colors, bound=EXACT)
+        assert_alike(transform, device, images() | colors)
 
     @both_versions
     @each_channels
     def test_of_a_uint8_tensor_is_torchvisions(self, version: Any, channels: int, colors: Images, device: str) -> None:
         transform = v1.Compose([v1.PILToTensor(), version.Grayscale(channels)])
-        assert_as_torchvision(transform, device, images() | colors, bound=NEARLY_EXACT)
+        assert_alike(transform, device, images() | colors, bound=NEARLY_EXACT)
 
     @both_versions
     @each_channels
     @pytest.mark.parametrize("scale", [True, False])
     def test_of_a_float_tensor_keeps_fractions(self, version: Any, channels: int, scale: bool, device: str) -> None:
         to_float = [v2.ToImage(), v2.ToDtype(torch.float32, scale=scale)]
-        assert_as_torchvision(v1.Compose([*to_float, version.Grayscale(channels)]), device, bound=EXACT)
+        assert_alike(v1.Compose([*to_float, version.Grayscale(channels)]), device)
         normalized = v1.Compose([*to_float, v2.Normalize([0.1, 0.2, 0.3], [2, 3, 4]), version.Grayscale(channels)])
-        assert_as_torchvision(normalized, device, bound=EXACT)
+        assert_alike(normalized, device)
 
     @both_versions
     @each_channels
     def test_of_a_grey_image(self, version: Any, channels: int, device: str) -> None:
         pil = v1.Compose([version.Grayscale(1), version.Grayscale(channels), v1.PILToTensor()])
-        assert_as_torchvision(pil, device, bound=EXACT)
+        assert_alike(pil, device)
         # The v1 class leaves a grey tensor at one channel, whatever it is asked for; the shapes are compared too.
         tensor = v1.Compose([v1.PILToTensor(), version.Grayscale(1), version.Grayscale(channels)])
-        assert_as_torchvision(tensor, device, bound=NEARLY_EXACT)
+        assert_alike(tensor, device, bound=NEARLY_EXACT)
 
     @both_versions
     @each_channels
@@ -107,7 +96,7 @@ class TestGrayscale:
                 version.Normalize([0.5], [0.25]),
             ]
         )
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
 
     def test_a_normalisation_for_three_channels_does_not_fit_one(self) -> None:
         with raises(UnsupportedTransformError, code="invalid", transform="Normalize", argument="mean"):
@@ -138,22 +127,20 @@ class TestColorJitter:
     )
     def test_pixels(self, version: Any, kind: str, ranges: Any, bounds: dict[str, Bound], device: str) -> None:
         transform = composed(kind, version.ColorJitter(**ranges))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=bounds.get(kind, EXACT), times=4)
+        assert_alike(transform, device, lossless(*SOME), bound=bounds.get(kind, EXACT), times=4)
 
     @both_versions
     @each_kind
     def test_of_a_grey_image_has_no_saturation_and_no_hue(self, version: Any, kind: str, device: str) -> None:
         transform = composed(kind, version.Grayscale(), version.ColorJitter(0.4, 0.4, 0.4, 0.4))
-        assert_as_torchvision(
-            transform, device, lossless(*SOME), bound=EXACT if kind == "float" else STRETCHED, times=4
-        )
+        assert_alike(transform, device, lossless(*SOME), bound=EXACT if kind == "float" else STRETCHED, times=4)
 
     @both_versions
     def test_of_every_color(self, version: Any, colors: Images, device: str) -> None:
         for kind in ("pil", "uint8", "float"):
             transform = composed(kind, version.ColorJitter(0.4, 0.4, 0.4, 0.4))
             bound = EXACT if kind == "float" else ONE_AFTER_THE_OTHER
-            assert_as_torchvision(transform, device, colors, bound=bound, times=2)
+            assert_alike(transform, device, colors, bound=bound, times=2)
 
     @both_versions
     def test_that_changes_nothing_costs_nothing(self, version: Any) -> None:
@@ -165,21 +152,19 @@ class TestV2Only:
     @each_kind
     def test_random_photometric_distort(self, kind: str, device: str) -> None:
         transform = composed(kind, v2.RandomPhotometricDistort(p=0.7))
-        assert_as_torchvision(
+        assert_alike(
             transform, device, lossless(*SOME), bound=EXACT if kind == "float" else ONE_AFTER_THE_OTHER, times=4
         )
 
     @each_kind
     def test_random_channel_permutation(self, kind: str, device: str) -> None:
-        assert_as_torchvision(
-            composed(kind, v2.RandomChannelPermutation()), device, lossless(*SOME), bound=EXACT, times=4
-        )
+        assert_alike(composed(kind, v2.RandomChannelPermutation()), device, lossless(*SOME), times=4)
 
     @each_kind
     def test_rgb(self, kind: str, device: str) -> None:
-        assert_as_torchvision(composed(kind, v2.RGB()), device, lossless(*SOME), bound=EXACT)
+        assert_alike(composed(kind, v2.RGB()), device, lossless(*SOME))
         bound = NEARLY_EXACT if kind == "uint8" else EXACT
-        assert_as_torchvision(composed(kind, v2.Grayscale(), v2.RGB()), device, lossless(*SOME), bound=bound)
+        assert_alike(composed(kind, v2.Grayscale(), v2.RGB()), device, lossless(*SOME), bound=bound)
 
     @pytest.mark.parametrize("transform", [v2.RandomPhotometricDistort(), v2.RandomChannelPermutation()], ids=repr)
     def test_what_needs_three_channels_is_refused_on_one(self, transform: Any) -> None:
@@ -221,28 +206,28 @@ class TestDoneOrNot:
         if grey and bound is STRETCHED and version is v2:
             bound = STRETCHED_GREY
         transform = composed(kind, *first, one_of(version, name, kind, 0.7))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound, times=2)
+        assert_alike(transform, device, lossless(*SOME), bound=bound, times=2)
 
     @both_versions
     @each_kind
     def test_sharpness_of_0_blurs_and_of_more_than_2_is_cut_off(self, version: Any, kind: str, device: str) -> None:
         for factor in (0, 4.5):
             transform = composed(kind, version.RandomAdjustSharpness(factor, p=1.0))
-            assert_as_torchvision(transform, device, lossless(*SOME), bound=CUT_OFF if kind == "uint8" else EXACT)
+            assert_alike(transform, device, lossless(*SOME), bound=CUT_OFF if kind == "uint8" else EXACT)
 
     @both_versions
     @pytest.mark.parametrize("bits", [1, 2, 7, 8])
     def test_posterize_to_any_number_of_bits(self, version: Any, bits: int, colors: Images, device: str) -> None:
         for kind in ("pil", "uint8"):
             transform = composed(kind, version.RandomPosterize(bits, p=1.0))
-            assert_as_torchvision(transform, device, colors, bound=EXACT)
+            assert_alike(transform, device, colors)
 
     @both_versions
     @pytest.mark.parametrize("threshold", [0, 99.5, 255 * 2 / 3 + 1e-6, 255])
     def test_solarize_from_any_threshold(self, version: Any, threshold: float, colors: Images, device: str) -> None:
         for kind in ("pil", "uint8"):
             transform = composed(kind, version.RandomSolarize(threshold, p=1.0))
-            assert_as_torchvision(transform, device, colors, bound=EXACT)
+            assert_alike(transform, device, colors)
 
     @both_versions
     @each_kind
@@ -252,7 +237,7 @@ class TestDoneOrNot:
             return
         files = {"one": plain((9, 7), 77), "two": plain((8, 8), 3, 200), "black and white": plain((8, 8), 0, 255)}
         transform = composed(kind, getattr(version, name)(p=1.0))
-        assert_as_torchvision(transform, device, files, bound=STRETCHED if kind == "uint8" else EXACT)
+        assert_alike(transform, device, files, bound=STRETCHED if kind == "uint8" else EXACT)
 
     @both_versions
     @pytest.mark.parametrize("size", [(15, 17), (16, 16), (23, 23), (40, 51), (200, 200)], ids=str)
@@ -265,15 +250,15 @@ class TestDoneOrNot:
         files = {"stripes": plain(size, *levels)}
         for kind in ("pil", "uint8"):
             transform = composed(kind, version.RandomEqualize(p=1.0))
-            assert_as_torchvision(transform, device, files, bound=Bound(1, 1, 1))
+            assert_alike(transform, device, files, bound=Bound(1, 1, 1))
 
     @both_versions
     def test_of_values_beyond_0_to_1(self, version: Any, device: str) -> None:
         normalize = version.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
         for name in ("RandomInvert", "RandomSolarize", "RandomAdjustSharpness", "RandomAutocontrast"):
             transform = composed("float", normalize, one_of(version, name, "float", 0.8))
-            assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT)
-        assert_as_torchvision(
+            assert_alike(transform, device, lossless(*SOME))
+        assert_alike(
             composed("float", normalize, version.ColorJitter(0.4, 0.4, 0.4)), device, lossless(*SOME), bound=EXACT
         )
 

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import BILINEAR, EXACT, Bound, assert_as_torchvision, both_versions, composed, each_kind, lossless, run
+from ..compare import BILINEAR, EXACT, Bound, assert_alike, both_versions, composed, each_kind, lossless, run
 from ..outcomes import raises
 
 NEARLY_EXACT = Bound(0.02, 1, 1)
@@ -32,7 +32,7 @@ class TestRandomApply:
     def test_does_all_or_nothing(self, version: Any, kind: str, p: float, device: str) -> None:
         inner = [version.ColorJitter(0.5, 0.5), version.RandomHorizontalFlip(), version.RandomInvert(0.7)]
         transform = composed(kind, version.RandomApply(inner, p))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound_of(kind), times=3)
+        assert_alike(transform, device, lossless(*SOME), bound=bound_of(kind), times=3)
 
     @both_versions
     @each_kind
@@ -41,20 +41,18 @@ class TestRandomApply:
         transform = composed(kind, version.RandomApply(inner, 0.5), version.RandomHorizontalFlip(), version.Pad(2))
         outputs = run(transform, device, lossless("landscape"), times=12)
         assert {tuple(each.shape) for each in outputs.ours} == {(3, 30, 40), (3, 124, 164)}
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=3)
+        assert_alike(transform, device, lossless(*SOME), times=3)
 
     @both_versions
     def test_of_modules_in_a_list_of_torchs_at_the_start_and_of_normalize(self, version: Any, device: str) -> None:
         inner = torch.nn.ModuleList([version.RandomInvert(1.0), version.RandomVerticalFlip(1.0)])
-        assert_as_torchvision(
-            composed("pil", version.RandomApply(inner, 0.5)), device, lossless(*SOME), bound=EXACT, times=3
-        )
+        assert_alike(composed("pil", version.RandomApply(inner, 0.5)), device, lossless(*SOME), times=3)
         crops = [version.RandomResizedCrop(24), version.RandomHorizontalFlip()]
         transform = composed("pil", version.RandomApply(crops, 0.5), version.Resize((24, 24)))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=BILINEAR, times=3)
+        assert_alike(transform, device, lossless(*SOME), bound=BILINEAR, times=3)
         normalize = version.Normalize([0.5, 0.4, 0.3], [0.25, 0.5, 0.75])
         steps = [version.RandomApply([normalize], 0.5), version.RandomHorizontalFlip(), normalize]
-        assert_as_torchvision(composed("float", *steps), device, lossless(*SOME), bound=EXACT, times=3)
+        assert_alike(composed("float", *steps), device, lossless(*SOME), times=3)
 
 
 class TestRandomChoice:
@@ -70,12 +68,12 @@ class TestRandomChoice:
             version.Pad(0),
         ]
         transform = composed(kind, version.RandomChoice(branches, p), version.Pad(1))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound_of(kind), times=4)
+        assert_alike(transform, device, lossless(*SOME), bound=bound_of(kind), times=4)
 
     @both_versions
     def test_of_one_is_that_one(self, version: Any, device: str) -> None:
         transform = composed("pil", version.RandomChoice([version.RandomVerticalFlip()]))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=2)
+        assert_alike(transform, device, lossless(*SOME), times=2)
 
     @both_versions
     @pytest.mark.parametrize("count", [2, 3, 7, 8, 13])
@@ -98,14 +96,14 @@ class TestRandomOrder:
             version.RandomHorizontalFlip(),
         ]
         transform = composed(kind, version.RandomOrder(steps))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=4)
+        assert_alike(transform, device, lossless(*SOME), times=4)
 
     @both_versions
     def test_of_sizes_that_depend_on_the_order(self, version: Any, device: str) -> None:
         transform = composed("pil", version.RandomOrder([version.Pad(3), version.CenterCrop(8)]))
         outputs = run(transform, device, lossless("landscape"), times=12)
         assert {tuple(each.shape) for each in outputs.ours} == {(3, 8, 8), (3, 14, 14)}
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=2)
+        assert_alike(transform, device, lossless(*SOME), times=2)
 
 
 class TestNested:
@@ -116,12 +114,12 @@ class TestNested:
         maybe = version.RandomApply([flips, version.ColorJitter(0.4)], 0.7)
         choice = version.RandomChoice([maybe, version.Compose([maybe, version.RandomGrayscale(0.5)]), flips])
         transform = composed(kind, version.RandomApply([choice, version.RandomVerticalFlip()], 0.9))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=bound_of(kind), times=4)
+        assert_alike(transform, device, lossless(*SOME), bound=bound_of(kind), times=4)
 
     def test_of_both_versions(self, device: str) -> None:
         inner = v2.RandomChoice([v1.RandomInvert(), v1.RandomOrder([v2.Pad((1, 0)), v1.RandomHorizontalFlip()])])
         transform = composed("pil", v1.RandomChoice([inner, v2.RandomApply([inner])], [1, 2]))
-        assert_as_torchvision(transform, device, lossless(*SOME), bound=EXACT, times=4)
+        assert_alike(transform, device, lossless(*SOME), times=4)
 
 
 class TestRefusals:

@@ -33,7 +33,7 @@ from ..compare import (
     THIN,
     Bound,
     as_image,
-    assert_as_torchvision,
+    assert_alike,
     both_versions,
     drawn_alike,
     images,
@@ -122,15 +122,15 @@ class TestResize:
         is_large = size in (128, (200, 150))
         files, bounds = (LARGE, LARGE_BOUNDS) if is_large else (images(), BOUNDS)
         transform = as_image(version.Resize(size, interpolation))
-        assert_as_torchvision(transform, device, files, bound=bounds[interpolation])
+        assert_alike(transform, device, files, bound=bounds[interpolation])
         if is_large and interpolation is InterpolationMode.BILINEAR:
-            assert_as_torchvision(transform, device, files, bound=BILINEAR, inner=1)
+            assert_alike(transform, device, files, bound=BILINEAR, inner=1)
 
     def test_a_photograph_shrunk_tenfold_is_further_off_in_the_frame_only(self, device: str) -> None:
         files = {"photograph": compare.jpeg_of((1400, 1300))}
         transform = as_image(v1.Resize((130, 130)))
-        assert_as_torchvision(transform, device, files, bound=Bound(0.25, 6, 20))
-        assert_as_torchvision(transform, device, files, bound=BILINEAR, inner=1)
+        assert_alike(transform, device, files, bound=Bound(0.25, 6, 20))
+        assert_alike(transform, device, files, bound=BILINEAR, inner=1)
 
     @pytest.mark.parametrize("size", [(160, 160), (224, 224), (384, 384)], ids=str)
     def test_hard_borders_are_further_off_where_bicubic_and_on_a_cpu(self, size: Any) -> None:
@@ -141,14 +141,14 @@ class TestResize:
         bicubic, bilinear = (
             as_image(v1.Resize(size, mode)) for mode in (InterpolationMode.BICUBIC, InterpolationMode.BILINEAR)
         )
-        assert_as_torchvision(bicubic, "cpu", files, bound=Bound(4, 28, 36))
-        assert_as_torchvision(bilinear, "cpu", files, bound=BILINEAR, inner=1)
+        assert_alike(bicubic, "cpu", files, bound=Bound(4, 28, 36))
+        assert_alike(bilinear, "cpu", files, bound=BILINEAR, inner=1)
 
     @both_versions
     @pytest.mark.parametrize("max_size", [41, 50, 1000])
     def test_max_size(self, version: Any, max_size: int, device: str) -> None:
         transform = as_image(version.Resize(40, max_size=max_size))
-        assert_as_torchvision(transform, device, images(but=THIN), bound=BILINEAR)
+        assert_alike(transform, device, images(but=THIN), bound=BILINEAR)
 
     @pytest.mark.filterwarnings("ignore:Anti-alias option")  # PIL images are antialiased in any case
     @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ class TestResize:
         ids=["max_size alone", "without antialias", "v2 without antialias", "grey", "after Normalize"],
     )
     def test_others(self, transform: Any, bound: Bound, device: str) -> None:
-        assert_as_torchvision(as_image(transform), device, bound=bound)
+        assert_alike(as_image(transform), device, bound=bound)
 
     @both_versions
     @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
     def test_to_its_own_size_changes_nothing(self, version: Any, interpolation: Any, device: str) -> None:
         for name, size in (("landscape", (120, 160)), ("portrait", 120), ("small", (30, 40)), ("tiny", 7)):
-            assert_as_torchvision(as_image(version.Resize(size, interpolation)), device, images(name), bound=EXACT)
+            assert_alike(as_image(version.Resize(size, interpolation)), device, images(name))
 
     @both_versions
     @pytest.mark.parametrize("antialias", [True, False, None])
@@ -179,9 +179,9 @@ class TestResize:
         bounds = (to_float, EXACT, Bound(0.02, 0.1, 0.2)), (to_float[:1], BILINEAR, BICUBIC)
         for before, bilinear, bicubic in bounds:
             transform = v1.Compose([*before, version.Resize((40, 50), antialias=antialias)])
-            assert_as_torchvision(transform, device, bound=bilinear)
+            assert_alike(transform, device, bound=bilinear)
             transform = v1.Compose([*before, version.Resize((40, 50), InterpolationMode.BICUBIC)])
-            assert_as_torchvision(transform, device, bound=bicubic)
+            assert_alike(transform, device, bound=bicubic)
 
     @both_versions
     def test_what_has_no_equal_is_refused(self, version: Any) -> None:
@@ -211,7 +211,7 @@ class TestNearest:
     @each_nearest
     @pytest.mark.parametrize("size", [90, (90, 91), (1, 1), (5, 700), (120, 160)], ids=str)
     def test_pixels(self, version: Any, before: list[Any], nearest: Any, size: Any, device: str) -> None:
-        assert_as_torchvision(as_image(*before, version.Resize(size, nearest)), device, lossless(), bound=EXACT)
+        assert_alike(as_image(*before, version.Resize(size, nearest)), device, lossless())
 
     @both_versions
     @of_each_kind
@@ -219,21 +219,21 @@ class TestNearest:
     def test_of_random_crops(self, version: Any, before: list[Any], nearest: Any, device: str) -> None:
         for size in (96, (224, 150)):
             transform = as_image(*before, version.RandomResizedCrop(size, interpolation=nearest))
-            assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=2)
+            assert_alike(transform, device, lossless(), times=2)
 
     @of_each_kind
     @each_nearest
     def test_to_sizes_that_are_drawn(self, before: list[Any], nearest: Any, device: str) -> None:
         sizes = v2.RandomResize(20, 90, nearest), v2.ScaleJitter((90, 120), (0.3, 1.1), nearest)
         transform = as_image(*before, v2.RandomShortestSize([50, 80], 90, nearest), v2.RandomHorizontalFlip(), *sizes)
-        assert_as_torchvision(transform, device, lossless(but=THIN), bound=EXACT, times=3)
+        assert_alike(transform, device, lossless(but=THIN), times=3)
 
     @of_each_kind
     def test_in_branches_beside_noise(self, before: list[Any], device: str) -> None:
         nearest = [v1.Resize((90, 60), InterpolationMode.NEAREST), v2.Resize(91, InterpolationMode.NEAREST_EXACT)]
         containers = v1.RandomApply([v1.Grayscale(3), nearest[0]]), v2.RandomChoice([*nearest, v2.RandomVerticalFlip()])
         noise = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v1.RandomErasing(value="random")]
-        assert_as_torchvision(as_image(*before, *containers, *noise), device, lossless(), bound=EXACT, times=3)
+        assert_alike(as_image(*before, *containers, *noise), device, lossless(), times=3)
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_come_through_a_loader(self, workers: int, folder: ImageFolder, device: str) -> None:
@@ -276,24 +276,24 @@ class TestRandomResizedCrop:
     def test_pixels(self, version: Any, interpolation: Any, size: Any, device: str) -> None:
         transform = as_image(version.RandomResizedCrop(size, interpolation=interpolation))
         files, bound = (LARGE | images("4:2:2"), LARGE_RANDOM) if size == 224 else (images(), RANDOM)
-        assert_as_torchvision(transform, device, files, bound=bound)
+        assert_alike(transform, device, files, bound=bound)
 
     def test_of_a_float_tensor(self, device: str) -> None:
         transform = v1.Compose([v1.ToTensor(), v1.RandomResizedCrop(64), v1.RandomHorizontalFlip()])
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
 
     def test_after_flips_takes_its_box_from_the_flipped_image(self, device: str) -> None:
         flips = [v1.RandomHorizontalFlip(1), v1.RandomVerticalFlip(1)]
-        assert_as_torchvision(as_image(*flips, v1.RandomResizedCrop(64)), device, bound=BILINEAR)
-        assert_as_torchvision(as_image(flips[0], v2.RandomResizedCrop(64)), device, bound=BILINEAR)
+        assert_alike(as_image(*flips, v1.RandomResizedCrop(64)), device, bound=BILINEAR)
+        assert_alike(as_image(flips[0], v2.RandomResizedCrop(64)), device, bound=BILINEAR)
         on_a_tensor = v1.Compose([v1.ToTensor(), v1.RandomHorizontalFlip(1), v1.RandomResizedCrop(64)])
-        assert_as_torchvision(on_a_tensor, device, bound=EXACT)
+        assert_alike(on_a_tensor, device)
 
     def test_crops_one_pixel_wide_are_decoded_a_little_differently(self, device: str) -> None:
         transform = as_image(v1.RandomResizedCrop(8, scale=(0.1, 0.12), ratio=(0.14, 0.17)))
         tiny = images("tiny")["tiny"]
         files = {f"tiny {k}": tiny for k in range(40)}
-        assert_as_torchvision(transform, device, files, bound=Bound(0.5, 10, 10))
+        assert_alike(transform, device, files, bound=Bound(0.5, 10, 10))
 
     def test_other_interpolations_are_refused(self) -> None:
         for version in (v1, v2):
@@ -326,11 +326,11 @@ class TestRandomSizes:
     def test_pixels(self, transform: Any, before: list[Any], device: str) -> None:
         files = images(but=(*THIN, "large")) | many("small", "portrait")
         bound = EXACT if before is BEFORE["a float tensor"] else BILINEAR
-        assert_as_torchvision(as_image(*before, transform, v2.RandomVerticalFlip()), device, files, bound=bound)
+        assert_alike(as_image(*before, transform, v2.RandomVerticalFlip()), device, files, bound=bound)
 
     def test_all_large_ones_are_as_large_resizes(self, device: str) -> None:
         transform = as_image(v2.RandomShortestSize([130, 180], 300))
-        assert_as_torchvision(transform, device, images("landscape", "large", "PNG"), bound=LARGE_BILINEAR)
+        assert_alike(transform, device, images("landscape", "large", "PNG"), bound=LARGE_BILINEAR)
 
     def test_an_image_of_which_nothing_would_be_left_is_an_error_as_in_torchvision(self) -> None:
         compiled = compile_transforms(as_image(v2.ScaleJitter((20, 20), (0.1, 0.2))))
@@ -359,12 +359,12 @@ class TestLanczos:
     def test_resize(self, version: Any, size: Any, device: str) -> None:
         transform = as_image(version.Resize(size, InterpolationMode.LANCZOS))
         files = images(but=(*THIN, "large") if size == 24 else ("large",))
-        assert_as_torchvision(transform, device, files, bound=LANCZOS)
+        assert_alike(transform, device, files, bound=LANCZOS)
 
     @both_versions
     def test_of_a_large_image(self, version: Any, device: str) -> None:
         transform = as_image(version.RandomResizedCrop(200, interpolation=InterpolationMode.LANCZOS))
-        assert_as_torchvision(transform, device, many("large", times=3), bound=LANCZOS)
+        assert_alike(transform, device, many("large", times=3), bound=LANCZOS)
 
     @both_versions
     def test_of_a_tensor_is_refused(self, version: Any) -> None:

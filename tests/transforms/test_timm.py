@@ -35,7 +35,7 @@ from ..compare import (
     EXACT,
     Bound,
     Images,
-    assert_as_torchvision,
+    assert_alike,
     composed,
     generator_states,
     images,
@@ -89,7 +89,7 @@ class TestTraining:
         ids=str,
     )
     def test_gives_the_same_pixels(self, settings: dict[str, Any], device: str) -> None:
-        assert_as_torchvision(training(**settings), device, files(), bound=RESIZED, times=3)
+        assert_alike(training(**settings), device, files(), bound=RESIZED, times=3)
 
     @pytest.mark.parametrize("interpolation", ["random", "bilinear"])
     @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ class TestTraining:
     )
     def test_with_automatic_augmentation(self, policy: str, interpolation: str, device: str) -> None:
         transform = training(auto_augment=policy, interpolation=interpolation, re_prob=0.3, re_mode="pixel")
-        assert_as_torchvision(transform, device, files(), bound=AUGMENTED, times=4)
+        assert_alike(transform, device, files(), bound=AUGMENTED, times=4)
 
     def test_of_another_shape(self, device: str) -> None:
         transform = create_transform((3, 48, 96), is_training=True, interpolation="random", color_jitter=None)
         assert plan_for(transform).output.size == (48, 96)
-        assert_as_torchvision(transform, device, files(), bound=RESIZED)
+        assert_alike(transform, device, files(), bound=RESIZED)
 
 
 class TestEvaluation:
@@ -124,7 +124,7 @@ class TestEvaluation:
         ids=str,
     )
     def test_gives_the_same_pixels(self, settings: dict[str, Any], device: str) -> None:
-        assert_as_torchvision(evaluation(**settings), device, files(), bound=RESIZED)
+        assert_alike(evaluation(**settings), device, files(), bound=RESIZED)
 
     def test_ends_as_the_settings_say(self) -> None:
         assert plan_for(evaluation()).output.dtype == "float32"
@@ -138,21 +138,21 @@ class TestEachClass:
     @pytest.mark.parametrize("name", ["CenterCropOrPad", "RandomCropOrPad"])
     def test_crops_and_pads_with_a_constant(self, name: str, size: Any, fill: Any, device: str) -> None:
         transform = composed("pil", getattr(timm_transforms, name)(size, fill=fill))
-        assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=2)
+        assert_alike(transform, device, lossless(), times=2)
 
     @pytest.mark.parametrize("size", [20, (200, 130), (31, 230)], ids=str)
     @pytest.mark.parametrize("name", ["CenterCropOrPad", "RandomCropOrPad"])
     def test_crops_and_pads_with_a_reflection(self, name: str, size: Any, device: str) -> None:
         transform = composed("pil", getattr(timm_transforms, name)(size, padding_mode="reflect"))
-        assert_as_torchvision(transform, device, lossless("landscape", "portrait", "4:2:2"), bound=EXACT, times=3)
+        assert_alike(transform, device, lossless("landscape", "portrait", "4:2:2"), times=3)
 
     def test_a_reflection_of_a_line_that_is_cropped_along_it(self, device: str) -> None:
         transform = composed("pil", timm_transforms.CenterCropOrPad((1, 40), padding_mode="reflect"))
-        assert_as_torchvision(transform, device, lossless("one pixel high"), bound=EXACT)
+        assert_alike(transform, device, lossless("one pixel high"))
 
     def test_pads_at_random_and_trims(self, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomPad((140, 150), fill=7), timm_transforms.TrimBorder(3))
-        assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=3)
+        assert_alike(transform, device, lossless(), times=3)
 
     def test_a_reflection_of_a_reflection_and_what_is_trimmed_to_nothing_are_errors(self) -> None:
         plan = plan_for(composed("pil", timm_transforms.CenterCropOrPad(40, padding_mode="reflect")))
@@ -166,19 +166,17 @@ class TestEachClass:
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomResizedCropAndInterpolation(32, interpolation=interpolation))
         bounds = {"nearest": EXACT, "bilinear": BILINEAR, "bicubic": BICUBIC, "lanczos": Bound(0.1, 2, 12)}
-        assert_as_torchvision(
-            transform, device, lossless("landscape", "portrait", "4:2:2"), bound=bounds[interpolation]
-        )
+        assert_alike(transform, device, lossless("landscape", "portrait", "4:2:2"), bound=bounds[interpolation])
 
     def test_converts(self, device: str) -> None:
         for each in timm_transforms.ToTensor(), timm_transforms.ToTensor(torch.uint8), timm_transforms.MaybeToTensor():
-            assert_as_torchvision(v1.Compose([each]), device, lossless("small", "grey"), bound=EXACT)
+            assert_alike(v1.Compose([each]), device, lossless("small", "grey"))
         tensors = [
             timm_transforms.MaybePILToTensor(),
             timm_transforms.MaybeToTensor(),
             timm_transforms.MaybePILToTensor(),
         ]
-        assert_as_torchvision(v1.Compose(tensors), device, lossless("small", "grey"), bound=EXACT)
+        assert_alike(v1.Compose(tensors), device, lossless("small", "grey"))
 
     @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
     @pytest.mark.parametrize("counts", [(1, 1), (2, 5)], ids=str)
@@ -186,15 +184,15 @@ class TestEachClass:
         low, high = counts
         erase = timm_erasing.RandomErasing(0.8, mode=mode, min_count=low, max_count=high, device="cpu")
         transform = v1.Compose([v1.ToTensor(), erase, v1.RandomHorizontalFlip()])
-        assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=4)
+        assert_alike(transform, device, lossless(), times=4)
 
     def test_erases_boxes_of_no_pixels_and_whole_levels_with_zeros(self, device: str) -> None:
         """Of a small image, a share of a small area rounds to nothing."""
         erase = timm_erasing.RandomErasing(1.0, min_area=0.001, max_area=0.02, mode="pixel", max_count=2, device="cpu")
         transform = v1.Compose([v1.ToTensor(), erase])
-        assert_as_torchvision(transform, device, lossless("tiny", "one pixel high"), bound=EXACT, times=20)
+        assert_alike(transform, device, lossless("tiny", "one pixel high"), times=20)
         transform = v1.Compose([v1.PILToTensor(), timm_erasing.RandomErasing(0.8, device="cpu")])
-        assert_as_torchvision(transform, device, lossless(), bound=EXACT, times=2)
+        assert_alike(transform, device, lossless(), times=2)
 
 
 # --- draws -----------------------------------------------------------------------------------------------------------

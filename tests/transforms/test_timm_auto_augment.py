@@ -30,11 +30,10 @@ from proxyloader.transforms.warp import Affine, BicubicAffine
 
 from ..compare import (
     DRAW_SIZES,
-    EXACT,
     IMAGES,
     Bound,
     Done,
-    assert_as_torchvision,
+    assert_alike,
     assert_draws_as,
     assert_nearly_exact_but_for,
     assert_same_done,
@@ -105,7 +104,7 @@ class TestPixels:
     def test_are_timms(self, policy: str, interpolation: Any, device: str) -> None:
         files = lossless("portrait", "small", "tiny", "4:2:2")
         transform = composed("pil", augmentation(policy, interpolation))
-        assert_as_torchvision(transform, device, files, bound=OF_PIL, times=6)
+        assert_alike(transform, device, files, bound=OF_PIL, times=6)
 
     @each_policy
     def test_are_nearly_exact_where_nothing_is_equalized(self, policy: str, device: str) -> None:
@@ -116,7 +115,7 @@ class TestPixels:
     def test_of_images_one_pixel_high_or_wide(self, policy: str, device: str) -> None:
         files = lossless("one pixel high", "one pixel wide")
         transform = composed("pil", augmentation(policy))
-        assert_as_torchvision(transform, device, files, bound=OF_PIL, times=20)
+        assert_alike(transform, device, files, bound=OF_PIL, times=20)
 
     @each_interpolation
     @pytest.mark.parametrize("policy", ["augmix-m5-w4-d2", "augmix-m3", "augmix-m9-w1-mstd0.5-a0.5"])
@@ -124,17 +123,17 @@ class TestPixels:
         files = lossless("portrait", "small", "tiny", "grey")
         # As behind the crop of create_transform: older timms mix squares only.
         transform = composed("pil", v1.CenterCrop(48), augmentation(policy, interpolation))
-        assert_as_torchvision(transform, device, files, bound=MIXED, times=6)
+        assert_alike(transform, device, files, bound=MIXED, times=6)
 
     def test_of_one_operation(self, device: str) -> None:
         transform = composed("pil", timm_auto.AugmentOp("SolarizeAdd", 0.7, 8))
-        assert_as_torchvision(transform, device, lossless(but=("large",)), times=4)
+        assert_alike(transform, device, lossless(but=("large",)), times=4)
 
     @pytest.mark.parametrize("magnitude", [0, 2, 0.9 / 0.19, 7, 9, 10])
     def test_of_a_blur_are_pillows(self, magnitude: float, device: str) -> None:
         """The radius is 0.1 + 0.19 times the magnitude; by one of 1 or 2 pixels many means lie between two levels."""
         transform = composed("pil", timm_auto.AugmentOp("GaussianBlur", 1.0, magnitude))
-        assert_as_torchvision(transform, device, lossless(), bound=EXACT)
+        assert_alike(transform, device, lossless())
 
 
 # --- draws -----------------------------------------------------------------------------------------------------------

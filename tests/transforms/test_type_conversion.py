@@ -16,17 +16,7 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
 from .. import compare
-from ..compare import (
-    BICUBIC,
-    BILINEAR,
-    EXACT,
-    LARGE_BICUBIC,
-    TO_FLOAT,
-    Bound,
-    assert_as_torchvision,
-    both_versions,
-    images,
-)
+from ..compare import BICUBIC, BILINEAR, LARGE_BICUBIC, TO_FLOAT, Bound, assert_alike, both_versions, images
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 with warnings.catch_warnings():
@@ -46,7 +36,7 @@ class TestToTensor:
         ],
     )
     def test_gives_floats_from_0_to_1(self, transform: Any, device: str) -> None:
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
         (tensor,) = compare.run_ours(transform, device, images("large"))
         assert tensor.dtype is torch.float32
         assert 0 <= tensor.min() < 0.2
@@ -54,12 +44,12 @@ class TestToTensor:
 
     @pytest.mark.parametrize("transform", [v1.PILToTensor(), v2.PILToTensor(), v2.ToImage()], ids=repr)
     def test_without_a_conversion_the_values_stay_bytes(self, transform: Any, device: str) -> None:
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
         (tensor,) = compare.run_ours(transform, device, images("large"))
         assert tensor.dtype is torch.uint8
 
     def test_to_dtype_without_scale_gives_floats_from_0_to_255(self, device: str) -> None:
-        assert_as_torchvision(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), device, bound=EXACT)
+        assert_alike(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), device)
 
     @pytest.mark.parametrize(
         "transforms",
@@ -76,7 +66,7 @@ class TestToTensor:
         ],
     )
     def test_what_changes_nothing_in_torchvision_changes_nothing(self, transforms: Any, device: str) -> None:
-        assert_as_torchvision(v2.Compose(transforms), device, images("landscape", "PNG"), bound=EXACT)
+        assert_alike(v2.Compose(transforms), device, images("landscape", "PNG"))
 
 
 class TestNormalize:
@@ -94,7 +84,7 @@ class TestNormalize:
     )
     def test_values(self, version: Any, mean: Any, std: Any, device: str) -> None:
         transform = v1.Compose([v1.ToTensor(), version.Normalize(mean, std)])
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
 
     @pytest.mark.parametrize(
         "transforms",
@@ -110,7 +100,7 @@ class TestNormalize:
         ids=["numbers for all", "up to 255", "again", "again, v2", "in place", "before others", "before others, v2"],
     )
     def test_others(self, transforms: list[Any], device: str) -> None:
-        assert_as_torchvision(v1.Compose(transforms), device, bound=EXACT)
+        assert_alike(v1.Compose(transforms), device)
 
 
 class TestImageClassification:
@@ -126,21 +116,21 @@ class TestImageClassification:
     )
     def test_of_the_weights(self, weights: Any, bound: Bound, device: str) -> None:
         files = images(but=("one pixel high", "one pixel wide"))
-        assert_as_torchvision(weights.transforms(), device, files, bound=bound)
+        assert_alike(weights.transforms(), device, files, bound=bound)
 
     def test_of_a_tensor(self, device: str) -> None:
         preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms()
         files = images("landscape", "large", "grey")
-        assert_as_torchvision(v1.Compose([v1.PILToTensor(), preset]), device, files, bound=BILINEAR)
-        assert_as_torchvision(v1.Compose([v1.ToTensor(), preset]), device, files, bound=Bound(0.05, 2, 16))
+        assert_alike(v1.Compose([v1.PILToTensor(), preset]), device, files, bound=BILINEAR)
+        assert_alike(v1.Compose([v1.ToTensor(), preset]), device, files, bound=Bound(0.05, 2, 16))
 
     def test_with_other_numbers(self, device: str) -> None:
         preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms(crop_size=50, resize_size=60, mean=(0.5,), std=(0.1,))
-        assert_as_torchvision(preset, device, images(but=("one pixel high", "one pixel wide")), bound=BILINEAR)
+        assert_alike(preset, device, images(but=("one pixel high", "one pixel wide")), bound=BILINEAR)
 
     def test_crops_what_the_bicubic_resize_made(self, device: str) -> None:
         preset = models.EfficientNet_B0_Weights.IMAGENET1K_V1.transforms(crop_size=50, resize_size=60)
-        assert_as_torchvision(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
+        assert_alike(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
 
 
 OF_EACH_KIND = {tv_tensors.Image: torch.float32, "others": None}
