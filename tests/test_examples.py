@@ -156,8 +156,11 @@ def refusal(monkeypatch: pytest.MonkeyPatch) -> Refusal:
     return refusal
 
 
-def test_the_table_has_a_row_for_every_script_in_the_folder() -> None:
+def test_table_and_launch_commands_name_the_scripts_that_are_there() -> None:
     assert sorted(COMMANDS) == SCRIPTS
+    texts = [(EXAMPLES / name).read_text() for name in ("README.md", *SCRIPTS)]
+    named = {name for text in texts for name in re.findall(r"examples/([\w/]+\.(?:py|cc))", text)}
+    assert set(SCRIPTS) <= named and all((EXAMPLES / name).is_file() for name in named)
 
 
 @pytest.mark.slow
@@ -177,12 +180,6 @@ def test_the_two_scripts_differ_in_the_import_line_alone_as_the_readme_shows() -
     assert f"\n{number}c{number}\n" in text
     unnamed = [path.name for path in EXAMPLES.iterdir() if path.is_file() and f"`{path.name}`" not in text]
     assert unnamed == ["README.md"]
-
-
-def test_the_launch_commands_name_files_that_are_there() -> None:
-    texts = [(EXAMPLES / name).read_text() for name in ("README.md", *SCRIPTS)]
-    named = {name for text in texts for name in re.findall(r"examples/([\w/]+\.(?:py|cc))", text)}
-    assert set(SCRIPTS) <= named and all((EXAMPLES / name).is_file() for name in named)
 
 
 @pytest.mark.slow

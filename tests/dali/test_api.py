@@ -21,7 +21,7 @@ def test_dali_has_what_ours_overrides_and_shuts_down() -> None:
     assert isinstance(Pipeline._pipes, set) and callable(Pipeline._shutdown) and callable(api._shutdown_pipelines)
 
 
-def test_a_graph_says_which_inputs_nobody_can_feed() -> None:
+def test_a_graph_says_which_inputs_nobody_can_feed_and_which_operators_an_image_goes_through() -> None:
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
     def graph() -> object:
         repeated = fn.external_source(name="repeated", repeat_last=True)
@@ -30,9 +30,6 @@ def test_a_graph_says_which_inputs_nobody_can_feed() -> None:
     sources = executor.external_sources(graph())
     found = {source.name: (executor.has_source(source), executor.repeats_last(source)) for source in sources}
     assert found == {"fed": (False, False), "repeated": (False, True), "own": (True, False)}
-
-
-def test_a_graph_says_which_operators_an_image_goes_through() -> None:
     with Pipeline(2, 1, None, exec_dynamic=True):
         encoded, draws = fn.external_source(name="images"), fn.external_source(name="draws")
         image = fn.decoders.image(encoded)

@@ -38,7 +38,7 @@ from ..outcomes import raises
 TRANSFORM = transforms.Compose([transforms.Resize((20, 30)), transforms.ToTensor()])
 
 
-def test_the_original_stays_as_it_was_and_the_copy_is_of_its_class(folder: ImageFolder) -> None:
+def test_the_original_stays_and_the_copy_of_its_class_hands_out_bytes_and_drawn_numbers(folder: ImageFolder) -> None:
     folder.transform = TRANSFORM
     folder.note = "mine"
     before = copy.copy(folder.__dict__)
@@ -47,9 +47,6 @@ def test_the_original_stays_as_it_was_and_the_copy_is_of_its_class(folder: Image
     assert type(wrapped) is ImageFolder and wrapped.note == "mine"
     assert wrapped.classes is folder.classes and wrapped.samples is folder.samples
     assert wrapped.targets is folder.targets and len(wrapped) == len(folder)
-
-
-def test_a_wrapped_folder_hands_out_bytes_and_drawn_numbers(folder: ImageFolder) -> None:
     folder.transform = TRANSFORM
     folder.target_transform = str
     sample, target = wrap(folder)[5]
@@ -144,14 +141,11 @@ class Slotted(Photographs):
     __slots__ = ("paths", "transform")
 
 
-def test_a_transform_that_cannot_be_set_is_refused_with_what_to_do(folder: ImageFolder) -> None:
+def test_a_transform_in_a_slot_is_found_and_one_that_cannot_be_set_refused(folder: ImageFolder) -> None:
     paths = [path for path, _ in folder.samples]
     for dataset in (Calculates(paths), Frozen(paths, TRANSFORM)):
         with pytest.raises(TypeError, match=f"{type(dataset).__name__}.transform cannot be set .* ordinary attribute"):
             wrap(dataset)
-
-
-def test_a_transform_in_a_slot_is_found(folder: ImageFolder) -> None:
     dataset = Slotted([path for path, _ in folder.samples], TRANSFORM)
     assert len(plans_in(wrap(dataset))) == 1
 
@@ -196,12 +190,16 @@ class TestOfTimm:
         transform = create_transform(24, is_training=True, interpolation="random", color_jitter=None, re_prob=0.5)
         return create_dataset("", root=str(photos), split="", transform=transform)
 
-    def test_the_images_of_an_image_dataset_travel_encoded(self, dataset: ImageDataset) -> None:
+    def test_the_images_of_an_image_dataset_travel_encoded_unless_left_to_torchvision(
+        self, dataset: ImageDataset
+    ) -> None:
         sample, target = wrap(dataset)[5]
         assert isinstance(sample, LazyTensor) and target == dataset.reader.samples[5][1]
         (call,) = image_calls_in(sample)
         assert call.inputs[0].tobytes() == Path(dataset.reader.samples[5][0]).read_bytes()
         assert not dataset.load_bytes and type(dataset[5][0]) is torch.Tensor
+        wrapped = wrap(dataset, compile=WorkerTransform)
+        assert not wrapped.load_bytes and wrapped[5][0].shape == (3, 24, 24)
 
     def test_what_cannot_be_read_is_named_by_its_file(self, dataset: ImageDataset, tmp_path: Path) -> None:
         broken = tmp_path / "broken.jpg"
@@ -220,10 +218,6 @@ class TestOfTimm:
         assert not wrapped.load_bytes
         with raises(InputError, code="wrong-mode"):
             wrapped[5]
-
-    def test_what_is_left_to_torchvision_is_opened_by_timm(self, dataset: ImageDataset) -> None:
-        wrapped = wrap(dataset, compile=WorkerTransform)
-        assert not wrapped.load_bytes and wrapped[5][0].shape == (3, 24, 24)
 
     def test_a_dataset_that_opens_images_in_its_own_way_is_given_the_transform_alone(
         self, dataset: ImageDataset

@@ -187,7 +187,7 @@ def test_where_shards_differ_by_a_batch_dalis_iterator_gives_an_empty_one_and_th
 # --- the sampler ------------------------------------------------------------------------------------------------------
 
 
-def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+def test_the_order_depends_on_seed_and_epoch_alone_and_each_iteration_is_the_next_epoch() -> None:
     def orders(seed: int) -> list[list[int]]:
         sampler = ShardedSampler(range(50), 1, 0, shuffle=True, seed=seed)
         return [list(sampler) for _ in range(3)]
@@ -199,9 +199,6 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert len({tuple(order) for order in first}) == 3
     torch.manual_seed(1)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_each_iteration_is_the_next_epoch_unless_one_is_set() -> None:
     sampler = ShardedSampler(range(30), 2, 1, shuffle=True)
     assert [list(sampler), list(sampler)] == [sampler.indices(0), sampler.indices(1)]
     assert sampler.epoch == 2

@@ -51,11 +51,13 @@ def test_one_warning_comes_after_so_many_steps_in_a_row(
     assert len(warnings_of(caplog, steps)) == count
 
 
-def test_it_says_how_long_the_loop_waits_and_works(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_says_how_long_the_loop_waits_and_does_not_count_new_workers(caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = warnings_of(caplog, [FED, *[STARVED] * STEPS])
     assert warning.startswith(
         "Photographs, 48 samples: the loop waits for its batches, 20 ms a step in 100 steps in a row, and works 2 ms. "
     )
+    start = Step(loop_s=0.0001, wait_s=2.0, for_workers_s=2.0, images=8)
+    assert not warnings_of(caplog, [start, FED, FED] * STEPS, num_workers=4)
 
 
 def test_workers_that_give_their_batches_together_are_looked_at_together(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,11 +72,6 @@ def test_workers_that_give_their_batches_together_are_looked_at_together(caplog:
 
 
 FOR_DALI = STARVED._replace(for_workers_s=0.001, bytes_read=8 * 120_000)
-
-
-def test_new_workers_of_short_epochs_are_not_counted(caplog: pytest.LogCaptureFixture) -> None:
-    start = Step(loop_s=0.0001, wait_s=2.0, for_workers_s=2.0, images=8)
-    assert not warnings_of(caplog, [start, FED, FED] * STEPS, num_workers=4)
 
 
 @pytest.mark.parametrize(

@@ -157,16 +157,6 @@ class TestRandomErasing:
         steps = [v1.Grayscale(channels), v1.ToTensor(), erasing, FLIP, version.Normalize([0.5], [2])]
         assert_alike(v1.Compose(steps), device, SMALL_AND_TINY)
 
-    def test_refusals_say_which_argument(self) -> None:
-        for transforms, code, argument in (
-            ([v2.ToImage(), v2.RandomErasing(value="random")], "wrong-place", "value"),
-            ([v1.RandomErasing()], "wrong-place", ""),
-            ([v2.ToImage(), v1.RandomErasing(value=300)], "unsupported-argument", "value"),
-            ([v2.ToImage(), v2.RandomErasing(value=(1, 2))], "unsupported-argument", "value"),
-        ):
-            with raises(UnsupportedTransformError, code=code, argument=argument):
-                plan_for(as_image(*transforms))
-
 
 class TestGaussianNoise:
     IN_MEMORY = {

@@ -10,12 +10,10 @@ import torch
 from torchvision.transforms import InterpolationMode, autoaugment, v2
 from torchvision.transforms import transforms as v1
 
-from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.auto_augment import AugMix, put_chain
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import Bound, as_image, assert_alike, both_versions, images, lossless, many
-from ..outcomes import raises
 
 MIXED = Bound(0.3, 1, 25)
 """The weights sum up to about one, and whole levels are cut off: where the sum is nearly whole, the last bit of a float
@@ -85,9 +83,3 @@ def test_draws_are_torchvisions(version: Any, monkeypatch: pytest.MonkeyPatch) -
         assert row == expected
         assert torch.equal(torch.get_rng_state(), state)
         assert len(row) == step.num_params
-
-
-@both_versions
-def test_of_floats_is_refused(version: Any) -> None:
-    with raises(UnsupportedTransformError, code="wrong-place", position="transform.transforms[1]"):
-        plan_for(v1.Compose([v1.ToTensor(), version.AugMix()]))

@@ -8,17 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 import torchvision.transforms as v1
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
-from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.color import Equalize
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import Bound, Images, assert_alike, assert_nearly_exact_but_for, both_versions, composed, lossless
 from ..limits import WAIT_S
-from ..outcomes import raises
 
 WITHOUT_EQUALIZE = Bound(0.01, 1, 255)
 """All other operations on PIL images are nearly exact. ``NEAREST_OF_PIL`` in ``test_warp.py`` says which pixels may be
@@ -104,27 +101,6 @@ def test_of_images_one_pixel_high_or_wide(version: Any, kind: str, device: str) 
 def test_no_operations_change_nothing(version: Any, files: Images, device: str) -> None:
     assert plan_for(composed("pil", version.RandAugment(0))).steps[0].operations == ()
     assert_alike(composed("pil", version.RandAugment(0)), device, files)
-
-
-BICUBIC: Any = {"interpolation": InterpolationMode.BICUBIC}
-FLOATS = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)])
-
-
-@both_versions
-@pytest.mark.parametrize("name", ["AutoAugment", "RandAugment", "TrivialAugmentWide"])
-def test_float_tensors_and_other_interpolations_are_refused(version: Any, name: str) -> None:
-    augment, where = getattr(version, name), f"v2.{name}" if version is v2 else name
-    for transform in composed("float", augment()), v2.Compose([FLOATS, augment()]):
-        with raises(UnsupportedTransformError, code="wrong-place", transform=where):
-            plan_for(transform)
-    with raises(UnsupportedTransformError, code="unsupported-argument", argument="interpolation"):
-        plan_for(composed("pil", augment(**BICUBIC)))
-
-
-@pytest.mark.parametrize("fill", [[1, 2], 300], ids=str)
-def test_fills_that_no_pixel_can_have_are_refused(fill: Any) -> None:
-    with raises(UnsupportedTransformError, code="unsupported-argument", transform="RandAugment", argument="fill"):
-        plan_for(composed("pil", v1.RandAugment(fill=fill)))
 
 
 @both_versions

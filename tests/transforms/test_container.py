@@ -123,23 +123,6 @@ class TestNested:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("transform", "name", "code", "argument"),
-        [
-            pytest.param(v1.RandomApply([v1.ToTensor()]), "RandomApply", "chance", "", id="kind"),
-            pytest.param(v2.RandomChoice([v2.Grayscale(), v2.Pad(1)]), "v2.RandomChoice", "chance", "", id="channels"),
-            pytest.param(v1.RandomChoice([v1.PILToTensor(), v1.ToTensor()]), "RandomChoice", "chance", "", id="dtype"),
-            pytest.param(v2.RandomOrder([v2.ToImage(), v2.Pad(1)]), "v2.RandomOrder", "chance", "", id="order"),
-            pytest.param(v1.RandomChoice([v1.Pad(1), v1.Pad(2)], p=[1]), "RandomChoice", "invalid", "p", id="p"),
-            pytest.param(v1.RandomChoice([]), "RandomChoice", "unsupported-argument", "transforms", id="nothing"),
-            pytest.param(v1.RandomOrder([]), "RandomOrder", "unsupported-argument", "transforms", id="no order"),
-        ],
-    )
-    def test_name_the_container(self, transform: Any, name: str, code: str, argument: str) -> None:
-        where = {"position": "transform.transforms[1]", "transform": name}
-        with raises(UnsupportedTransformError, code=code, argument=argument, **where):
-            plan_for(composed("pil", v1.Pad(1), transform))
-
     def test_name_the_transform_inside(self) -> None:
         inner = v1.RandomChoice([v1.Pad(1), v1.Pad(1, padding_mode="edge")])
         where = {"position": "transform.transforms[0].transforms[1]", "transform": "Pad"}

@@ -48,7 +48,7 @@ def test_there_are_as_many_as_one_draws(count: int) -> None:
     assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_it_starts_anywhere_in_the_generators_own_block() -> None:
+def test_it_starts_anywhere_in_the_generators_block_on_any_default_device() -> None:
     for skipped in range(0, 700, 97):  # the generator makes 624 at a time
         torch.manual_seed(8)
         torch.rand(skipped)
@@ -58,9 +58,6 @@ def test_it_starts_anywhere_in_the_generators_own_block() -> None:
         with drawing_ahead():
             ahead = NumbersAhead(torch.default_generator)
             assert [KINDS[k % len(KINDS)][0](ahead) for k in range(640)] == wanted
-
-
-def test_the_installed_torch_draws_alike_on_any_default_device_and_to_compare_draws_nothing() -> None:
     are_alike_ahead.cache_clear()
     before = torch.get_rng_state()
     assert are_alike_ahead(), "numbers are drawn one by one, and nothing is gained"

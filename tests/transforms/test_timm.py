@@ -146,11 +146,9 @@ class TestEachClass:
         transform = composed("pil", getattr(timm_transforms, name)(size, padding_mode="reflect"))
         assert_alike(transform, device, lossless("landscape", "portrait", "4:2:2"), times=3)
 
-    def test_a_reflection_of_a_line_that_is_cropped_along_it(self, device: str) -> None:
+    def test_reflects_a_line_that_is_cropped_along_it_pads_at_random_and_trims(self, device: str) -> None:
         transform = composed("pil", timm_transforms.CenterCropOrPad((1, 40), padding_mode="reflect"))
         assert_alike(transform, device, lossless("one pixel high"))
-
-    def test_pads_at_random_and_trims(self, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomPad((140, 150), fill=7), timm_transforms.TrimBorder(3))
         assert_alike(transform, device, lossless(), times=3)
 

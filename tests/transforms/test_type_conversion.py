@@ -118,17 +118,13 @@ class TestImageClassification:
         files = images(but=("one pixel high", "one pixel wide"))
         assert_alike(weights.transforms(), device, files, bound=bound)
 
-    def test_of_a_tensor(self, device: str) -> None:
+    def test_of_a_tensor_with_other_numbers_and_bicubic(self, device: str) -> None:
         preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms()
         files = images("landscape", "large", "grey")
         assert_alike(v1.Compose([v1.PILToTensor(), preset]), device, files, bound=BILINEAR)
         assert_alike(v1.Compose([v1.ToTensor(), preset]), device, files, bound=Bound(0.05, 2, 16))
-
-    def test_with_other_numbers(self, device: str) -> None:
         preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms(crop_size=50, resize_size=60, mean=(0.5,), std=(0.1,))
         assert_alike(preset, device, images(but=("one pixel high", "one pixel wide")), bound=BILINEAR)
-
-    def test_crops_what_the_bicubic_resize_made(self, device: str) -> None:
         preset = models.EfficientNet_B0_Weights.IMAGENET1K_V1.transforms(crop_size=50, resize_size=60)
         assert_alike(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
 

@@ -13,7 +13,7 @@ import torch
 import torchvision.transforms
 from PIL import Image
 from torchvision.datasets import FakeData
-from torchvision.transforms import _presets, autoaugment, v2
+from torchvision.transforms import InterpolationMode, _presets, autoaugment, v2
 from torchvision.transforms import transforms as v1
 from torchvision.transforms._presets import ObjectDetection, SemanticSegmentation
 
@@ -22,6 +22,8 @@ from proxyloader.data.placeholders import Proxy
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.registry import COMPOSES, CONTAINERS, RULES, plan_for
 from proxyloader.transforms.unsupported import REFUSED
+
+from ..compare import both_versions
 
 NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}
 
@@ -221,6 +223,92 @@ class TestPosition:
         assert error.position == "transform.transforms[0]"
         error = refused(v1.Compose([v1.RandomApply([v1.ToTensor()])]))
         assert (error.code, error.position, error.transform) == ("chance", "transform.transforms[0]", "RandomApply")
+
+
+AUTOMATIC = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
+PIL, LEVELS, GREY = [], [v1.PILToTensor()], [v1.Grayscale()]
+LEVEL_FLOATS, FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32)], [*LEVELS, v1.ConvertImageDtype(torch.float32)]
+HAMMING, BOX, BICUBIC, LANCZOS = map(InterpolationMode, ("hamming", "box", "bicubic", "lanczos"))
+PLACE, SETTING = "wrong-place", "unsupported-argument"
+
+OF_BOTH_VERSIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], list[Any], str, str]] = [
+    *((name, (), {}, before, PLACE, "") for name in (*AUTOMATIC, "AugMix") for before in (FLOATS, LEVEL_FLOATS)),
+    *((name, (), {"interpolation": BICUBIC}, PIL, SETTING, "interpolation") for name in AUTOMATIC),
+    *(
+        (name, (9,), {"interpolation": BICUBIC}, PIL, SETTING, "interpolation")
+        for name in ("RandomRotation", "RandomAffine")
+    ),
+    ("RandomPerspective", (), {"interpolation": BICUBIC}, PIL, SETTING, "interpolation"),
+    ("RandomPosterize", (3,), {}, FLOATS, PLACE, ""),
+    ("RandomEqualize", (), {}, FLOATS, PLACE, ""),
+    *(
+        ("RandomPosterize", (bits,), {}, before, "invalid", "bits")
+        for bits, before in ((9, PIL), (0, PIL), (-1, LEVELS))
+    ),
+    ("RandomSolarize", (100,), {}, FLOATS, "invalid", "threshold"),
+    ("RandomSolarize", (256,), {}, LEVELS, "invalid", "threshold"),
+    ("RandomAdjustSharpness", (-1,), {}, LEVELS, "invalid", "sharpness_factor"),
+    ("Grayscale", (2,), {}, PIL, "invalid", "num_output_channels"),
+    ("Normalize", ([0.5] * 3, [0.5] * 3), {}, [*GREY, v1.ToTensor()], "invalid", "mean"),
+    ("Resize", (9, HAMMING), {}, PIL, SETTING, "interpolation"),
+    ("Resize", (9,), {"interpolation": 4}, PIL, SETTING, "interpolation"),
+    ("Resize", (9,), {"max_size": 9}, PIL, "invalid", "max_size"),
+    ("Resize", ((9, 9),), {"max_size": 20}, PIL, "invalid", "max_size"),
+    ("Resize", (9, BICUBIC), {"antialias": False}, LEVELS, SETTING, "antialias"),
+    ("Resize", (9, LANCZOS), {}, LEVELS, PLACE, "interpolation"),
+    ("RandomResizedCrop", (9,), {"interpolation": BOX}, PIL, SETTING, "interpolation"),
+    *(("Pad", (2,), {"padding_mode": mode}, PIL, SETTING, "padding_mode") for mode in ("edge", "reflect", "symmetric")),
+    *(
+        ("RandomCrop", (9,), {"padding": 2, "padding_mode": mode}, PIL, SETTING, "padding_mode")
+        for mode in ("edge", "reflect", "symmetric")
+    ),
+    *(("Pad", (2,), {"fill": fill}, PIL, SETTING, "fill") for fill in (300, -1, (0, 0, 256))),
+    *(("RandAugment", (), {"fill": fill}, PIL, SETTING, "fill") for fill in ([1, 2], 300)),
+]
+"""A class, its arguments, what is before it, and how it is refused."""
+
+
+@both_versions
+@pytest.mark.parametrize(("name", "given", "named", "before", "code", "argument"), OF_BOTH_VERSIONS)
+def test_what_has_no_equal_is_refused(
+    version: Any, name: str, given: Any, named: Any, before: list[Any], code: str, argument: str
+) -> None:
+    error = refused(v1.Compose([*before, getattr(version, name)(*given, **named), v2.ToImage()]))
+    assert (error.code, error.argument, error.position) == (code, argument, f"transform.transforms[{len(before)}]")
+    assert error.transform == (f"v2.{name}" if version is v2 else name)
+
+
+@pytest.mark.parametrize(
+    ("before", "transform", "code", "argument"),
+    [
+        *((PIL, v2.Pad(2, fill=fill), SETTING, "fill") for fill in ((1, 2), {"others": 3}, True)),
+        (LEVELS, v1.Pad(2, fill=(1, 2, 3)), "invalid", "fill"),
+        (LEVELS, v1.RandomCrop(9, padding=2, fill=(1, 2, 3)), "invalid", "fill"),
+        (LEVELS, v2.RandomErasing(value="random"), PLACE, "value"),
+        (PIL, v1.RandomErasing(), PLACE, ""),
+        (LEVELS, v1.RandomErasing(value=300), SETTING, "value"),
+        (LEVELS, v2.RandomErasing(value=(1, 2)), SETTING, "value"),
+        (GREY, v2.RandomPhotometricDistort(), PLACE, ""),
+        (GREY, v2.RandomChannelPermutation(), PLACE, ""),
+        (PIL, v2.RandomResize(30, 30), "invalid", "min_size"),
+        *((PIL, v2.RandomResize(9, 12, how), SETTING, "interpolation") for how in (BOX, HAMMING)),
+        *((PIL, v2.ScaleJitter((9, 9), interpolation=how), SETTING, "interpolation") for how in (BOX, HAMMING)),
+        (PIL, v1.RandomApply([v1.ToTensor()]), "chance", ""),
+        (PIL, v2.RandomChoice([v2.Grayscale(), v2.Pad(1)]), "chance", ""),
+        (PIL, v1.RandomChoice([v1.PILToTensor(), v1.ToTensor()]), "chance", ""),
+        (PIL, v2.RandomOrder([v2.ToImage(), v2.Pad(1)]), "chance", ""),
+        (PIL, v1.RandomChoice([v1.Pad(1), v1.Pad(2)], p=[1]), "invalid", "p"),
+        (PIL, v1.RandomChoice([]), SETTING, "transforms"),
+        (PIL, v1.RandomOrder([]), SETTING, "transforms"),
+    ],
+)
+def test_what_one_version_has_without_an_equal_is_refused(
+    before: list[Any], transform: Any, code: str, argument: str
+) -> None:
+    error = refused(v1.Compose([v1.Pad(1), *before, transform, v2.ToImage()]))
+    assert (error.code, error.argument) == (code, argument)
+    assert error.position == f"transform.transforms[{len(before) + 1}]"
+    assert error.transform == ("v2." if "v2" in type(transform).__module__ else "") + type(transform).__name__
 
 
 @pytest.mark.parametrize(

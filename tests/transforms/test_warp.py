@@ -210,15 +210,6 @@ class TestNearestOfPil:
 class TestRefusals:
     @both_versions
     @pytest.mark.parametrize(
-        ("name", "arguments"), [("RandomRotation", (9,)), ("RandomAffine", (9,)), ("RandomPerspective", ())]
-    )
-    def test_of_other_interpolations(self, version: Any, name: str, arguments: Any) -> None:
-        transform = getattr(version, name)(*arguments, interpolation=InterpolationMode.BICUBIC)
-        with raises(UnsupportedTransformError, code="unsupported-argument", argument="interpolation"):
-            plan_for(composed("pil", transform))
-
-    @both_versions
-    @pytest.mark.parametrize(
         ("name", "arguments"),
         [
             pytest.param("RandomRotation", {"degrees": (90, 90)}, id="a quarter turn"),

@@ -44,14 +44,11 @@ def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None
     return found
 
 
-def test_a_sampler_lends_a_slot_with_each_request_and_goes_on_without_one() -> None:
+def test_a_sampler_lends_a_slot_with_each_request_those_unanswered_to_the_next_epoch() -> None:
     arena = Arena(2, 1)
     requests = requests_for([[1, 2], [3], [4]], arena)
     found = list(requests)
     assert found == [BatchRequest(k, 0, i, True, s, 1) for k, (i, s) in enumerate([([1, 2], 0), ([3], 1), ([4], None)])]
-
-
-def test_unanswered_requests_of_an_epoch_give_their_slots_to_the_next() -> None:
     arena = Arena(2, 1)
     requests = requests_for([[1], [2], [3]], arena)
     first = next(iter(requests))
