@@ -190,9 +190,7 @@ class TestOfTimm:
         transform = create_transform(24, is_training=True, interpolation="random", color_jitter=None, re_prob=0.5)
         return create_dataset("", root=str(photos), split="", transform=transform)
 
-    def test_the_images_of_an_image_dataset_travel_encoded_unless_left_to_torchvision(
-        self, dataset: ImageDataset
-    ) -> None:
+    def test_the_images_travel_encoded_unless_they_are_left_to_torchvision(self, dataset: ImageDataset) -> None:
         sample, target = wrap(dataset)[5]
         assert isinstance(sample, LazyTensor) and target == dataset.reader.samples[5][1]
         (call,) = image_calls_in(sample)

@@ -109,9 +109,7 @@ def seen(kind: Any, dataset: Any, num_workers: int, **options: Any) -> list[Any]
     return list(kind(dataset, batch_size=12, shuffle=True, num_workers=num_workers, **options))
 
 
-def test_samples_and_classes_are_those_of_an_image_folder_and_a_root_without_is_refused(
-    in_memory: str, photos: Path
-) -> None:
+def test_samples_are_those_of_an_image_folder_and_a_root_without_is_refused(in_memory: str, photos: Path) -> None:
     remote, local = RemoteImageFolder(in_memory), ImageFolder(str(photos))
     assert (remote.classes, remote.class_to_idx, remote.targets) == (local.classes, local.class_to_idx, local.targets)
     names = [url.removeprefix("memory:///bucket/train/") for url, _ in remote.samples]
