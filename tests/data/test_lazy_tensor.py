@@ -97,6 +97,18 @@ def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
         assert bytes_of(a) == bytes_of(b), f"{where}: {a}, and torch's is {b}"
 
 
+def assert_replayed(ours: Any, theirs: Any) -> None:
+    """The same where it arrives, and then where it was made."""
+    assert_same(replayed(ours), theirs)
+    assert_same(ours, theirs)
+
+
+def on_each(do: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """What a function makes of an image that is decoded late, and of the real one."""
+    (late, *_), (real, *_) = both()
+    return do(late), do(real)
+
+
 def assert_same_form(ours: Any, theirs: Any) -> None:
     """Shape, dtype and strides are known without values."""
     for a, b in zip(tensors_in(ours), tensors_in(theirs), strict=True):
@@ -278,8 +290,7 @@ def test_an_operation_is_recorded_and_gives_what_it_gives_on_the_real_tensor(nam
     ours, theirs = RECORDED[name](late), RECORDED[name](real)
     assert_same_form(ours, theirs)
     assert not is_real(late)
-    assert_same(replayed(ours), theirs)
-    assert_same(ours, theirs)
+    assert_replayed(ours, theirs)
     assert_same(late, real)
 
 
@@ -294,8 +305,7 @@ def test_of_whole_numbers_too(name: str) -> None:
         return
     ours = RECORDED[name](late)
     assert_same_form(ours, theirs)
-    assert_same(replayed(ours), theirs)
-    assert_same(ours, theirs)
+    assert_replayed(ours, theirs)
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
@@ -304,8 +314,7 @@ def test_an_operation_in_place_is_recorded(name: str) -> None:
     ours, theirs = IN_PLACE[name](late), IN_PLACE[name](real)
     assert ours is late and theirs is real
     assert_same_form(late, real)
-    assert_same(replayed(late), real)
-    assert_same(late, real)
+    assert_replayed(late, real)
 
 
 @pytest.mark.parametrize("name", ASSIGNED)
@@ -313,22 +322,18 @@ def test_an_assignment_to_an_index_is_done(name: str) -> None:
     (late, *_), (real, *_) = both()
     ASSIGNED[name](late)
     ASSIGNED[name](real)
-    assert_same(replayed(late), real)
-    assert_same(late, real)
+    assert_replayed(late, real)
 
 
 def test_what_is_changed_after_it_was_used_counts_as_it_was() -> None:
-    (late, *_), (real, *_) = both()
-    found = []
-    for image in (late, real):
+    def used_and_changed(image: Any) -> list[Any]:
         other, index = torch.ones(3, 8, 10), torch.tensor([2, 0])
         parts = [image * other, image[index], image + 0]
         other.zero_()
         index.fill_(1)
-        image.mul_(2)
-        found.append([*parts, image])
-    assert_same(replayed(found[0]), found[1])
-    assert_same(found[0], found[1])
+        return [*parts, image.mul_(2)]
+
+    assert_replayed(*on_each(used_and_changed))
 
 
 def in_many_steps(x: torch.Tensor) -> torch.Tensor:
@@ -361,8 +366,7 @@ def test_data_that_are_put_in_place_of_its_own_are_its_values(of: Callable[[torc
     (late, *_), (real, *_) = both()
     for each in (late, real):
         each.data = of(each)
-    assert_same(replayed(late), real)
-    assert_same(late, real)
+    assert_replayed(late, real)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -531,16 +535,14 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("is_view_changed", [True, False], ids=["the view", "the image"])
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_shares_the_memory(name: str, is_view_changed: bool) -> None:
-    (late, *_), (real, *_) = both()
-    found = []
-    for image in (late, real):
-        view = VIEWS[name](image)
-        later = VIEWS[name](image)
-        before = image * 1
+    def changed(image: Any) -> list[Any]:
+        view, later, before = VIEWS[name](image), VIEWS[name](image), image * 1
         (view if is_view_changed else image).mul_(3)
-        found.append([image, view, later, before])
-    assert_same(found[0], found[1])
-    assert_same(replayed(found[0]), found[1])
+        return [image, view, later, before]
+
+    ours, theirs = on_each(changed)
+    assert_same(ours, theirs)
+    assert_same(replayed(ours), theirs)
 
 
 def test_arrays_and_tensors_of_the_values_share_the_memory() -> None:
@@ -640,8 +642,7 @@ class TestBatches:
             batch = default_collate([(image, k) for k, image in enumerate(images)])
             found.append([*mixing(num_classes=3)(*batch), torch.rand(1)])
         assert not is_real(found[0][0])
-        assert_same(replayed(found[0]), found[1])
-        assert_same(found[0], found[1])
+        assert_replayed(found[0], found[1])
 
 
 RANDOM: dict[str, Callable[[Any], Any]] = {
@@ -668,21 +669,18 @@ RANDOM: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_functions_draw_what_they_draw_on_the_real_tensor(name: str) -> None:
-    found = []
-    for image in (each[0] for each in both()):
+    def drawn(image: Any) -> list[Any]:
         torch.manual_seed(11)
-        found.append([RANDOM[name](image), torch.rand(3), image])
-    assert_same(replayed(found[0]), found[1])
-    assert_same(found[0], found[1])
+        return [RANDOM[name](image), torch.rand(3), image]
+
+    assert_replayed(*on_each(drawn))
 
 
 def test_values_leave_the_generators_as_they_are() -> None:
     (late, *_), (real, *_) = both()
-    torch.manual_seed(11)
-    wanted = torch.rand(3)
-    torch.manual_seed(11)
+    before = torch.get_rng_state()
     assert late.sum().item() == real.sum().item()
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 # --- programs --------------------------------------------------------------------------------------------------------
@@ -791,8 +789,7 @@ def test_any_program_gives_what_it_gives_on_real_tensors(program: list[Step], is
         theirs, theirs_read = run(program, real)
         assert repr(read) == repr(theirs_read)
         if is_replayed_first:
-            assert_same(replayed(ours), theirs)
-        assert_same(ours, theirs)
+            assert_replayed(ours, theirs)
 
 
 def test_conjugates_and_sparse_tensors_are_the_real_ones() -> None:
