@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision.transforms as v1
 from PIL import Image
-from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, compile_transforms
 from proxyloader._random_state import preserve_rng
@@ -27,9 +28,11 @@ from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.make_dataset import photograph
-from proxyloader.transforms.color import Grayscale
+from proxyloader.transforms.color import Grayscale, Posterize
+from proxyloader.transforms.geometry import Flip
 from proxyloader.transforms.plan import OneOf, Plan, Step
 from proxyloader.transforms.type_conversion import Normalize, ToFloat
+from proxyloader.transforms.warp import Affine, BicubicAffine
 
 from .odd_formats import ODD_FORMATS
 
@@ -79,6 +82,11 @@ def images(*names: str, but: tuple[str, ...] = ()) -> Images:
     return {name: every[name] for name in names or every if name not in but}
 
 
+def many(*names: str, times: int = 4, of: Callable[..., Images] = images) -> Images:
+    """Each image several times, as each time something else is drawn."""
+    return {f"{name} {k}": data for name, data in of(*names).items() for k in range(times)}
+
+
 @functools.lru_cache(maxsize=32)
 def lossless(*names: str, but: tuple[str, ...] = ()) -> Images:
     """As :func:`images`, as PNGs: every device decodes them alike, so what is done to them afterwards is seen alone."""
@@ -91,8 +99,17 @@ def png_of(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
+THIN = ("one pixel high", "one pixel wide")
+
+both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+
 each_kind = pytest.mark.parametrize("kind", ["pil", "uint8", "float"])
 """What a transform is given: a PIL image, a uint8 tensor, or a float tensor of 0 to 1."""
+
+TO_FLOAT = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+BEFORE = {"a PIL image": [], "a uint8 tensor": [v2.ToImage()], "a float tensor": TO_FLOAT}
+of_each_kind = pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+"""As ``each_kind``, of v2's images where it is a tensor: the transforms that make it, for ``as_image``."""
 
 
 def composed(kind: str, *transforms: Any) -> v1.Compose:
@@ -101,6 +118,11 @@ def composed(kind: str, *transforms: Any) -> v1.Compose:
         return v1.Compose([*transforms, v1.PILToTensor()])
     to_float = [v1.ConvertImageDtype(torch.float32)] if kind == "float" else []
     return v1.Compose([v1.PILToTensor(), *to_float, *transforms])
+
+
+def as_image(*transforms: Any) -> v1.Compose:
+    """Ends in a tensor, whatever it begins with; of a PIL image in whole levels."""
+    return v1.Compose([*transforms, v2.ToImage()])
 
 
 def opened(data: bytes) -> Image.Image:
@@ -191,19 +213,17 @@ def run(
     """
     files = images() if files is None else files
     pictures = [opened(data) for data in files.values()]
-    _seed(seed)
+    seed_all(seed)
     with _one_thread():
         stock = [transform(picture) for _ in range(times) for picture in pictures]
-    state, python_state, numpys_state = torch.get_rng_state(), random.getstate(), numpy_state()
+    states = generator_states()
     ours = run_ours(transform, device, files, seed=seed, times=times)
     with _one_thread():
         differ = [
             name for name, a, b in zip(files, stock, run_late(transform, files, seed=seed)) if not torch.equal(a, b)
         ]
     assert not differ, f"who asks for the values of {', '.join(differ)} gets others"
-    assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
-    assert random.getstate() == python_state, "Python's generator was left in another state"
-    assert numpy_state() == numpys_state, "numpy's generator was left in another state"
+    assert generator_states() == states, "a generator was left in another state"
     for name, a, b in zip(itertools.cycle(files), stock, ours):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
@@ -212,7 +232,7 @@ def run(
     return Outputs([a[:, frame, frame] for a in stock], [b.cpu()[:, frame, frame] for b in ours], level)
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
@@ -221,6 +241,11 @@ def _seed(seed: int) -> None:
 def numpy_state() -> tuple[object, ...]:
     name, words, *rest = np.random.get_state()
     return name, np.asarray(words).tobytes(), *rest
+
+
+def generator_states() -> dict[str, object]:
+    """Of torch, Python and numpy, as they can be compared."""
+    return {"torch's": torch.get_rng_state().numpy().tobytes(), "Python's": random.getstate(), "numpy's": numpy_state()}
 
 
 def the_plan(compiled: Any) -> Plan:
@@ -257,7 +282,7 @@ def _one_thread() -> Iterator[None]:
 def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times: int = 1) -> list[torch.Tensor]:
     """Draw in the order of the images, as one worker does, and run all as one batch; so many times over."""
     compiled = compile_transforms(transform)
-    _seed(seed)
+    seed_all(seed)
     server = server_of(the_plan(compiled), device, len(files))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
@@ -271,8 +296,19 @@ def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tens
     """The tensors whose values are made when they are asked for. The generators are left as they are."""
     compiled = compile_transforms(transform)
     with preserve_rng():
-        _seed(seed)
+        seed_all(seed)
         return [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
+
+
+def drawn_alike(stock: Callable[[], Any], ours: Callable[[], Any], seeds: int = 200) -> Iterator[tuple[Any, Any]]:
+    """What both give from the same states of torch's generator, which they leave in the same state."""
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        wanted, state = stock(), torch.get_rng_state()
+        torch.manual_seed(seed)
+        found = ours()
+        assert torch.equal(torch.get_rng_state(), state), f"the generator was left in another state from seed {seed}"
+        yield wanted, found
 
 
 Done = tuple[type[Step], tuple[float, ...]]
@@ -298,7 +334,73 @@ def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer:
     return PlanServer(plan, PipelineOptions(batch_size, device_id=device_id, num_threads=2), OutputFormat())
 
 
-def assert_as_torchvision(
+def assert_nearly_exact_but_for(
+    kind: type[Step], transform: Any, device: str, files: Images, *, bound: Bound, times: int
+) -> None:
+    """Images to which no step of this kind is done are within the mean and the percentile of ``bound``."""
+    differences = run(transform, device, files, times=times).differences()
+    plan, others = the_plan(compile_transforms(transform)), []
+    seed_all(0)
+    for difference, data in zip(differences, itertools.cycle(files.values())):
+        width, height = opened(data).size
+        if kind not in {each for each, _ in taken(plan.steps, plan.sample_params(height, width))}:
+            others.append(difference.ravel())
+    everything, allowed = np.concatenate(others), bound.on(device)
+    assert len(others) > 6
+    assert everything.mean() <= allowed.mean and np.quantile(everything, 0.999) <= allowed.p999
+
+
+IMAGES = 200
+DRAW_SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (7, 9)]
+"""(width, height)"""
+
+
+def assert_draws_as(transform: Any, done: list[Done], *also: type[Step]) -> list[Done]:
+    """The operations, numbers and states of the generators are those of a transform that was exchanged for one that
+    writes down in ``done`` what it would do; of ``also``, the numbers are not looked at.
+
+    Returns:
+        All that was done to ``IMAGES`` images of several sizes.
+    """
+    plan = the_plan(compile_transforms(v1.Compose([transform, v1.PILToTensor()])))
+    pictures = [Image.new("RGB", size, "olive") for size in DRAW_SIZES]
+    after: list[tuple[int, Any]] = []
+    everything: list[Done] = []
+    seed_all(7)
+    for picture in itertools.islice(itertools.cycle(pictures), IMAGES):
+        transform(picture)
+        after.append((len(done), generator_states()))
+    stock, start = list(done), 0
+    seed_all(7)
+    for k, (end, states) in enumerate(after):
+        width, height = DRAW_SIZES[k % len(DRAW_SIZES)]
+        row = plan.sample_params(height, width)
+        assert generator_states() == states, f"image {k} left a generator in another state"
+        assert len(row) == plan.num_params
+        found = [each for each in taken(plan.steps[:-1], row) if each[0] not in also]
+        assert_same_done(found, stock[start:end], f"image {k}")
+        everything += found
+        start = end
+    return everything
+
+
+def assert_same_done(found: list[Done], wanted: list[Done], where: str) -> None:
+    """To the last bit of float32; what changes nothing may be left out."""
+    kept = [
+        [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in done if not _is_nothing((kind, numbers))]
+        for done in (found, wanted)
+    ]
+    assert kept[0] == kept[1], where
+
+
+def _is_nothing(done: Done) -> bool:
+    kind, numbers = done
+    if kind in (Affine, BicubicAffine):
+        return tuple(map(np.float32, numbers[2:])) == (1, 0, 0, 0, 1, 0)
+    return (kind is Flip and numbers == (0,)) or (kind is Posterize and numbers[0] >= 8)
+
+
+def assert_alike(
     transform: Any,
     device: str,
     files: Images | None = None,

@@ -148,8 +148,7 @@ def test_the_same_seed_trains_the_same(small: Path, tmp_path: Path, backend: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "backend"),
-    by_default({"1-dali": (1, "dali"), "2-proxy": (2, "proxy"), "2-dali": (2, "dali")}, "2-proxy"),
+    ("ranks", "backend"), by_default({"1-dali": (1, "dali"), "2-proxy": (2, "proxy"), "2-dali": (2, "dali")}, "2-proxy")
 )
 def test_a_training_that_was_stopped_in_mid_epoch_ends_as_if_it_had_not_been(
     small: Path, tmp_path: Path, ranks: int, backend: str
@@ -211,17 +210,30 @@ def test_a_first_step_that_overflows_leaves_no_trace(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_said_in_one_line(
-    small: Path,
-    tmp_path: Path,
-    options: list[str],
-    environment: dict[str, str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    small: Path, tmp_path: Path, options: list[str], environment: dict[str, str], said: str, ending: Ending
 ) -> None:
     data, *rest = [option.format(small=small) for option in options]
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert said in ending(monkeypatch, data, *SMALL, "--out", tmp_path, *rest)
+    assert said in ending(data, *SMALL, "--out", tmp_path, *rest, **environment)
+
+
+Ending = Callable[..., str]
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
+    """Gives what the script says as it ends itself, here in this process."""
+
+    def ending(*options: Any, **environment: str) -> str:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, options)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        message = ended.value.code
+        assert isinstance(message, str) and "\n" not in message
+        return message
+
+    return ending
 
 
 @pytest.fixture(scope="module")
@@ -230,16 +242,6 @@ def stopped(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stopped")
     assert run(small, *TINY, "--out", out, "--max-steps", 2).returncode == 0
     return out
-
-
-def ending(monkeypatch: pytest.MonkeyPatch, *options: Any) -> str:
-    """What the script says as it ends itself, here in this process."""
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, options)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    message = ended.value.code
-    assert isinstance(message, str) and "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize(
@@ -257,63 +259,51 @@ def ending(monkeypatch: pytest.MonkeyPatch, *options: Any) -> str:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_run_with_other_options_does_not_resume(
-    small: Path, stopped: Path, options: list[str], was: str, monkeypatch: pytest.MonkeyPatch
+    small: Path, stopped: Path, options: list[str], was: str, ending: Ending
 ) -> None:
-    said = ending(monkeypatch, small, *TINY, "--out", stopped, "--resume", *options)
+    said = ending(small, *TINY, "--out", stopped, "--resume", *options)
     assert f"last.pt was saved with {was}, and this run has {' '.join(options)}. Give the same, or begin anew" in said
 
 
-def test_a_run_of_another_number_of_processes_does_not_resume(
-    small: Path, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_of_other_processes_or_images_does_not_resume(
+    small: Path, stopped: Path, tmp_path: Path, ending: Ending
 ) -> None:
     state = torch.load(stopped / "last.pt", weights_only=True)
     torch.save(state | {"ranks": 2 * state["ranks"]}, tmp_path / "last.pt")
-    said = ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
+    said = ending(small, *TINY, "--out", tmp_path, "--resume")
     assert "last.pt was saved by 2 processes, each with a state of its own, and these are 1. Start as many, or" in said
-
-
-def test_what_the_loader_refuses_is_said_in_one_line(
-    small: Path, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     data = shutil.copytree(small, tmp_path / "data")
     image = min((data / "train").glob("*/*.jpg"))
     shutil.copy(image, image.with_name("another.jpg"))
-    said = ending(monkeypatch, data, *TINY, "--out", stopped, "--resume")
+    said = ending(data, *TINY, "--out", stopped, "--resume")
     assert "last.pt: the state was saved over a dataset of 96 samples, and this one has 97" in said
 
 
 @pytest.mark.parametrize("kept", [0, 1000, 1_000_000])
-def test_a_damaged_checkpoint_is_named(
-    small: Path, stopped: Path, tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_is_named(small: Path, stopped: Path, tmp_path: Path, kept: int, ending: Ending) -> None:
     (tmp_path / "last.pt").write_bytes((stopped / "last.pt").read_bytes()[:kept])
-    said = ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
+    said = ending(small, *TINY, "--out", tmp_path, "--resume")
     assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script" in said
     assert "Begin anew without --resume" in said and "best.pt" not in said
     (tmp_path / "best.pt").touch()
-    assert "Put best.pt in its place" in ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
+    assert "Put best.pt in its place" in ending(small, *TINY, "--out", tmp_path, "--resume")
 
 
-def test_a_checkpoint_of_another_script_is_not_taken_up(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_checkpoints_of_other_scripts_and_of_other_runs_are_left_alone(
+    small: Path, stopped: Path, tmp_path: Path, ending: Ending
 ) -> None:
     torch.save({"model": {}, "epoch": 1}, tmp_path / "last.pt")
-    said = ending(monkeypatch, small, *TINY, "--out", tmp_path, "--resume")
+    said = ending(small, *TINY, "--out", tmp_path, "--resume")
     assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script (KeyError)" in said
-
-
-def test_a_new_run_leaves_the_checkpoint_of_another_alone(
-    small: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = ending(monkeypatch, small, *TINY, "--out", stopped)
+    said = ending(small, *TINY, "--out", stopped)
     assert f"{stopped}/last.pt is of a run before this. Give --resume" in said
 
 
-def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path, ending: Ending) -> None:
     data = shutil.copytree(small, tmp_path / "data")
     shutil.rmtree(max(path for path in (data / "val").iterdir() if path.is_dir()))
     for backend in BACKENDS:
-        said = ending(monkeypatch, data, *TINY, "--data-backend", backend)
+        said = ending(data, *TINY, "--data-backend", backend)
         assert said == f"{data}: train/ and val/ hold other classes: {{'class_009'}}"
 
 

@@ -91,39 +91,30 @@ def beside(work: Callable[[threading.Event], Any], in_child: Callable[[], Any]) 
         thread.join(WAIT_S)
 
 
-def test_a_child_may_seed_although_another_thread_was_drawing() -> None:
+def test_a_child_may_do_what_another_thread_was_doing() -> None:
     many = torch.empty(100_000_000)
+
+    class Slowly:
+        @lifetime.cached_property
+        def value(self) -> int:
+            time.sleep(0.2)
+            return 1
 
     def draw(has_begun: threading.Event) -> None:
         threading.Timer(0.05, has_begun.set).start()
         many.uniform_()
 
-    assert beside(draw, lambda: torch.manual_seed(1)) == 0
-
-
-def test_a_child_may_seed_although_another_thread_was_starting_cuda() -> None:
-    def start(has_begun: threading.Event) -> None:
+    def start_cuda(has_begun: threading.Event) -> None:
         with torch.cuda._initialization_lock:
             has_begun.set()
             time.sleep(0.2)
-
-    assert beside(start, lambda: torch.cuda._lazy_call(int)) == 0  # as torch.manual_seed does
-
-
-def test_a_child_may_compute_a_property_although_another_thread_was_computing_it() -> None:
-    class Slowly:
-        asked = threading.Event()
-
-        @lifetime.cached_property
-        def value(self) -> int:
-            self.asked.set()
-            time.sleep(0.2)
-            return 1
 
     def compute(has_begun: threading.Event) -> None:
         threading.Timer(0.1, has_begun.set).start()
         assert Slowly().value == 1
 
+    assert beside(draw, lambda: torch.manual_seed(1)) == 0
+    assert beside(start_cuda, lambda: torch.cuda._lazy_call(int)) == 0  # as torch.manual_seed does
     assert beside(compute, lambda: Slowly().value) == 0
 
 
@@ -274,7 +265,7 @@ def test_an_interrupt_while_dali_is_imported_leaves_it_usable(photos: Path) -> N
     assert done.stdout == "interrupted\nTrue 400\n", done.stderr
 
 
-def test_it_comes_after_what_it_would_have_interrupted() -> None:
+def test_it_comes_after_what_it_would_have_interrupted_and_in_another_thread_nothing_changes() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         with lifetime.interrupts_deferred():
@@ -284,8 +275,6 @@ def test_it_comes_after_what_it_would_have_interrupted() -> None:
         time.sleep(WAIT_S)
     assert is_over and signal.getsignal(signal.SIGINT) is before
 
-
-def test_in_another_thread_nothing_changes() -> None:
     def handler() -> object:
         with lifetime.interrupts_deferred():
             return signal.getsignal(signal.SIGINT)
@@ -340,15 +329,11 @@ def ended(folder: Path, root: Path, body: str, early: str = "", afresh: bool = F
 
 
 LEFT_OPEN = {
-    "an iterator": "batches = iter(loader_of(root)); next(batches)",
-    "an iterator in a dict": "kept = {'batches': iter(loader_of(root))}; next(kept['batches'])",
     "an iterator in a cycle": "kept = [loader_of(root)]; kept += [iter(kept[0]), kept]; next(kept[1]); del kept",
-    "an iterator without workers": "batches = iter(loader_of(root, workers=0)); next(batches)",
     "several loaders": """
         kept = [iter(loader_of(root)), iter(loader_of(root, persistent_workers=True)), iter(loader_of(root, workers=0))]
         [next(batches) for batches in kept]
     """,
-    "persistent workers": "loader = loader_of(root, persistent_workers=True); all_numbers(loader)",
     "spawned workers": "batches = iter(loader_of(root, workers=1, multiprocessing_context='spawn')); next(batches)",
     "workers that ignore SIGTERM": """
         from tests.integration.test_stopping import deaf
@@ -379,13 +364,7 @@ LEFT_OPEN = {
 
 
 @pytest.mark.parametrize(
-    "body",
-    by_default(
-        LEFT_OPEN,
-        "an iterator in a cycle",
-        "several loaders",
-        "a server under a stock loader",
-    ),
+    "body", by_default(LEFT_OPEN, "an iterator in a cycle", "several loaders", "a server under a stock loader")
 )
 def test_a_script_that_leaves_it_open_ends_without_a_word(
     root: Path, tmp_path: Path, body: str, request: pytest.FixtureRequest

@@ -19,12 +19,9 @@ def test_others_are_refused(device: object) -> None:
         check_device(device)
 
 
-def test_a_gpu_that_is_not_there_is_refused() -> None:
+def test_a_gpu_that_is_not_there_is_refused_and_the_cpu_has_no_ordinal() -> None:
     with pytest.raises(ValueError, match=r"device='cuda:99', and torch sees .* CUDA device\(s\)"):
         cuda_ordinal("cuda:99")
-
-
-def test_the_cpu_has_no_ordinal() -> None:
     assert cuda_ordinal("cpu") is None
 
 

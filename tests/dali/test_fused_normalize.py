@@ -56,9 +56,6 @@ def test_every_level_is_torchvisions(device: str) -> None:
     assert (found.cpu().double() - torchvisions(LEVELS)).abs().max() < 5e-7
     twice = last_steps_of(v1.Compose([NORMALIZED, v1.Normalize(MEAN, STD)]), device)(LEVELS.to(device))
     assert (twice.cpu().double() - functional.normalize(torchvisions(LEVELS), MEAN, STD)).abs().max() < 2e-6
-
-
-def test_levels_that_are_not_scaled_stay_whole(device: str) -> None:
     unscaled = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)])
     assert torch.equal(last_steps_of(unscaled, device)(LEVELS.to(device)).cpu(), LEVELS.float())
     scaled = last_steps_of(v1.ToTensor(), device)(LEVELS.to(device)).cpu()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from proxyloader.transforms.registry import plan_for
 from ..outcomes import raises
 
 DECODED = plan_for(PILToTensor())
+on_gpu: Any = pipeline_def(batch_size=1, num_threads=1, device_id=0)
 
 
 def test_the_picture_is_told_from_what_another_decoder_makes_of_it() -> None:
@@ -40,8 +42,19 @@ def test_a_worker_that_ends_during_the_trial_is_torchs_error(is_torchs: bool, mo
         assert jpeg_engines._levels_off(None) == math.inf
 
 
-def test_a_pipeline_on_a_cpu_has_none() -> None:
-    assert not jpeg_engines.have_failed(build_pipeline(DECODED, PipelineOptions(1)))
+Memory = Callable[[int, int], None]
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Has a GPU of 140 GiB, of which so many are free, and so many this process's own."""
+
+    def memory(free: int, own: int) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
+        monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
+
+    return memory
 
 
 @pytest.mark.parametrize(
@@ -49,28 +62,23 @@ def test_a_pipeline_on_a_cpu_has_none() -> None:
     [(130, 8, False), (130, 0, True), (20, 119, False), (20, 60, True), (0, 140, True)],
 )
 def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
-    free: int, own: int, crowded: bool, monkeypatch: pytest.MonkeyPatch
+    free: int, own: int, crowded: bool, memory: Memory
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
-    monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
+    memory(free, own)
     assert jpeg_engines.is_crowded(0) == crowded
 
 
 @pytest.mark.parametrize(("free", "own", "tried"), [(0, 138, False), (130, 0, True), (0, 100, True)])
 def test_a_model_that_fills_the_memory_in_a_loop_is_no_reason_to_try_them(
-    free: int, own: int, tried: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+    free: int, own: int, tried: bool, gpu: Gpu, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = decoder_of({})
+    pipeline, levels_off = decoder_of({}), gpu.levels_off
     jpeg_engines.build(pipeline)
     monkeypatch.undo()
-    tries: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
-    monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)
-    monkeypatch.setattr(jpeg_engines, "_levels_off", lambda device_id, padding: tries.append(padding) or 0.0)
+    memory(free, own)
+    monkeypatch.setattr(jpeg_engines, "_levels_off", levels_off)
     assert not jpeg_engines.have_failed(pipeline)
-    assert bool(tries) == tried
+    assert bool(gpu.tried) == tried
 
 
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError])
@@ -83,7 +91,7 @@ def test_where_torch_has_no_cuda_nothing_is_crowded(error: type[Exception], monk
 
 
 def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) -> Pipeline:
-    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    @on_gpu
     def graph() -> Any:
         encoded, number = fn.external_source(name="images"), fn.random.uniform(range=[0, 1])
         nodes = dict.fromkeys(inputs, number)
@@ -139,7 +147,7 @@ def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
-    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    @on_gpu
     def graph() -> Any:
         return fn.decoders.image(fn.external_source(name="images"), device="mixed")  # not hw_decoder_load: 0.000000
 
@@ -151,7 +159,7 @@ def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
 def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
     """A checkpoint holds one for both, and must fit."""
 
-    @pipeline_def(batch_size=1, num_threads=1, device_id=0)  # type: ignore[untyped-decorator,unused-ignore]
+    @on_gpu
     def graph() -> Any:
         encoded = fn.external_source(name="images")
         return tuple(fn.decoders.image(encoded, device="mixed", hw_decoder_load=0.5) for _ in range(2))
@@ -162,15 +170,13 @@ def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
     assert told == [2, 2]
 
 
-def test_a_pipeline_that_was_deserialized_on_a_cpu_uses_none() -> None:
-    pipeline = Pipeline.deserialize(build_pipeline(DECODED, PipelineOptions(1)).serialize())
-    assert not _executor.paddings_on_engines(pipeline) and _executor.leave_engines_alone(pipeline)
-
-
-def test_a_pipeline_without_them_stays_as_it_is() -> None:
+def test_a_pipeline_on_a_cpu_uses_none_and_stays_as_it_is() -> None:
     pipeline = build_pipeline(DECODED, PipelineOptions(1))
     executor = pipeline._pipe
+    assert not jpeg_engines.have_failed(pipeline)
     assert _executor.leave_engines_alone(pipeline) and pipeline._pipe is executor is not None
+    pipeline = Pipeline.deserialize(pipeline.serialize())
+    assert not _executor.paddings_on_engines(pipeline) and _executor.leave_engines_alone(pipeline)
 
 
 class Executor:
@@ -218,17 +224,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return gpu
 
 
-def test_on_a_gpu_that_is_not_crowded_nobody_tries_them(gpu: Gpu) -> None:
-    pipeline = decoder_of({})
-    jpeg_engines.build(pipeline)
-    assert not jpeg_engines.have_failed(pipeline)
-    assert gpu.tried == [] and gpu.built == [True]
-
-
 def test_when_it_has_become_crowded_each_pipeline_is_tried_once_before_its_next_run(gpu: Gpu) -> None:
     first, second = decoder_of({}), decoder_of({"device_memory_padding": 1 << 20})
-    jpeg_engines.build(first)
-    jpeg_engines.build(second)
+    for pipeline in (first, second):
+        jpeg_engines.build(pipeline)
+    assert not jpeg_engines.have_failed(first) and gpu.tried == [] and gpu.built == [True, True]
     gpu.is_crowded = True
     for _ in range(2):
         assert not jpeg_engines.have_failed(first) and not jpeg_engines.have_failed(second)
@@ -276,12 +276,8 @@ def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
     _executor.take_apart(pipelines[0])
     jpeg_engines.build(pipelines[0])
     assert gpu.tried == [()] * 4 and gpu.built == [True] * 4
-
-
-def test_they_are_tried_as_a_pipelines_decoders_would_use_them(gpu: Gpu) -> None:
-    gpu.is_crowded = True
     jpeg_engines.build(decoder_of({"device_memory_padding": 1 << 20, "host_memory_padding": 0}))
-    assert gpu.tried == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
+    assert gpu.tried[4:] == [(("device_memory_padding", 1 << 20), ("host_memory_padding", 0))]
 
 
 def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
@@ -317,19 +313,15 @@ def test_what_has_run_is_not_built_again_behind_its_users_back(gpu: Gpu) -> None
             jpeg_engines.build(pipeline)
 
 
-def test_a_gpu_that_is_not_crowded_and_does_not_decode_has_none_as_dali_knows(gpu: Gpu) -> None:
-    gpu.has_engines = False
+@pytest.mark.parametrize("has_engines", [False, True])
+def test_who_asks_whether_they_decode_tries_them_once(has_engines: bool, gpu: Gpu) -> None:
+    """Where a GPU that is not crowded has none, DALI knows."""
+    gpu.has_engines = has_engines
     pipeline = decoder_of({})
     jpeg_engines.build(pipeline)
-    assert not jpeg_engines.are_used(0) and not jpeg_engines.are_used(0)
+    assert [jpeg_engines.are_used(0), jpeg_engines.are_used(0)] == [has_engines] * 2
     assert gpu.tried == [()] and gpu.built == [True]
     assert _executor.paddings_on_engines(pipeline) and not jpeg_engines.are_left_alone(0)
-
-
-def test_who_asks_whether_they_decode_tries_them_once(gpu: Gpu) -> None:
-    jpeg_engines.build(decoder_of({}))
-    assert jpeg_engines.are_used(0) and jpeg_engines.are_used(0)
-    assert gpu.tried == [()]
 
 
 def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_then_on_does_without(

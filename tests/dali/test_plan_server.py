@@ -54,10 +54,18 @@ def collected(server: PlanServer, files: list[np.ndarray]) -> Any:
     return server.collect(server.submit([files]))[0]
 
 
+@pytest.fixture
+def server() -> PlanServer:
+    return new_server()
+
+
+def new_server() -> PlanServer:
+    return PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+
+
 def test_the_first_batch_decides_and_the_batches_are_the_same(
-    asked: list[tuple[float, float]], files: list[np.ndarray]
+    asked: list[tuple[float, float]], files: list[np.ndarray], server: PlanServer
 ) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
     before = server.pipeline
     first = collected(server, files)
     assert asked == [(mean_pixels_of(files), 0)]
@@ -69,34 +77,26 @@ def test_the_first_batch_decides_and_the_batches_are_the_same(
 
 def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, float]], files: list[np.ndarray]) -> None:
     ppm = np.frombuffer(EncodedImage.by_pillow(files[0].tobytes()).data, np.uint8)
-    collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [files[0], ppm])
-    collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), [ppm, ppm])
+    collected(new_server(), [files[0], ppm])
+    collected(new_server(), [ppm, ppm])
     assert asked == [(mean_pixels_of(files[:1]), 0), (0, 0)]
 
 
 @pytest.mark.parametrize("found", ["failing", "absent"])
-def test_progressive_images_get_more_threads_whoever_decodes(
+def test_where_no_engines_decode_progressive_images_alone_get_more_threads(
     found: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = io.BytesIO()
     Image.open(io.BytesIO(files[0].tobytes())).save(buffer, "JPEG", progressive=True)
-    other = np.frombuffer(buffer.getvalue(), np.uint8)
-    monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
-    collected(server, [*files[1:4], other])
-    assert asked == [(mean_pixels_of([*files[1:4], other]), 0.25)]
-    assert server.pipeline.num_threads == 2
-
-
-@pytest.mark.parametrize("found", ["failing", "absent"])
-def test_where_no_engines_decode_the_pipeline_stays(
-    found: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    some = [*files[1:4], np.frombuffer(buffer.getvalue(), np.uint8)]
+    server, other = new_server(), new_server()
     before = server.pipeline
     monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
     collected(server, files)
     assert server.pipeline is before and asked[1:] == [(0, 0)]
+    asked.clear()
+    collected(other, some)
+    assert asked == [(mean_pixels_of(some), 0.25)] and other.pipeline.num_threads == 2
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
@@ -107,7 +107,7 @@ def test_without_memory_for_another_the_pipeline_stays(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    server = new_server()
     before = server.pipeline
 
     def build_pipeline(*_: Any) -> None:
@@ -131,7 +131,7 @@ def as_with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
     decode: bool, files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    server = new_server()
     monkeypatch.setattr(jpeg_engines, "_engines", {None: "decoding" if decode else "absent"})
     used, found = [], []
     for count in (2, 1, 3, 4, 5, 8, 1, 8):
@@ -139,13 +139,13 @@ def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
         used.append(server.pipeline)
         found.append((count, run))
     assert [used.count(each) for each in dict.fromkeys(used)] == ([3, 2, 3] if decode else [8])
-    wanted = collected(PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat()), files)
+    wanted = collected(new_server(), files)
     for count, run in found:
         assert all(map(torch.equal, server.collect(run)[0], wanted[:count]))
 
 
 def test_without_a_gpu_a_larger_batch_changes_nothing(files: list[np.ndarray]) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    server = new_server()
     before = server.pipeline
     for count in (1, 8):
         collected(server, files[:count])
@@ -155,7 +155,7 @@ def test_without_a_gpu_a_larger_batch_changes_nothing(files: list[np.ndarray]) -
 def test_on_a_crowded_gpu_the_pipeline_stays(
     files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    server = new_server()
     collected(server, files[:1])
     before = server.pipeline
     monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: True)
@@ -164,10 +164,10 @@ def test_on_a_crowded_gpu_the_pipeline_stays(
     assert server.pipeline is before and jpeg_engines._engines == {}
 
 
-def test_ctrl_c_while_it_is_built_again_is_made_good_with_the_next_batch(
+def test_ctrl_c_while_it_is_built_again_or_run_is_made_good_with_the_next_batch(
     files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
+    server = new_server()
     collected(server, files[:1])
     before = server.pipeline
 
@@ -178,13 +178,6 @@ def test_ctrl_c_while_it_is_built_again_is_made_good_with_the_next_batch(
         patched.setattr(plan_server, "build_pipeline", interrupted)
         server.submit([files])
     assert len(collected(server, files)) == 8 and server.pipeline is not before
-
-
-def test_a_pipeline_that_was_interrupted_has_its_first_batch_again(
-    files: list[np.ndarray], as_with_engines: None
-) -> None:
-    server = PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
-    collected(server, files)
     server._in_step = False  # as Ctrl-C leaves it
     collected(server, files[:1])
     before = server.pipeline

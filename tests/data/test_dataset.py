@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import pickle
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from PIL import Image
 from timm.data import AugMixDataset, ImageDataset, create_dataset, create_transform
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 from torchvision import transforms
-from torchvision.datasets import CIFAR10, DatasetFolder, ImageFolder, ImageNet
+from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
 
 from proxyloader import (
@@ -39,7 +38,7 @@ from ..outcomes import raises
 TRANSFORM = transforms.Compose([transforms.Resize((20, 30)), transforms.ToTensor()])
 
 
-def test_the_original_stays_as_it_was_and_the_copy_is_of_its_class(folder: ImageFolder) -> None:
+def test_the_original_stays_and_the_copy_of_its_class_hands_out_bytes_and_drawn_numbers(folder: ImageFolder) -> None:
     folder.transform = TRANSFORM
     folder.note = "mine"
     before = copy.copy(folder.__dict__)
@@ -48,9 +47,6 @@ def test_the_original_stays_as_it_was_and_the_copy_is_of_its_class(folder: Image
     assert type(wrapped) is ImageFolder and wrapped.note == "mine"
     assert wrapped.classes is folder.classes and wrapped.samples is folder.samples
     assert wrapped.targets is folder.targets and len(wrapped) == len(folder)
-
-
-def test_a_wrapped_folder_hands_out_bytes_and_drawn_numbers(folder: ImageFolder) -> None:
     folder.transform = TRANSFORM
     folder.target_transform = str
     sample, target = wrap(folder)[5]
@@ -59,18 +55,8 @@ def test_a_wrapped_folder_hands_out_bytes_and_drawn_numbers(folder: ImageFolder)
     encoded, row = call.inputs
     assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes() and row.tolist()[-2:] == [20, 30]
     assert call.source == folder.samples[5][0]
-
-
-def test_wrapping_twice_is_wrapping_once(folder: ImageFolder) -> None:
-    folder.transform = TRANSFORM
     wrapped = wrap(folder)
     assert wrap(wrapped).transform is wrapped.transform
-
-
-def test_a_wrapped_dataset_can_be_pickled(folder: ImageFolder) -> None:
-    folder.transform = transforms.Compose([transforms.RandomResizedCrop(20), transforms.ToTensor()])
-    wrapped = pickle.loads(pickle.dumps(wrap(folder)))
-    assert isinstance(wrapped[0][0], LazyTensor)
 
 
 def test_what_stands_in_subsets_and_concatenations_is_wrapped_at_any_depth(folder: ImageFolder) -> None:
@@ -115,27 +101,6 @@ def test_torchvisions_pil_loader_is_exchanged_wherever_it_was_given(folder: Imag
     assert call.inputs[0].tobytes() == Path(dataset.samples[0][0]).read_bytes()
 
 
-def test_imagenet_is_a_folder_like_any_other(tmp_path: Path, photos: Path) -> None:
-    wnids = {"n01440764": ("tench", "Tinca tinca"), "n01443537": ("goldfish",)}
-    torch.save((wnids, []), tmp_path / "meta.bin")
-    for wnid, source in zip(wnids, sorted(photos.iterdir())):
-        (tmp_path / "val" / wnid).mkdir(parents=True)
-        for path in sorted(source.iterdir())[:2]:
-            (tmp_path / "val" / wnid / path.name).write_bytes(path.read_bytes())
-    dataset = ImageNet(tmp_path, "val", transform=TRANSFORM)
-    wrapped = wrap(dataset)
-    assert isinstance(wrapped[3][0], LazyTensor) and wrapped.classes == [("tench", "Tinca tinca"), ("goldfish",)]
-
-
-def test_a_dataset_of_arrays_with_a_torchvision_transform_travels_uncompressed(tmp_path: Path) -> None:
-    dataset = CIFAR10.__new__(CIFAR10)
-    dataset.data = np.full((4, 32, 32, 3), 7, np.uint8)
-    dataset.targets, dataset.transform, dataset.target_transform = [0, 1, 2, 3], TRANSFORM, None
-    sample, target = wrap(dataset)[2]
-    (call,) = image_calls_in(sample)
-    assert target == 2 and call.inputs[0].tobytes().startswith(b"P6\n32 32\n255\n\x07")
-
-
 class Photographs(Dataset[Any]):
     """The README's dataset of one's own."""
 
@@ -176,14 +141,11 @@ class Slotted(Photographs):
     __slots__ = ("paths", "transform")
 
 
-def test_a_transform_that_cannot_be_set_is_refused_with_what_to_do(folder: ImageFolder) -> None:
+def test_a_transform_in_a_slot_is_found_and_one_that_cannot_be_set_refused(folder: ImageFolder) -> None:
     paths = [path for path, _ in folder.samples]
     for dataset in (Calculates(paths), Frozen(paths, TRANSFORM)):
         with pytest.raises(TypeError, match=f"{type(dataset).__name__}.transform cannot be set .* ordinary attribute"):
             wrap(dataset)
-
-
-def test_a_transform_in_a_slot_is_found(folder: ImageFolder) -> None:
     dataset = Slotted([path for path, _ in folder.samples], TRANSFORM)
     assert len(plans_in(wrap(dataset))) == 1
 
@@ -198,18 +160,17 @@ def test_what_holds_no_images_is_given_back_as_it_is(dataset: Any) -> None:
     assert wrap(dataset) is dataset and plans_in(dataset) == {}
 
 
-def test_a_folder_without_a_transform_is_given_back_as_it_is(folder: ImageFolder) -> None:
+def test_a_folder_without_a_transform_is_given_back_and_a_users_callable_refused(
+    folder: ImageFolder,
+) -> None:
     assert wrap(folder) is folder
+    folder.transform = to_grey
+    with raises(UnsupportedTransformError, position="transform", transform=f"{__name__}.to_grey"):
+        wrap(folder)
 
 
 def to_grey(image: Any) -> Any:
     return image
-
-
-def test_a_callable_of_the_users_in_an_image_folder_is_refused_by_name(folder: ImageFolder) -> None:
-    folder.transform = to_grey
-    with raises(UnsupportedTransformError, position="transform", transform=f"{__name__}.to_grey"):
-        wrap(folder)
 
 
 def test_the_wrapped_transform_says_which_inputs_it_takes() -> None:
@@ -229,12 +190,14 @@ class TestOfTimm:
         transform = create_transform(24, is_training=True, interpolation="random", color_jitter=None, re_prob=0.5)
         return create_dataset("", root=str(photos), split="", transform=transform)
 
-    def test_the_images_of_an_image_dataset_travel_encoded(self, dataset: ImageDataset) -> None:
+    def test_the_images_travel_encoded_unless_they_are_left_to_torchvision(self, dataset: ImageDataset) -> None:
         sample, target = wrap(dataset)[5]
         assert isinstance(sample, LazyTensor) and target == dataset.reader.samples[5][1]
         (call,) = image_calls_in(sample)
         assert call.inputs[0].tobytes() == Path(dataset.reader.samples[5][0]).read_bytes()
         assert not dataset.load_bytes and type(dataset[5][0]) is torch.Tensor
+        wrapped = wrap(dataset, compile=WorkerTransform)
+        assert not wrapped.load_bytes and wrapped[5][0].shape == (3, 24, 24)
 
     def test_what_cannot_be_read_is_named_by_its_file(self, dataset: ImageDataset, tmp_path: Path) -> None:
         broken = tmp_path / "broken.jpg"
@@ -253,10 +216,6 @@ class TestOfTimm:
         assert not wrapped.load_bytes
         with raises(InputError, code="wrong-mode"):
             wrapped[5]
-
-    def test_what_is_left_to_torchvision_is_opened_by_timm(self, dataset: ImageDataset) -> None:
-        wrapped = wrap(dataset, compile=WorkerTransform)
-        assert not wrapped.load_bytes and wrapped[5][0].shape == (3, 24, 24)
 
     def test_a_dataset_that_opens_images_in_its_own_way_is_given_the_transform_alone(
         self, dataset: ImageDataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +11,44 @@ import torch
 
 from proxyloader import World
 
+Tell = Callable[..., None]
+
 
 @pytest.fixture(autouse=True)
-def nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def tell(monkeypatch: pytest.MonkeyPatch) -> Tell:
+    """Of a number of processes and a rank, which nobody tells of before."""
     for name in ("WORLD_SIZE", "RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
+    def tell(size: Any = None, rank: Any = None, names: tuple[str, str] = ("WORLD_SIZE", "RANK")) -> None:
+        for name, value in zip(names, (size, rank)):
+            if value is not None:
+                monkeypatch.setenv(name, str(value))
 
-def told(monkeypatch: pytest.MonkeyPatch, size: str | None, rank: str | None) -> None:
-    for name, value in (("WORLD_SIZE", size), ("RANK", rank)):
-        if value is not None:
-            monkeypatch.setenv(name, value)
+    return tell
 
 
-def test_where_nothing_tells_there_is_one_process() -> None:
+SLURMS = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+
+
+def test_where_nothing_tells_there_is_one_process_and_torchruns_environment_tells(tell: Tell) -> None:
     assert World.current() == World(1, 0) and World.detect() is None
-
-
-def test_torchruns_environment_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, "4", "3")
+    tell(4, 3)
     assert World.current() == World.detect() == World(4, 3)
 
 
-@pytest.mark.parametrize("torchruns", [None, ("2", "1")], ids=["srun alone", "torchrun below srun"])
-def test_a_job_step_of_slurm_tells_where_torchrun_does_not(
-    monkeypatch: pytest.MonkeyPatch, torchruns: tuple[str, str] | None
-) -> None:
-    monkeypatch.setenv("SLURM_PROCID", "5")  # also a batch script has it, which is in no job step
+def test_a_job_step_of_slurm_tells_where_torchrun_does_not(tell: Tell) -> None:
+    tell(None, 5, SLURMS)  # also a batch script has it, which is in no job step
     assert World.detect() is None
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
-    told(monkeypatch, *(torchruns or (None, None)))
-    assert World.current() == (World(2, 1) if torchruns else World(8, 5))
+    tell(8, 5, SLURMS)
+    assert World.current() == World(8, 5)
+    World(9, 7).check_processes()  # one task on each node may start the processes of the training
+    tell(2, 1)
+    assert World.current() == World(2, 1)
 
 
-def test_numbers_that_are_given_hold_in_a_job_step_of_slurm_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One task of it on each node may start the processes of the training."""
-    monkeypatch.setenv("SLURM_PROCID", "1")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    World(8, 5).check_processes()
-
-
-def test_torch_distributed_knows_better_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told(monkeypatch, "4", "3")
+def test_torch_distributed_knows_better_than_the_environment(tell: Tell, tmp_path: Path) -> None:
+    tell(4, 3)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", world_size=1, rank=0)
     try:
         assert World.current() == World(1, 0)
@@ -72,9 +69,9 @@ def test_torch_distributed_knows_better_than_the_environment(monkeypatch: pytest
     ],
 )
 def test_an_environment_that_cannot_be_is_an_error_that_says_which_variable(
-    size: str | None, rank: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+    size: Any, rank: Any, message: str, tell: Tell
 ) -> None:
-    told(monkeypatch, size, rank)
+    tell(size, rank)
     with pytest.raises(ValueError, match=message):
         World.current()
 
@@ -97,17 +94,13 @@ def test_numbers_that_cannot_be_are_refused(numbers: Any, message: str) -> None:
         World(*numbers)
 
 
-def test_auto_is_what_there_is_and_numbers_are_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_what_there_is_and_numbers_are_as_they_are(tell: Tell) -> None:
+    unknown = "num_shards=2 is given without a rank, .* rank {} of {}. Use"
     assert World.of("auto", "auto") == World.of(1, "auto") == World(1, 0)
-    told(monkeypatch, "4", "3")
-    assert World.of("auto", "auto") == World.of(4, "auto") == World(4, 3)
-    assert World.of("auto", 1) == World(4, 1)
-    assert World.of(7, 5) == World(7, 5)
-
-
-def test_a_number_of_shards_that_nobody_knows_the_rank_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="num_shards=2 is given without a rank, .* rank 0 of 1. Use"):
+    with pytest.raises(ValueError, match=unknown.format(0, 1)):
         World.of(2, "auto")
-    told(monkeypatch, "4", "3")
-    with pytest.raises(ValueError, match="num_shards=2 is given without a rank, .* rank 3 of 4. Use"):
+    tell(4, 3)
+    assert World.of("auto", "auto") == World.of(4, "auto") == World(4, 3)
+    assert (World.of("auto", 1), World.of(7, 5)) == (World(4, 1), World(7, 5))
+    with pytest.raises(ValueError, match=unknown.format(3, 4)):
         World.of(2, "auto")

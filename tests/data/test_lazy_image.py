@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torchvision.transforms import functional as F
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import encoded_in, late_image, transformed_in
 
+from ..faults import in_thread
 from ..undecoded import opened_late
 
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
@@ -210,15 +210,12 @@ class TestWhatIsDecoded:
         )
         assert seen(transformed.decoded()) == seen(image) == seen(Image.open(io.BytesIO(jpeg(mode))).convert("L"))
 
-    def test_an_image_that_was_changed_is_no_longer_its_file(self) -> None:
-        image = late(jpeg()).convert("RGB")
-        image.putpixel((0, 0), (1, 2, 3))
-        assert encoded_in(image) is None and image.getpixel((0, 0)) == (1, 2, 3)
-
-    def test_a_change_of_one_copy_leaves_the_others(self) -> None:
+    def test_an_image_that_was_changed_is_no_longer_its_file_and_its_copies_are(self) -> None:
         image = late(jpeg())
-        copied = image.copy()
-        image.putpixel((0, 0), (1, 2, 3))
+        copied, converted = image.copy(), image.convert("RGB")
+        for changed in (image, converted):
+            changed.putpixel((0, 0), (1, 2, 3))
+            assert encoded_in(changed) is None and changed.getpixel((0, 0)) == (1, 2, 3)
         assert encoded_in(copied) is not None and copied.getpixel((0, 0)) != (1, 2, 3)
 
     @pytest.mark.parametrize("kind", ["PNG", "CMYK", "several pictures", "tiny"])
@@ -255,17 +252,14 @@ class TestFiles:
         path.unlink()
         assert seen(image) == seen(Image.open(io.BytesIO(jpeg())))
 
-    def test_a_file_of_the_users_stays_open(self) -> None:
+    def test_a_file_of_the_users_stays_open_and_an_image_outlives_its_with_block(self, tmp_path: Path) -> None:
         file = io.BytesIO(jpeg())
+        (tmp_path / "a.jpg").write_bytes(jpeg())
         with opened_late():
             Image.open(file).convert("RGB")
-        assert not file.closed
-
-    def test_an_image_outlives_the_with_block_in_which_it_was_opened(self, tmp_path: Path) -> None:
-        (tmp_path / "a.jpg").write_bytes(jpeg())
-        with opened_late(), Image.open(tmp_path / "a.jpg") as image:
-            converted = image.convert("RGB")
-        assert encoded_in(converted) is not None
+            with Image.open(tmp_path / "a.jpg") as image:
+                converted = image.convert("RGB")
+        assert not file.closed and encoded_in(converted) is not None
         assert seen(converted) == seen(Image.open(io.BytesIO(jpeg())).convert("RGB"))
         assert np.array_equal(np.asarray(image), np.asarray(converted))
 
@@ -298,44 +292,34 @@ class TestFiles:
                 found = outcome(lambda use=use, path=path: use(lambda: Image.open(path)))
             assert found == outcome(lambda use=use, path=path: use(lambda: Image.open(path)))
 
-    def test_a_file_that_is_cut_off_is_read_where_pillow_is_told_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_that_are_cut_off_and_the_limit_of_pixels_are_as_pillow_is_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         cut = jpeg()[:-200]
         monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
         image = late(cut).convert("RGB")
         assert encoded_in(image) is None and seen(image) == seen(Image.open(io.BytesIO(cut)).convert("RGB"))
-
-    def test_the_limit_of_pixels_is_pillows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
         with pytest.raises(Image.DecompressionBombError):
             late(jpeg())
 
 
-class TestWhere:
-    @pytest.fixture
-    def opened(self) -> Iterator[Callable[[], Image.Image]]:
-        yield lambda: Image.open(io.BytesIO(jpeg()))
+class Own(JpegImagePlugin.JpegImageFile): ...
 
-    def test_images_are_pillows_own_outside_the_context(self, opened: Callable[[], Image.Image]) -> None:
+
+def test_images_are_pillows_own_outside_the_context_in_other_threads_and_where_another_library_opens_jpegs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def opened() -> Image.Image:
+        return Image.open(io.BytesIO(jpeg()))
+
+    with opened_late():
+        assert transformed_in(opened()) and transformed_in(opened().convert("RGB"))
         with opened_late():
-            assert transformed_in(opened()) and transformed_in(opened().convert("RGB"))
-            with opened_late():
-                pass
-            assert transformed_in(opened())
-        assert transformed_in(opened()) is None
-
-    def test_and_in_other_threads(self, opened: Callable[[], Image.Image]) -> None:
-        found: list[Any] = []
-        with opened_late():
-            thread = threading.Thread(target=lambda: found.append(transformed_in(opened())))
-            thread.start()
-            thread.join()
-        assert found == [None]
-
-    def test_and_where_another_library_opens_jpegs(
-        self, opened: Callable[[], Image.Image], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class Own(JpegImagePlugin.JpegImageFile): ...
-
+            pass
+        assert transformed_in(opened())
+        assert in_thread(lambda: transformed_in(opened())) is None
         monkeypatch.setitem(Image.OPEN, "JPEG", (Own, Image.OPEN["JPEG"][1]))
-        with opened_late():
-            assert type(opened()) is Own
+        assert type(opened()) is Own
+    monkeypatch.undo()
+    assert transformed_in(opened()) is None

@@ -109,7 +109,7 @@ def seen(kind: Any, dataset: Any, num_workers: int, **options: Any) -> list[Any]
     return list(kind(dataset, batch_size=12, shuffle=True, num_workers=num_workers, **options))
 
 
-def test_samples_and_classes_are_those_of_an_image_folder(in_memory: str, photos: Path) -> None:
+def test_samples_are_those_of_an_image_folder_and_a_root_without_is_refused(in_memory: str, photos: Path) -> None:
     remote, local = RemoteImageFolder(in_memory), ImageFolder(str(photos))
     assert (remote.classes, remote.class_to_idx, remote.targets) == (local.classes, local.class_to_idx, local.targets)
     names = [url.removeprefix("memory:///bucket/train/") for url, _ in remote.samples]
@@ -118,6 +118,16 @@ def test_samples_and_classes_are_those_of_an_image_folder(in_memory: str, photos
     image, label = remote[7]
     wanted, wanted_label = local[7]
     assert label == wanted_label and image.tobytes() == wanted.tobytes()
+    dataset = pickle.loads(pickle.dumps(RemoteImageFolder(in_memory, TRAIN)))
+    assert dataset[3][1] == 0
+    files = fsspec.filesystem("memory")
+    files.pipe("/bucket/train/empty/notes.txt", b"")
+    with pytest.raises(FileNotFoundError, match="no image in empty"):
+        RemoteImageFolder(in_memory)
+    with pytest.raises(FileNotFoundError):
+        RemoteImageFolder("memory://bucket/nothing")
+    with pytest.raises(ValueError, match="connections is a whole number"):
+        RemoteImageFolder(in_memory, connections=0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -145,14 +155,11 @@ def test_the_files_of_a_batch_are_fetched_at_the_same_time(kind: Any, num_worker
     assert store.most >= 6
 
 
-def test_at_most_as_many_as_there_may_be_connections(store: Store) -> None:
+def test_as_many_as_there_may_be_connections_and_no_more(store: Store) -> None:
     store.most = 0
     options = dict(storage_options=store.options, connections=2)
     assert len(seen(proxyloader.DataLoader, RemoteImageFolder("s3://bucket/train", TRAIN, **options), 0)) == 4
     assert store.most == 2
-
-
-def test_as_many_as_there_may_be_connections(store: Store) -> None:
     store.most = 0
     dataset = RemoteImageFolder("s3://bucket/train", storage_options=store.options, connections=32)
     store.waits_for = 32
@@ -234,16 +241,3 @@ def test_a_folder_that_is_full_lets_the_oldest_go(in_memory: str, tmp_path: Path
     for version in range(300):
         assert dataset._files.fetch([dataset._listed[version]]) == [data]
     assert 300 * len(data) > 1.5 * limit > dataset._files._cache.volume()
-
-
-def test_it_can_be_pickled_and_a_root_without_images_is_refused(in_memory: str) -> None:
-    dataset = pickle.loads(pickle.dumps(RemoteImageFolder(in_memory, TRAIN)))
-    assert dataset[3][1] == 0
-    files = fsspec.filesystem("memory")
-    files.pipe("/bucket/train/empty/notes.txt", b"")
-    with pytest.raises(FileNotFoundError, match="no image in empty"):
-        RemoteImageFolder(in_memory)
-    with pytest.raises(FileNotFoundError):
-        RemoteImageFolder("memory://bucket/nothing")
-    with pytest.raises(ValueError, match="connections is a whole number"):
-        RemoteImageFolder(in_memory, connections=0)

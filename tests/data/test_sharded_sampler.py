@@ -19,14 +19,11 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from proxyloader import LastBatchPolicy, ShardedSampler, World
 from proxyloader.data.sharded_sampler import build_sampler, check_dealt, find_sharded
 
+from .test_distributed import Tell
+from .test_distributed import tell as tell
+
 FILL, PARTIAL, DROP = LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL, LastBatchPolicy.DROP
 POLICIES = pytest.mark.parametrize("policy", LastBatchPolicy, ids=lambda policy: policy.value)
-
-
-@pytest.fixture(autouse=True)
-def nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def dealt_out(samples: int, shards: int, policy: LastBatchPolicy, batch: int, **options: Any) -> list[ShardedSampler]:
@@ -187,15 +184,10 @@ def test_where_shards_differ_by_a_batch_dalis_iterator_gives_an_empty_one_and_th
     assert [batches_of(sampler) for sampler in dealt_out(7, 2, PARTIAL, 3)] == [[[0, 1, 2]], [[3, 4, 5], [6]]]
 
 
-def test_fewer_samples_than_shards_are_refused_by_dali(numbered: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="needs to be at least equal to the requested number of shards"):
-        by_dali(numbered[:2], 3, 0, FILL, 2)
-
-
 # --- the sampler ------------------------------------------------------------------------------------------------------
 
 
-def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+def test_the_order_depends_on_seed_and_epoch_alone_and_each_iteration_is_the_next_epoch() -> None:
     def orders(seed: int) -> list[list[int]]:
         sampler = ShardedSampler(range(50), 1, 0, shuffle=True, seed=seed)
         return [list(sampler) for _ in range(3)]
@@ -207,9 +199,6 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert len({tuple(order) for order in first}) == 3
     torch.manual_seed(1)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_each_iteration_is_the_next_epoch_unless_one_is_set() -> None:
     sampler = ShardedSampler(range(30), 2, 1, shuffle=True)
     assert [list(sampler), list(sampler)] == [sampler.indices(0), sampler.indices(1)]
     assert sampler.epoch == 2
@@ -219,24 +208,14 @@ def test_each_iteration_is_the_next_epoch_unless_one_is_set() -> None:
         sampler.set_epoch(-1)
 
 
-def test_in_order_the_shards_one_after_the_other_are_the_dataset() -> None:
-    assert [*itertools.chain(*dealt_out(23, 4, PARTIAL, 3))] == list(range(23))
-
-
-def test_a_dataset_that_grows_is_dealt_out_as_it_is() -> None:
+def test_it_deals_out_a_dataset_that_grows_shows_its_shard_and_takes_dalis_policies() -> None:
     samples = [0] * 4
     sampler = ShardedSampler(samples, 2, 1)
     assert list(sampler) == [2, 3]
     samples += [0] * 4
     assert len(sampler) == 4 and list(sampler) == [4, 5, 6, 7]
-
-
-def test_its_name_shows_the_shard_and_no_index() -> None:
     sampler = ShardedSampler(range(10), 3, 2, shuffle=True, last_batch_policy="fill", batch_size=3)
     assert repr(sampler) == "ShardedSampler(6 of 10 samples, shard 2 of 3, 'fill', shuffled)"
-
-
-def test_policies_may_be_dalis_or_text() -> None:
     for policy in LastBatchPolicy:
         assert LastBatchPolicy.of(policy) is LastBatchPolicy.of(DalisPolicy[policy.name]) is policy
         assert LastBatchPolicy.of(policy.value) is policy
@@ -247,35 +226,33 @@ class Colour(enum.Enum):
     RED = 1
 
 
-@pytest.mark.parametrize("policy", ["pad", None, 0, Colour.RED, "full"], ids=str)
-def test_what_is_no_policy_is_refused_with_those_that_are(policy: Any) -> None:
-    with pytest.raises(ValueError, match="last_batch_policy is one of 'fill', 'partial', 'drop', .* got"):
-        ShardedSampler(range(3), 1, 0, last_batch_policy=policy)
+POLICY, SIZE = (
+    "last_batch_policy is one of 'fill', 'partial', 'drop', .* got",
+    "batch_size is a whole number, 1 or more",
+)
 
 
-@pytest.mark.parametrize("policy", ["fill", "drop"])
-def test_full_batches_need_a_batch_size(policy: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"last_batch_policy='{policy}' makes batches full, and batch_size is None: say"
-    ):
-        ShardedSampler(range(3), 1, 0, last_batch_policy=policy)
-    with pytest.raises(ValueError, match="batch_size is a whole number, 1 or more; got 0"):
-        ShardedSampler(range(3), 1, 0, last_batch_policy=policy, batch_size=0)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *((dict(last_batch_policy=policy), POLICY) for policy in ("pad", None, 0, Colour.RED, "full")),
+        (dict(last_batch_policy="fill"), "last_batch_policy='fill' makes batches full, and batch_size is None: say"),
+        (dict(last_batch_policy="drop"), "last_batch_policy='drop' makes batches full, and batch_size is None: say"),
+        *((dict(last_batch_policy=policy, batch_size=0), f"{SIZE}; got 0") for policy in ("fill", "drop")),
+        (dict(seed=1.5), "seed is a whole number, 0 or more; got 1.5"),
+    ],
+    ids=str,
+)
+def test_what_a_sampler_does_not_take_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShardedSampler(range(3), 1, 0, **arguments)
 
 
-def test_seeds_are_whole_numbers() -> None:
-    with pytest.raises(ValueError, match="seed is a whole number, 0 or more; got 1.5"):
-        ShardedSampler(range(3), 1, 0, seed=1.5)  # type: ignore[arg-type]
-
-
-def test_a_sampler_that_was_made_before_its_processes_were_known_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_was_made_before_its_processes_were_known_says_so(tell: Tell) -> None:
     sampler, by_number = ShardedSampler(range(4)), ShardedSampler(range(4), 1, 0)
     assert list(sampler) == [0, 1, 2, 3]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(
-        ValueError, match="found rank 0 of 1 when .* and now this process is rank 1 of 2: make it after"
-    ):
+    tell(2, 1)
+    with pytest.raises(ValueError, match="rank 0 of 1 when .* and now this process is rank 1 of 2: make it after"):
         list(sampler)
     assert list(by_number) == [0, 1, 2, 3] and list(ShardedSampler(range(4))) == [2, 3]
 
@@ -300,8 +277,11 @@ def asked_for(
     return build_sampler(dataset, num_shards, policy, **(defaults | arguments))
 
 
-def test_a_loader_that_is_not_told_of_shards_has_none() -> None:
+def test_a_loader_that_is_not_told_of_shards_has_none_but_those_of_its_samplers() -> None:
     assert asked_for() is None and asked_for(sampler=[1, 2]) is None and asked_for(dataset=Stream()) is None
+    sampler = ShardedSampler(range(4), 2, 1)
+    assert find_sharded(sampler) is find_sharded(BatchSampler(sampler, 2, False)) is sampler
+    assert find_sharded(SequentialSampler(range(3))) is find_sharded(None) is None
 
 
 @pytest.mark.parametrize(
@@ -361,23 +341,14 @@ def test_arguments_that_contradict_each_other_are_refused_with_the_next_step(arg
         asked_for(**arguments)
 
 
-def test_shards_that_contradict_the_processes_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(
-        ValueError, match="num_shards=2 contradicts .* rank 1 of 4: use num_shards='auto'.*ShardedSampler"
-    ):
+def test_shards_that_contradict_the_processes_there_are_are_refused(tell: Tell) -> None:
+    tell(4, 1)
+    with pytest.raises(ValueError, match="=2 contradicts .* rank 1 of 4: use num_shards='auto'.*ShardedSampler"):
         asked_for(World(2, 1))
     with pytest.raises(ValueError, match="num_shards=1 is given without a rank"):
         asked_for(1)
     found = [asked_for("auto"), asked_for(4), asked_for(World(4, 1))]
     assert [(each.num_shards, each.shard_id) for each in found if each is not None] == [(4, 1)] * 3
-
-
-def test_a_sharded_sampler_is_found_in_a_batch_sampler_of_torchs() -> None:
-    sampler = ShardedSampler(range(4), 2, 1)
-    assert find_sharded(sampler) is find_sharded(BatchSampler(sampler, 2, False)) is sampler
-    assert find_sharded(SequentialSampler(range(3))) is find_sharded(None) is None
 
 
 def test_an_epoch_that_was_begun_goes_on_in_the_same_order_alone() -> None:

@@ -80,12 +80,19 @@ def line_of(text: str, owner: Any) -> str:
     return f"{__file__}:{number}"
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+workers = pytest.mark.parametrize("num_workers", [0, 1])
+
+
+@pytest.fixture(autouse=True)
+def told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+
+
+@workers
 @pytest.mark.parametrize("look", LINES)
 def test_the_line_that_used_pixels_is_named(
     look: Any, num_workers: int, photos: Path, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
     loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
     list(loader)
     line = line_of(*LINES[look])
@@ -93,11 +100,10 @@ def test_the_line_that_used_pixels_is_named(
     assert loader.backend.endswith(f", the first: pixels are used at {line}")
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@workers
 def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
     num_workers: int, photos: Path, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
     for look in (with_its_maximum, unused):
         caplog.clear()
         loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
@@ -110,11 +116,10 @@ def jittered(image: Any) -> Any:
     return transforms.Compose([transforms.ColorJitter(0.3), TRAIN])(image)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@workers
 def test_a_transform_that_torchvision_does_without_a_gpu_is_named(
     num_workers: int, photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
     loader = proxyloader.DataLoader(Files(photos, jittered), 12, num_workers=num_workers, device="cpu")
     list(loader)
     why = "on a CPU torchvision is faster at ColorJitter with these arguments"
@@ -122,7 +127,7 @@ def test_a_transform_that_torchvision_does_without_a_gpu_is_named(
     assert f"The first image that the workers decoded: {why}" in caplog.text
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@workers
 @pytest.mark.parametrize(
     ("dtype", "mode", "why"),
     [
@@ -154,7 +159,6 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     next(iterator)
     with pytest.raises(KeyError):
         list(proxyloader.DataLoader(Files(photos, failing), 12, device="cpu"))
-    caplog.set_level(logging.INFO, "proxyloader")
     list(iterator)
     assert clean.backend.endswith("JPEGs travel encoded") and "0 were made in the workers" in caplog.text
 
@@ -175,7 +179,7 @@ def with_means(samples: Any) -> Any:
     return images - float(images.mean()), labels
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@workers
 def test_the_line_of_a_collate_fn_is_named(num_workers: int, photos: Path, device: str) -> None:
     dataset = Files(photos, unused)
     loader = proxyloader.DataLoader(dataset, 12, num_workers=num_workers, device=device, collate_fn=with_means)
@@ -196,7 +200,6 @@ def of_arrays() -> CIFAR10:
 def test_arrays_that_nobody_decodes_are_no_reason_for_a_warning(
     made_of: Any, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
     list(proxyloader.DataLoader(made_of(), batch_size=4, device=device))
     (record,) = [each for each in caplog.records if "first epoch" in each.getMessage()]
     assert record.levelno == logging.INFO and "slower" not in record.getMessage()
@@ -217,7 +220,7 @@ def in_grey(path: str) -> Any:
     return Image.open(path).convert("L")
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@workers
 def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
     num_workers: int, photos: Path, device: str
 ) -> None:
@@ -226,14 +229,9 @@ def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
     with pytest.raises(InputError) as caught:
         list(proxyloader.DataLoader(dataset, translate="all", **options))
     assert caught.value.code == "wrong-mode" and caught.value.index == 0
-    for part in (
-        f"dataset[0]: {dataset.samples[0][0]}: ",
-        "'L'",
-        "'RGB' alone",
-        "convert('RGB')",
-        "translate=True",
-    ):
-        assert part in str(caught.value)
+    said = str(caught.value)
+    for part in f"dataset[0]: {dataset.samples[0][0]}: ", "'L'", "'RGB' alone", "convert('RGB')", "translate=True":
+        assert part in said
     images, _ = next(iter(proxyloader.DataLoader(dataset, **options)))
     assert images.shape == (4, 1, 32, 32)  # the advice holds
 

@@ -44,13 +44,10 @@ def test_the_row_of_next_is_torchs_and_its_parts_have_rows_too(num_workers: int,
     assert ours["proxyloader.wait_for_dali"] >= 3
 
 
-def test_a_loader_that_torch_loads_has_torchs_row(photos: Path) -> None:
+def test_a_loader_that_torch_loads_has_torchs_row_and_unprofiled_nothing_is_recorded(photos: Path) -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(6))
     stock, ours = (rows_of(kind(dataset, 2)) for kind in (StockLoader, proxyloader.DataLoader))
     assert ours == stock
-
-
-def test_where_nothing_profiles_nothing_is_recorded() -> None:
     assert not isinstance(row("proxyloader.anything"), profiler.record_function)
     with profile(activities=[ProfilerActivity.CPU]):
         assert isinstance(row("proxyloader.anything"), profiler.record_function)

@@ -102,14 +102,11 @@ def test_each_way_to_load_counts_its_samples(way: str, num_workers: int, photos:
     assert loader.stats().batches == given == (48 if arguments.get("batch_size", 20) is None else 3)
 
 
-def test_what_a_servers_pipeline_is_given_and_makes_is_counted(photos: Path, device: str) -> None:
+def test_what_a_server_makes_counts_and_what_is_left_out_is_an_error(photos: Path, device: str, tmp_path: Path) -> None:
     with ProxyServer(picture_pipeline(device, batch_size=20)) as server:
         loader = DataLoader(picture_folder(photos, server.proxy, read_bytes), 20, num_workers=1, server=server)
         list(loader)
     assert counts(loader.stats()) == (48, 48, 0, 0) and loader.stats().bytes_read == size_bytes(photos)
-
-
-def test_samples_that_are_left_out_are_errors_and_no_images(photos: Path, tmp_path: Path, device: str) -> None:
     (tmp_path / "class").mkdir()
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))[:8]):
         (tmp_path / "class" / f"{number}.jpg").write_bytes(path.read_bytes() if number != 3 else b"no image")
@@ -129,7 +126,7 @@ def test_in_mid_epoch_any_thread_sees_what_was_given_and_what_waits(photos: Path
     assert 1 <= max(ahead) <= loader.prefetch and ahead[-1] == 0
 
 
-def test_times_are_those_of_the_loop(photos: Path) -> None:
+def test_times_are_those_of_the_loop_and_a_copy_counts_anew(photos: Path) -> None:
     def slowly(samples: Any) -> Any:
         time.sleep(0.02)
         return samples
@@ -140,9 +137,6 @@ def test_times_are_those_of_the_loop(photos: Path) -> None:
     stats = loader.stats()
     assert stats.wait_p50_ms >= 20 and stats.step_p50_ms >= 30
     assert stats.images_per_s <= 2 / 0.03 * 6 / 5  # the last batch has no loop behind it
-
-
-def test_a_copy_counts_anew(photos: Path) -> None:
     loader = DataLoader(TensorDataset(torch.arange(12)), 2)
     list(loader)
     for copied in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
@@ -158,13 +152,10 @@ def recorded(steps: list[Step]) -> LoaderStats:
     return recorder.stats(batches_ahead=2, errors=1)
 
 
-def test_percentiles_and_speed_follow_from_the_steps() -> None:
+def test_percentiles_and_speed_are_of_the_last_batches_and_counts_of_all() -> None:
     stats = recorded([Step(0.01, 0.001 * number, 0.0, 32) for number in range(101)])
     assert (stats.wait_p50_ms, stats.wait_p99_ms, stats.step_p50_ms) == pytest.approx((50, 99, 60))
     assert stats.images_per_s == pytest.approx(101 * 32 / (101 * 0.01 + 5.05))
-
-
-def test_times_are_of_the_last_batches_and_counts_of_all() -> None:
     early, late = Step(1.0, 1.0, 0.0, 8), Step(0.003, 0.001, 0.0, 8)
     stats = recorded([early] * 500 + [late] * WINDOW_BATCHES)
     assert (stats.wait_p99_ms, stats.step_p50_ms, stats.images_per_s) == pytest.approx((1, 4, 2000))
@@ -174,15 +165,12 @@ def test_times_are_of_the_last_batches_and_counts_of_all() -> None:
 SOME = LoaderStats(1234, 315_904, 12_345.6, 0.42, 12.0, 20.7, 315_000, 904, 0, 2, 33_200_000_000, 3)
 
 
-def test_printed_it_is_three_lines() -> None:
+def test_printed_it_is_three_lines_and_as_a_dict_numbers_by_name() -> None:
     assert str(SOME).splitlines() == [
         "LoaderStats: 1,234 batches, 315,904 images, 12,346 images/s",
         "  wait 0.42 ms in a step of 20.70 ms (medians), 12.00 ms at the 99th percentile; 2 batches ahead",
         "  made by DALI 315,000, Pillow 904, workers 0; 33,200.0 MB read; 3 errors",
     ]
-
-
-def test_as_a_dict_it_is_numbers_by_name() -> None:
     numbers = SOME.as_dict()
     assert list(numbers) == list(METRICS) and all(type(number) in (int, float) for number in numbers.values())
     assert LoaderStats(**numbers) == SOME  # type: ignore[arg-type]

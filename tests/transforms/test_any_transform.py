@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode, v2
 
-from ..compare import Bound, assert_as_torchvision, lossless
+from ..compare import Bound, assert_alike, lossless
 
 A_LEVEL_IN_THE_MEAN = Bound(1, 255, 255)
 """What is promised of each. After a resize, which is a level off here and there, solarising or posterising makes more
@@ -91,4 +91,4 @@ def transforms(draw: st.DrawFn) -> Any:
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_transforms_may_follow_upon_each_other(transform: Any, seed: int, device: str) -> None:
     files = lossless("landscape", "small", "tiny", "grey")
-    assert_as_torchvision(transform, device, files, bound=A_LEVEL_IN_THE_MEAN, seed=seed)
+    assert_alike(transform, device, files, bound=A_LEVEL_IN_THE_MEAN, seed=seed)

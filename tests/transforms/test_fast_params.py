@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from torchvision.transforms import v2
 from proxyloader.transforms import fast_params
 from proxyloader.transforms.fast_params import resized_crop_box
 from proxyloader.transforms.params import Version
+
+from ..compare import drawn_alike
 
 both_versions = pytest.mark.parametrize("version", ["v1", "v2"])
 SIZES = [(375, 500), (500, 375), (64, 64), (3, 2000), (2000, 3), (1, 1), (17, 5)]
@@ -49,13 +52,10 @@ def test_the_boxes_are_torchvisions(version: Version, dtype: torch.dtype, scale:
     try:
         box_of = resized_crop_box(scale, ratio, version)
         assert box_of.func is fast_params._ours, "torchvision draws, and nothing is gained"  # type: ignore[attr-defined]
-        for seed in range(300):
-            height, width = SIZES[seed % len(SIZES)]
-            torch.manual_seed(seed)
-            wanted, next_wanted = of_torchvision(version, scale, ratio, height, width), torch.rand(1)
-            torch.manual_seed(seed)
-            assert box_of(height, width) == wanted
-            assert torch.rand(1) == next_wanted
+        for height, width in SIZES:
+            stock = functools.partial(of_torchvision, version, scale, ratio, height, width)
+            draws = drawn_alike(stock, functools.partial(box_of, height, width), 50)
+            assert all(found == wanted for wanted, found in draws)
     finally:
         torch.set_default_dtype(before)
 
@@ -83,8 +83,6 @@ def other_draws(image: torch.Tensor, scale: list[float], ratio: list[float]) -> 
 def test_a_torchvision_that_draws_otherwise_draws(get_params: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(get_params))
     box_of = resized_crop_box((0.08, 1.0), (3 / 4, 4 / 3), "v1")
-    torch.manual_seed(1)
-    wanted, next_wanted = get_params(torch.empty(3, 40, 50), [0.08, 1.0], [3 / 4, 4 / 3]), torch.rand(1)
-    torch.manual_seed(1)
-    assert box_of(40, 50) == wanted
-    assert torch.rand(1) == next_wanted
+    image = torch.empty(3, 40, 50)
+    draws = drawn_alike(lambda: get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]), lambda: box_of(40, 50), 3)
+    assert all(found == wanted for wanted, found in draws)

@@ -97,19 +97,6 @@ def test_crops_larger_than_the_image_are_an_error_as_with_torchvision() -> None:
         ([v2.RandomApply([v2.FiveCrop(9)]), v2.ToImage()], 0, "v2.RandomApply"),
         ([v2.RandomChoice([v2.FiveCrop(9)]), v2.ToImage()], 0, "v2.RandomChoice"),
     ],
-    ids=[
-        *(
-            "random behind",
-            "chance behind",
-            "v1 behind",
-            "v1.Lambda behind",
-            "v2.Lambda behind",
-            "a function behind",
-            "plain tensors",
-            "plain tensors made by v1",
-        ),
-        *("plain tensors from PIL images", "plain tensors at last", "twice", "by chance", "one of one"),
-    ],
 )
 def test_what_torchvision_does_otherwise_or_not_at_all_is_refused(transforms: list[Any], at: int, name: str) -> None:
     where = {"position": f"transform.transforms[{at}]", "transform": name}

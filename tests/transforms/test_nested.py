@@ -122,45 +122,31 @@ def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) 
         assert torch.equal(b, a)
 
 
-def test_the_original_stays_as_it_is() -> None:
+def test_the_original_and_what_is_compiled_already_stay() -> None:
     for holder in HOLDERS:
         before = find_nested(holder)
         compiled = compile_transforms(holder)
         assert type(compiled) is type(holder) and compiled_in(compiled)
         assert all(a is b for a, b in zip(find_nested(holder).values(), before.values(), strict=True))
-
-
-def test_a_transform_is_named_by_where_it_is_held() -> None:
-    assert list(find_nested(MultiCrop())) == [".large[0]", ".large[1]", ".small['transform']", ".pair.transform"]
-    assert list(find_nested(Module())) == [".views.0", ".views.1"]
-    assert find_nested(CROP) == find_nested(TwoCrops) == find_nested(len) == find_nested(lambda: CROP) == {}
-
-
-def test_what_is_compiled_already_stays() -> None:
+        again = pickle.loads(pickle.dumps(compiled))  # as it reaches workers that are spawned
+        assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
     compiled = compile_transforms(CROP)
     two = TwoCrops(compiled)
     assert compile_transforms(two) is two and compiled_in(two) == [compiled]
     mixed = MultiCrop()
     mixed.large = (compiled, CROP)
     assert compiled_in(compile_transforms(mixed))[0] is compiled
-
-
-def test_an_object_that_holds_itself_has_an_end() -> None:
-    two = TwoCrops(CROP)
-    two.myself = two  # type: ignore[attr-defined]
-    assert list(find_nested(two)) == [".transform"]
-
-
-def test_nothing_changes_where_nothing_is_exchanged() -> None:
     for holder in (*HOLDERS, len, CROP, 3):
         assert replace_nested(holder, lambda _, transform: transform) is holder
 
 
-def test_they_reach_workers_that_are_spawned() -> None:
-    for holder in HOLDERS:
-        compiled = compile_transforms(holder)
-        again = pickle.loads(pickle.dumps(compiled))
-        assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
+def test_a_transform_is_named_by_where_it_is_held() -> None:
+    assert list(find_nested(MultiCrop())) == [".large[0]", ".large[1]", ".small['transform']", ".pair.transform"]
+    assert list(find_nested(Module())) == [".views.0", ".views.1"]
+    assert find_nested(CROP) == find_nested(TwoCrops) == find_nested(len) == find_nested(lambda: CROP) == {}
+    two = TwoCrops(CROP)
+    two.myself = two  # type: ignore[attr-defined]
+    assert list(find_nested(two)) == [".transform"]
 
 
 def test_left_to_torchvision_they_get_decoded_images() -> None:
@@ -204,21 +190,15 @@ class Chained(TwoCrops):
         return self.transform(self.transform(image))
 
 
-def test_one_transform_upon_another_is_refused_where_the_user_compiled_them() -> None:
-    data = compare.images("small")["small"]
+def test_one_transform_upon_another_is_torchvisions_in_a_loader_and_refused_where_the_user_compiled_them() -> None:
+    data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
     with raises(InputError, code="wrong-input"):
         compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(data))
-
-
-def test_one_transform_upon_another_is_torchvisions_in_a_loader() -> None:
-    data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
-    torch.manual_seed(2)
-    theirs = [chained(compare.opened(data)) for _ in range(5)]
-    state, compiled = torch.get_rng_state(), compile_for_loader(chained, takes_all=True)
-    torch.manual_seed(2)
-    ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    compiled = compile_for_loader(chained, takes_all=True)
+    draws = compare.drawn_alike(
+        lambda: chained(compare.opened(data)), lambda: compiled(EncodedImage.from_bytes(data)), seeds=5
+    )
+    assert all(torch.equal(a, b) for a, b in draws)
 
 
 def test_the_explanation_has_the_rows_of_each_and_what_comes_out() -> None:

@@ -3,32 +3,25 @@ torch's generator, and Python's, go on from the same state."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import itertools
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torchvision.transforms
 import torchvision.transforms.functional as F1
 import torchvision.transforms.v2.functional as F2
 from PIL import Image
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
-from torchvision.transforms import transforms as v1
 
 from proxyloader.transforms import color, geometry, warp
 from proxyloader.transforms.params import bernoulli
 from proxyloader.transforms.plan import Step
-from proxyloader.transforms.registry import plan_for
 
-from ..compare import Done, taken
-
-IMAGES = 200
-SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (7, 9)]
-"""(width, height)"""
+from ..compare import IMAGES, Done, assert_draws_as, both_versions
 
 COLORS = {
     "adjust_brightness": color.Brightness,
@@ -47,7 +40,6 @@ COLORS = {
 
 FLIPS = {Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM}
 
-both_versions = pytest.mark.parametrize("version", [torchvision.transforms, v2], ids=["v1", "v2"])
 bilinear: Any = {"interpolation": InterpolationMode.BILINEAR}
 """What is nearest is brought to Pillow's fixed-point numbers first; ``test_warp.py`` holds that to Pillow's pixels."""
 
@@ -63,8 +55,8 @@ def numbers_of(kind: type[Step], args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple(map(float, values))
 
 
-@contextlib.contextmanager
-def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Done]]:
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[Done]:
     """What torchvision does to PIL images: each operation is written down in place of being done."""
     done: list[Done] = []
 
@@ -94,190 +86,125 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Done]]:
         ours = functional.__name__ == "write_down"
         return functional(image, *args, **kwargs) if ours else call_kernel(self, functional, image, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        for name, kind in COLORS.items():
-            for module in (F1, F2):
-                if hasattr(module, name):
-                    patch.setattr(module, name, recorder(kind))
-        patch.setattr(v2.Transform, "_call_kernel", call)
-        patch.setattr(Image.Image, "transform", transform)
-        patch.setattr(Image.Image, "transpose", flip)
-        yield done
+    for name, kind in COLORS.items():
+        for module in (F1, F2):
+            monkeypatch.setattr(module, name, recorder(kind), raising=False)
+    monkeypatch.setattr(v2.Transform, "_call_kernel", call)
+    monkeypatch.setattr(Image.Image, "transform", transform)
+    monkeypatch.setattr(Image.Image, "transpose", flip)
+    return done
 
 
-def nothing(done: Done) -> bool:
-    """torchvision leaves these out, or may."""
-    kind, numbers = done
-    return (kind is warp.Affine and numbers[2:] == (1, 0, 0, 0, 1, 0)) or (kind is geometry.Flip and numbers == (0,))
+Check = Callable[[list[Done]], bool]
 
 
-def assert_draws_as_torchvision(transform: Any, monkeypatch: pytest.MonkeyPatch, *also: type[Step]) -> list[Done]:
-    """The same operations and states for images of several sizes; of ``also``, the numbers are not looked at.
-
-    Returns:
-        All that was done.
-    """
-    everything: list[Done] = []
-    plan = plan_for(v1.Compose([transform, v1.PILToTensor()]))
-    pictures = [Image.new("RGB", size, "olive") for size in SIZES]
-    states = []
-    torch.manual_seed(7)
-    random.seed(7)
-    with recording(monkeypatch) as done:
-        for k in range(IMAGES):
-            transform(pictures[k % len(pictures)])
-            states.append((len(done), torch.get_rng_state(), random.getstate()))
-    torch.manual_seed(7)
-    random.seed(7)
-    start = 0
-    for k, (end, state, python_state) in enumerate(states):
-        width, height = SIZES[k % len(SIZES)]
-        row = plan.sample_params(height, width)
-        assert torch.equal(torch.get_rng_state(), state), f"image {k} left the generator in another state"
-        assert random.getstate() == python_state, f"image {k} left Python's generator in another state"
-        wanted = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in done[start:end]]
-        found = [each for each in taken(plan.steps[:-1], row) if each[0] not in also]
-        assert [each for each in found if not nothing(each)] == [each for each in wanted if not nothing(each)], k
-        everything += found
-        start = end
-    return everything
+def each(count: int) -> Check:
+    """So many operations for every image."""
+    return lambda found: len(found) == count * IMAGES
 
 
-def kinds_in(done: list[Done]) -> set[type[Step]]:
-    return {kind for kind, _ in done}
+def about(count: float, off: float = 0.1) -> Check:
+    return lambda found: abs(len(found) - count * IMAGES) < off * IMAGES
 
 
-class TestColors:
-    @both_versions
-    @pytest.mark.parametrize(
-        "arguments",
-        [(0.4, 0.4, 0.4, 0.5), (0.4,), (0, 0.4), (0, 0, 0.4), (0, 0, 0, 0.4), ((0.5, 0.5), 0, (0, 3), 0)],
-        ids=["all", "brightness", "contrast", "saturation", "hue", "given ranges"],
-    )
-    def test_color_jitter(self, version: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        done = assert_draws_as_torchvision(version.ColorJitter(*arguments), monkeypatch)
-        assert len(done) == IMAGES * sum(value != 0 for value in arguments)
-
-    @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-    def test_random_photometric_distort(self, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        done = assert_draws_as_torchvision(v2.RandomPhotometricDistort(p=p), monkeypatch)
-        assert len(kinds_in(done)) == (5 if p else 0)
-
-    def test_random_channel_permutation(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        done = assert_draws_as_torchvision(v2.RandomChannelPermutation(), monkeypatch)
-        assert len(set(done)) == 6
-
-    @both_versions
-    @pytest.mark.parametrize("p", [0, 0.3, 1])
-    @pytest.mark.parametrize(
-        ("name", "arguments"),
-        [
-            ("RandomInvert", ()),
-            ("RandomPosterize", (3,)),
-            ("RandomSolarize", (99.5,)),
-            ("RandomAdjustSharpness", (1.7,)),
-            ("RandomAutocontrast", ()),
-            ("RandomEqualize", ()),
-        ],
-        ids=lambda value: value if isinstance(value, str) else "",
-    )
-    def test_done_or_not(
-        self, version: Any, name: str, arguments: Any, p: float, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done = assert_draws_as_torchvision(getattr(version, name)(*arguments, p=p), monkeypatch)
-        assert abs(len(done) - p * IMAGES) < IMAGES / 10
+def kinds(least: int, most: int | None = None) -> Check:
+    return lambda found: least <= len({kind for kind, _ in found}) <= (least if most is None else most)
 
 
-class TestWarps:
-    @both_versions
-    @pytest.mark.parametrize("expand", [False, True], ids=["", "expand"])
-    @pytest.mark.parametrize("center", [None, (3, 5)], ids=["", "center"])
-    def test_random_rotation(self, version: Any, expand: bool, center: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        transform = version.RandomRotation((-170, 180), expand=expand, center=center, **bilinear)
-        assert len(assert_draws_as_torchvision(transform, monkeypatch)) == IMAGES
-
-    @both_versions
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            {"degrees": 30},
-            {"degrees": 0, "translate": (0.2, 0.3)},
-            {"degrees": 0, "scale": (0.5, 1.7)},
-            {"degrees": 0, "shear": 20},
-            {"degrees": 0, "shear": (-10, 20, 5, 30)},
-            {"degrees": (5, 50), "translate": (0.5, 0), "scale": (0.9, 1.1), "shear": (3, 4), "center": (3, 5)},
-        ],
-        ids=["degrees", "translate", "scale", "shear along x", "shear along both", "all"],
-    )
-    def test_random_affine(self, version: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        transform = version.RandomAffine(**arguments, **bilinear)
-        assert len(assert_draws_as_torchvision(transform, monkeypatch)) == IMAGES
-
-    @both_versions
-    @pytest.mark.parametrize(("distortion_scale", "p"), [(0.5, 0.5), (1.0, 1.0), (0.2, 0.1)])
-    def test_random_perspective(
-        self, version: Any, distortion_scale: float, p: float, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done = assert_draws_as_torchvision(version.RandomPerspective(distortion_scale, p), monkeypatch)
-        assert abs(len(done) - p * IMAGES) < IMAGES / 10
+def nested(version: Any) -> Any:
+    inner = version.RandomOrder([version.RandomInvert(), version.RandomAffine(9, **bilinear)])
+    middle = version.RandomApply([inner, version.ColorJitter(0.2)], 0.7)
+    return version.RandomChoice([middle, version.Compose([version.RandomPosterize(3), middle])])
 
 
-class TestChoices:
-    @both_versions
-    @pytest.mark.parametrize("p", [0, 0.3, 1])
-    def test_random_apply(self, version: Any, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        transform = version.RandomApply([version.ColorJitter(0.3, 0.3), version.RandomRotation(9, **bilinear)], p)
-        assert abs(len(assert_draws_as_torchvision(transform, monkeypatch)) - 3 * p * IMAGES) < 3 * IMAGES / 10
-
-    @both_versions
-    @pytest.mark.parametrize("p", [None, [3, 0, 1]], ids=["", "p"])
-    def test_random_choice(self, version: Any, p: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        branches = [version.ColorJitter(0.3, 0.3), version.RandomInvert(0.3), version.RandomAffine(9, **bilinear)]
-        done = assert_draws_as_torchvision(version.RandomChoice(branches, p), monkeypatch)
-        assert len(kinds_in(done)) == (4 if p is None else 3)
-
-    @both_versions
-    def test_random_order(self, version: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        flip, jitter = version.RandomHorizontalFlip(), version.ColorJitter(0.3, 0.3)
-        turn = version.RandomRotation(20, expand=True, **bilinear)
-        done = assert_draws_as_torchvision(version.RandomOrder([flip, jitter, turn]), monkeypatch)
-        assert len(kinds_in(done)) == 4
-
-    @both_versions
-    def test_nested(self, version: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        inner = version.RandomOrder([version.RandomInvert(), version.RandomAffine(9, **bilinear)])
-        middle = version.RandomApply([inner, version.ColorJitter(0.2)], 0.7)
-        transform = version.RandomChoice([middle, version.Compose([version.RandomPosterize(3), middle])])
-        assert len(kinds_in(assert_draws_as_torchvision(transform, monkeypatch))) == 4
-
-    @both_versions
-    def test_around_what_changes_the_size(self, version: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        crop = version.RandomCrop((20, 30), pad_if_needed=True)
-        turn = version.RandomRotation(30, expand=True, **bilinear)
-        transform = version.Compose(
-            [version.RandomChoice([crop, turn]), version.RandomAffine(0, (0.5, 0.5), **bilinear)]
-        )
-        assert_draws_as_torchvision(transform, monkeypatch, geometry.Crop)
+def in_any_order(version: Any) -> Any:
+    flip, turn = version.RandomHorizontalFlip(), version.RandomRotation(20, expand=True, **bilinear)
+    return version.RandomOrder([flip, version.ColorJitter(0.3, 0.3), turn])
 
 
-class TestAutomatic:
-    @both_versions
-    @pytest.mark.parametrize("policy", AutoAugmentPolicy, ids=lambda policy: policy.value)
-    def test_auto_augment(self, version: Any, policy: AutoAugmentPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-        done = assert_draws_as_torchvision(version.AutoAugment(policy, **bilinear), monkeypatch)
-        assert len(kinds_in(done)) >= 6
+def one_of_three(version: Any, p: Any) -> Any:
+    branches = [version.ColorJitter(0.3, 0.3), version.RandomInvert(0.3), version.RandomAffine(9, **bilinear)]
+    return version.RandomChoice(branches, p)
 
-    @both_versions
-    @pytest.mark.parametrize("arguments", [(), (3, 15), (0,), (1, 30), (2, 4, 11)], ids=str)
-    def test_rand_augment(self, version: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        done = assert_draws_as_torchvision(version.RandAugment(*arguments, **bilinear), monkeypatch)
-        assert len(kinds_in(done)) == (0 if arguments == (0,) else 9)
 
-    @both_versions
-    @pytest.mark.parametrize("bins", [31, 5])
-    def test_trivial_augment_wide(self, version: Any, bins: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        done = assert_draws_as_torchvision(version.TrivialAugmentWide(bins, **bilinear), monkeypatch)
-        assert len(kinds_in(done)) == 9
+def both_or_none(version: Any, p: float) -> Any:
+    return version.RandomApply([version.ColorJitter(0.3, 0.3), version.RandomRotation(9, **bilinear)], p)
+
+
+DONE_OR_NOT: dict[str, tuple[Any, ...]] = {
+    "RandomInvert": (),
+    "RandomPosterize": (3,),
+    "RandomSolarize": (99.5,),
+    "RandomAdjustSharpness": (1.7,),
+    "RandomAutocontrast": (),
+    "RandomEqualize": (),
+}
+AFFINE: list[dict[str, Any]] = [
+    {"degrees": 30},
+    {"degrees": 0, "translate": (0.2, 0.3)},
+    {"degrees": 0, "scale": (0.5, 1.7)},
+    {"degrees": 0, "shear": 20},
+    {"degrees": 0, "shear": (-10, 20, 5, 30)},
+    {"degrees": (5, 50), "translate": (0.5, 0), "scale": (0.9, 1.1), "shear": (3, 4), "center": (3, 5)},
+]
+JITTER = [(0.4, 0.4, 0.4, 0.5), (0.4,), (0, 0.4), (0, 0, 0.4), (0, 0, 0, 0.4), ((0.5, 0.5), 0, (0, 3), 0)]
+
+DRAWN: list[tuple[str, tuple[Any, ...], dict[str, Any], Check]] = [
+    *(("ColorJitter", given, {}, each(sum(value != 0 for value in given))) for given in JITTER),
+    *((name, given, {"p": p}, about(p)) for name, given in DONE_OR_NOT.items() for p in (0, 0.3, 1)),
+    *(
+        ("RandomRotation", ((-170, 180),), {"expand": expand, "center": center, **bilinear}, each(1))
+        for expand, center in itertools.product((False, True), (None, (3, 5)))
+    ),
+    *(("RandomAffine", (), given | bilinear, each(1)) for given in AFFINE),
+    *(("RandomPerspective", (scale, p), {}, about(p)) for scale, p in ((0.5, 0.5), (1.0, 1.0), (0.2, 0.1))),
+    *(("AutoAugment", (policy,), bilinear, kinds(6, 99)) for policy in AutoAugmentPolicy),
+    *(("RandAugment", given, bilinear, kinds(9)) for given in ((), (3, 15), (1, 30), (2, 4, 11))),
+    ("RandAugment", (0,), bilinear, kinds(0)),
+    *(("TrivialAugmentWide", (bins,), bilinear, kinds(9)) for bins in (31, 5)),
+]
+"""A class of both versions, its arguments, and what it does."""
+
+OF_SEVERAL: list[tuple[Callable[[Any], Any], Check]] = [
+    *((functools.partial(both_or_none, p=p), about(3 * p, 0.3)) for p in (0, 0.3, 1)),
+    (functools.partial(one_of_three, p=None), kinds(4)),
+    (functools.partial(one_of_three, p=[3, 0, 1]), kinds(3)),
+    (in_any_order, kinds(4)),
+    (nested, kinds(4)),
+]
+
+
+@both_versions
+@pytest.mark.parametrize(("name", "given", "named", "is_right"), DRAWN)
+def test_the_draws_of_a_class(
+    version: Any, name: str, given: Any, named: Any, is_right: Check, done: list[Done]
+) -> None:
+    assert is_right(assert_draws_as(getattr(version, name)(*given, **named), done))
+
+
+@both_versions
+@pytest.mark.parametrize(("make", "is_right"), OF_SEVERAL)
+def test_the_draws_of_containers(version: Any, make: Any, is_right: Check, done: list[Done]) -> None:
+    assert is_right(assert_draws_as(make(version), done))
+
+
+@pytest.mark.parametrize(
+    ("transform", "is_right"),
+    [
+        *((v2.RandomPhotometricDistort(p=p), kinds(5 if p else 0)) for p in (0.0, 0.3, 1.0)),
+        (v2.RandomChannelPermutation(), lambda found: len(set(found)) == 6),
+    ],
+)
+def test_the_draws_of_what_v2_has_alone(transform: Any, is_right: Check, done: list[Done]) -> None:
+    assert is_right(assert_draws_as(transform, done))
+
+
+@both_versions
+def test_the_draws_around_what_changes_the_size(version: Any, done: list[Done]) -> None:
+    crop = version.RandomCrop((20, 30), pad_if_needed=True)
+    turn = version.RandomRotation(30, expand=True, **bilinear)
+    choice = version.RandomChoice([crop, turn])
+    assert_draws_as(version.Compose([choice, version.RandomAffine(0, (0.5, 0.5), **bilinear)]), done, geometry.Crop)
 
 
 def test_a_chance_is_compared_as_torch_does() -> None:

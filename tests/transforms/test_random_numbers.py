@@ -48,7 +48,7 @@ def test_there_are_as_many_as_one_draws(count: int) -> None:
     assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_it_starts_anywhere_in_the_generators_own_block() -> None:
+def test_it_starts_anywhere_in_the_generators_block_on_any_default_device() -> None:
     for skipped in range(0, 700, 97):  # the generator makes 624 at a time
         torch.manual_seed(8)
         torch.rand(skipped)
@@ -58,13 +58,16 @@ def test_it_starts_anywhere_in_the_generators_own_block() -> None:
         with drawing_ahead():
             ahead = NumbersAhead(torch.default_generator)
             assert [KINDS[k % len(KINDS)][0](ahead) for k in range(640)] == wanted
-
-
-def test_the_installed_torch_draws_alike_and_to_compare_draws_nothing() -> None:
     are_alike_ahead.cache_clear()
     before = torch.get_rng_state()
     assert are_alike_ahead(), "numbers are drawn one by one, and nothing is gained"
     assert torch.equal(torch.get_rng_state(), before)
+    are_alike_ahead.cache_clear()
+    with torch.device("meta"):
+        assert are_alike_ahead()
+        ahead = NumbersAhead(torch.default_generator)
+        assert 0 <= ahead.uniform(0.0, 1.0) <= 1 and 0 <= ahead.integer(9) < 9
+        ahead.end()
 
 
 @pytest.mark.parametrize("version", [v1, v2])
@@ -106,12 +109,3 @@ def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
     assert not compile_transforms(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).plan.takes_numbers_ahead
     last = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])
     assert not compile_transforms(last).plan.takes_numbers_ahead
-
-
-def test_another_default_device_changes_nothing() -> None:
-    are_alike_ahead.cache_clear()
-    with torch.device("meta"):
-        assert are_alike_ahead()
-        ahead = NumbersAhead(torch.default_generator)
-        assert 0 <= ahead.uniform(0.0, 1.0) <= 1 and 0 <= ahead.integer(9) < 9
-        ahead.end()

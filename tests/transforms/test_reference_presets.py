@@ -9,7 +9,7 @@ from torchvision.transforms import InterpolationMode
 
 from proxyloader import UnsupportedTransformError, compile_transforms
 
-from ..compare import BICUBIC, BILINEAR, Bound, assert_as_torchvision, lossless
+from ..compare import BICUBIC, BILINEAR, Bound, assert_alike, lossless
 from ..outcomes import raises
 from ..reference_presets import AUGMENTED_AND_ERASED, AUTO_AUGMENT, PRESETS, Preset, Train
 
@@ -34,7 +34,7 @@ def test_every_value_of_auto_augment_is_held_in_every_version_backend_and_beside
 
 @pytest.mark.parametrize("preset", PRESETS, ids=str)
 def test_a_preset_is_as_torchvisions(preset: Preset) -> None:
-    assert_as_torchvision(preset, "cpu", lossless(), bound=bound_of(preset), times=2)
+    assert_alike(preset, "cpu", lossless(), bound=bound_of(preset), times=2)
 
 
 @pytest.mark.parametrize("auto_augment", AUTO_AUGMENT)

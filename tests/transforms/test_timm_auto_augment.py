@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from timm.data import auto_augment as timm_auto
 from torchvision.transforms import transforms as v1
@@ -32,7 +28,21 @@ from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.warp import Affine, BicubicAffine
 
-from ..compare import EXACT, Bound, Done, assert_as_torchvision, composed, lossless, numpy_state, opened, run, taken
+from ..compare import (
+    DRAW_SIZES,
+    IMAGES,
+    Bound,
+    Done,
+    assert_alike,
+    assert_draws_as,
+    assert_nearly_exact_but_for,
+    assert_same_done,
+    composed,
+    generator_states,
+    lossless,
+    seed_all,
+    taken,
+)
 from ..outcomes import raises
 
 WITHOUT_EQUALIZE = Bound(0.01, 1, 255)
@@ -94,28 +104,18 @@ class TestPixels:
     def test_are_timms(self, policy: str, interpolation: Any, device: str) -> None:
         files = lossless("portrait", "small", "tiny", "4:2:2")
         transform = composed("pil", augmentation(policy, interpolation))
-        assert_as_torchvision(transform, device, files, bound=OF_PIL, times=6)
+        assert_alike(transform, device, files, bound=OF_PIL, times=6)
 
     @each_policy
     def test_are_nearly_exact_where_nothing_is_equalized(self, policy: str, device: str) -> None:
-        files, transform = lossless("portrait", "small", "grey"), composed("pil", augmentation(policy))
-        differences = run(transform, device, files, times=8).differences()
-        plan, others = plan_for(transform), []
-        torch.manual_seed(0), random.seed(0), np.random.seed(0)
-        for difference, data in zip(differences, itertools.cycle(files.values())):
-            width, height = opened(data).size
-            if Equalize not in {kind for kind, _ in taken(plan.steps, plan.sample_params(height, width))}:
-                others.append(difference.ravel())
-        everything, bound = np.concatenate(others), WITHOUT_EQUALIZE.on(device)
-        assert len(others) > 6
-        assert everything.mean() <= bound.mean
-        assert np.quantile(everything, 0.999) <= bound.p999
+        transform, files = composed("pil", augmentation(policy)), lossless("portrait", "small", "grey")
+        assert_nearly_exact_but_for(Equalize, transform, device, files, bound=WITHOUT_EQUALIZE, times=8)
 
     @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "3a"])
     def test_of_images_one_pixel_high_or_wide(self, policy: str, device: str) -> None:
         files = lossless("one pixel high", "one pixel wide")
         transform = composed("pil", augmentation(policy))
-        assert_as_torchvision(transform, device, files, bound=OF_PIL, times=20)
+        assert_alike(transform, device, files, bound=OF_PIL, times=20)
 
     @each_interpolation
     @pytest.mark.parametrize("policy", ["augmix-m5-w4-d2", "augmix-m3", "augmix-m9-w1-mstd0.5-a0.5"])
@@ -123,24 +123,20 @@ class TestPixels:
         files = lossless("portrait", "small", "tiny", "grey")
         # As behind the crop of create_transform: older timms mix squares only.
         transform = composed("pil", v1.CenterCrop(48), augmentation(policy, interpolation))
-        assert_as_torchvision(transform, device, files, bound=MIXED, times=6)
+        assert_alike(transform, device, files, bound=MIXED, times=6)
 
     def test_of_one_operation(self, device: str) -> None:
         transform = composed("pil", timm_auto.AugmentOp("SolarizeAdd", 0.7, 8))
-        assert_as_torchvision(transform, device, lossless(but=("large",)), times=4)
+        assert_alike(transform, device, lossless(but=("large",)), times=4)
 
     @pytest.mark.parametrize("magnitude", [0, 2, 0.9 / 0.19, 7, 9, 10])
     def test_of_a_blur_are_pillows(self, magnitude: float, device: str) -> None:
         """The radius is 0.1 + 0.19 times the magnitude; by one of 1 or 2 pixels many means lie between two levels."""
         transform = composed("pil", timm_auto.AugmentOp("GaussianBlur", 1.0, magnitude))
-        assert_as_torchvision(transform, device, lossless(), bound=EXACT)
+        assert_alike(transform, device, lossless())
 
 
 # --- draws -----------------------------------------------------------------------------------------------------------
-
-IMAGES = 200
-SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (7, 9)]
-"""(width, height)"""
 
 OPERATIONS = {"autocontrast": Autocontrast, "equalize": Equalize, "invert": Invert}
 OPERATIONS_BY_NUMBER = {"posterize": Posterize, "solarize": Solarize}
@@ -148,7 +144,7 @@ ENHANCERS = {"Brightness": Brightness, "Color": Saturation, "Contrast": Contrast
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Done]]:
+def done(monkeypatch: pytest.MonkeyPatch) -> list[Done]:
     """What is asked of Pillow: each operation is written down in place of being done."""
     done: list[Done] = []
 
@@ -187,79 +183,27 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Done]]:
     monkeypatch.setattr(Image.Image, "transform", transform)
     monkeypatch.setattr(Image.Image, "point", point)
     monkeypatch.setattr(Image.Image, "filter", blur)
-    yield done
-
-
-def states() -> tuple[Any, ...]:
-    return random.getstate(), numpy_state(), torch.get_rng_state().numpy().tobytes()
-
-
-def seed() -> None:
-    torch.manual_seed(7)
-    random.seed(7)
-    np.random.seed(7)
-
-
-def nothing(each: Done) -> bool:
-    """Left out by Pillow, or by timm."""
-    kind, numbers = each
-    identity = kind in (Affine, BicubicAffine) and tuple(numbers[2:]) == (1, 0, 0, 0, 1, 0)
-    return identity or (kind is Posterize and numbers[0] >= 8)
-
-
-def assert_draws_as_timm(transform: Any, done: list[Done]) -> list[Done]:
-    """The same operations, magnitudes and states for images of several sizes.
-
-    Returns:
-        All that was done.
-    """
-    plan = plan_for(v1.Compose([transform, v1.PILToTensor()]))
-    pictures = [Image.new("RGB", size, "olive") for size in SIZES]
-    after, everything = [], []
-    seed()
-    for k in range(IMAGES):
-        transform(pictures[k % len(pictures)])
-        after.append((len(done), states()))
-    stock = list(done)
-    seed()
-    start = 0
-    for k, (end, state) in enumerate(after):
-        width, height = SIZES[k % len(SIZES)]
-        row = plan.sample_params(height, width)
-        assert states() == state, f"image {k} left a generator in another state"
-        assert len(row) == plan.num_params
-        wanted = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in stock[start:end]]
-        found = list(taken(plan.steps[:-1], row))
-        assert [each for each in found if not nothing(each)] == [each for each in wanted if not nothing(each)], k
-        everything += found
-        start = end
-    return everything
+    return done
 
 
 class TestDraws:
     @each_policy
     @each_interpolation
     def test_are_timms(self, policy: str, interpolation: Any, done: list[Done]) -> None:
-        kinds = {kind for kind, _ in assert_draws_as_timm(augmentation(policy, interpolation), done)}
+        kinds = {kind for kind, _ in assert_draws_as(augmentation(policy, interpolation), done)}
         assert len(kinds) >= 3
-        assert (
-            kinds & {Affine, BicubicAffine}
-            <= {
-                RANDOM: {Affine, BicubicAffine},
-                BILINEAR: {Affine},
-                BICUBIC: {BicubicAffine},
-            }[interpolation]
-        )
+        allowed = {RANDOM: {Affine, BicubicAffine}, BILINEAR: {Affine}, BICUBIC: {BicubicAffine}}[interpolation]
+        assert kinds & {Affine, BicubicAffine} <= allowed
 
     def test_know_every_operation(self, done: list[Done]) -> None:
         operations = [timm_auto.AugmentOp(name, 0.9, 7) for name in timm_auto.NAME_TO_OP]
         transform = timm_auto.RandAugment(operations, 5)
-        assert len({kind for kind, _ in assert_draws_as_timm(transform, done)}) == 13
+        assert len({kind for kind, _ in assert_draws_as(transform, done)}) == 13
 
     @pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
     def test_of_one_operation(self, p: float, done: list[Done]) -> None:
         operation = timm_auto.AugmentOp("GaussianBlurRand", p, 5, {"magnitude_std": 1.0})
-        assert abs(len(assert_draws_as_timm(operation, done)) - p * IMAGES) < IMAGES / 10
+        assert abs(len(assert_draws_as(operation, done)) - p * IMAGES) < IMAGES / 10
 
     @pytest.mark.parametrize("policy", ["augmix-m5-w4-d2", "augmix-m3", "augmix-m9-w2-mstd0.5-a0.5"])
     def test_of_augmix(self, policy: str, done: list[Done], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,36 +227,30 @@ class TestDraws:
 
         monkeypatch.setattr(Image, "blend", blend_noted)
         monkeypatch.setattr(timm_auto.AugMixAugment, "_apply_basic", basic)
-        sides = [width for width, _ in SIZES]
-        pictures = [Image.new("RGB", (side, side), "olive") for side in sides]
+        pictures = [Image.new("RGB", (width, width), "olive") for width, _ in DRAW_SIZES]
         after = []
-        seed()
+        seed_all(7)
         for k in range(IMAGES):
             transform(pictures[k % len(pictures)])
-            after.append((len(done), states()))
+            after.append((len(done), generator_states()))
         stock, start = list(done), 0
-        seed()
-        for k, (end, state) in enumerate(after):
+        seed_all(7)
+        for k, (end, states) in enumerate(after):
             row: list[float] = []
-            step.sample_params((sides[k % len(sides)],) * 2, row)  # type: ignore[arg-type]
-            assert states() == state and len(row) == step.num_params
+            step.sample_params(pictures[k % len(pictures)].size, row)  # type: ignore[arg-type]
+            assert generator_states() == states and len(row) == step.num_params
             assert row[: 2 + transform.width] == [shares[k], 0.0, *weights[k].tolist()]
             chains = taken([each for chain in mixture.branches for each in chain], row[2 + transform.width :])
-            found = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in chains]
-            wanted = [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in stock[start:end]]
-            assert [each for each in found if not nothing(each)] == [each for each in wanted if not nothing(each)], k
+            assert_same_done(list(chains), stock[start:end], f"image {k}")
             start = end
 
 
 class TestRefusals:
-    def test_of_blended_augmix(self) -> None:
+    def test_of_blended_augmix_and_of_interpolations_that_pillow_does_not_warp_with(self) -> None:
         with raises(UnsupportedTransformError, code="unsupported-argument", argument="blended"):
             plan_for(composed("pil", augmentation("augmix-m3-b1")))
-
-    def test_of_interpolations_that_pillow_does_not_warp_with(self) -> None:
-        transform = augmentation("rand-m9", Image.Resampling.LANCZOS)
         with raises(UnsupportedTransformError, code="invalid", argument="interpolation"):
-            plan_for(composed("pil", transform))
+            plan_for(composed("pil", augmentation("rand-m9", Image.Resampling.LANCZOS)))
         with pytest.raises(ValueError, match="LANCZOS"):
             timm_auto.shear_x(Image.new("RGB", (4, 4)), 0.1, resample=Image.Resampling.LANCZOS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,12 @@ from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
 from .. import compare
-from ..compare import BICUBIC, BILINEAR, EXACT, LARGE_BICUBIC, Bound, assert_as_torchvision, images
-
-pytestmark = pytest.mark.filterwarnings("ignore:The transform `ToTensor")  # of v2, which is deprecated
+from ..compare import BICUBIC, BILINEAR, LARGE_BICUBIC, TO_FLOAT, Bound, assert_alike, both_versions, images
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-TO_FLOAT = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-
-both_versions = pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    V2_TO_TENSOR = v2.ToTensor()
 
 
 class TestToTensor:
@@ -32,27 +31,25 @@ class TestToTensor:
             pytest.param(v1.ToTensor(), id="ToTensor alone"),
             pytest.param(v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]), id="ConvertImageDtype"),
             pytest.param(v2.Compose([v2.PILToTensor(), v2.ConvertImageDtype()]), id="v2.ConvertImageDtype"),
-            pytest.param(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]), id="ToDtype"),
+            pytest.param(v2.Compose(TO_FLOAT), id="ToDtype"),
+            pytest.param(V2_TO_TENSOR, id="the deprecated class of v2"),
         ],
     )
     def test_gives_floats_from_0_to_1(self, transform: Any, device: str) -> None:
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
         (tensor,) = compare.run_ours(transform, device, images("large"))
         assert tensor.dtype is torch.float32
         assert 0 <= tensor.min() < 0.2
         assert 0.8 < tensor.max() <= 1
 
-    def test_the_deprecated_class_of_v2(self, device: str) -> None:
-        assert_as_torchvision(v2.ToTensor(), device, bound=EXACT)
-
     @pytest.mark.parametrize("transform", [v1.PILToTensor(), v2.PILToTensor(), v2.ToImage()], ids=repr)
     def test_without_a_conversion_the_values_stay_bytes(self, transform: Any, device: str) -> None:
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
         (tensor,) = compare.run_ours(transform, device, images("large"))
         assert tensor.dtype is torch.uint8
 
     def test_to_dtype_without_scale_gives_floats_from_0_to_255(self, device: str) -> None:
-        assert_as_torchvision(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), device, bound=EXACT)
+        assert_alike(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), device)
 
     @pytest.mark.parametrize(
         "transforms",
@@ -62,17 +59,14 @@ class TestToTensor:
             pytest.param([v1.PILToTensor(), v1.ConvertImageDtype(torch.uint8)], id="v1, uint8 to uint8"),
             pytest.param([*TO_FLOAT, v2.ToDtype(torch.float32, scale=True)], id="float to float"),
             pytest.param([*TO_FLOAT, v2.ToImage()], id="float tensor to image"),
+            pytest.param([v2.ToImage(), V2_TO_TENSOR], id="the deprecated class of v2"),
             pytest.param([v2.ToDtype(torch.float32, scale=True), v2.ToImage()], id="ToDtype on a PIL image"),
             pytest.param([v2.ConvertImageDtype(), v2.ToImage()], id="v2.ConvertImageDtype on a PIL image"),
             pytest.param([v2.ToDtype(torch.float16), v2.ToImage()], id="ToDtype of any kind on a PIL image"),
         ],
     )
     def test_what_changes_nothing_in_torchvision_changes_nothing(self, transforms: Any, device: str) -> None:
-        assert_as_torchvision(v2.Compose(transforms), device, images("landscape", "PNG"), bound=EXACT)
-
-    def test_the_deprecated_class_of_v2_lets_tensors_pass(self, device: str) -> None:
-        transform = v2.Compose([v2.ToImage(), v2.ToTensor()])
-        assert_as_torchvision(transform, device, images("landscape"), bound=EXACT)
+        assert_alike(v2.Compose(transforms), device, images("landscape", "PNG"))
 
 
 class TestNormalize:
@@ -90,30 +84,23 @@ class TestNormalize:
     )
     def test_values(self, version: Any, mean: Any, std: Any, device: str) -> None:
         transform = v1.Compose([v1.ToTensor(), version.Normalize(mean, std)])
-        assert_as_torchvision(transform, device, bound=EXACT)
+        assert_alike(transform, device)
 
-    def test_numbers_for_all_channels(self, device: str) -> None:
-        assert_as_torchvision(v1.Compose([v1.ToTensor(), v1.Normalize(0.5, 0.25)]), device, bound=EXACT)
-
-    def test_of_values_up_to_255(self, device: str) -> None:
-        normalize = v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-        transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), normalize])
-        assert_as_torchvision(transform, device, bound=EXACT)
-
-    @both_versions
-    def test_again(self, version: Any, device: str) -> None:
-        transform = v1.Compose([v1.ToTensor(), version.Normalize(MEAN, STD), version.Normalize([0.1], [2.0])])
-        assert_as_torchvision(transform, device, bound=EXACT)
-
-    def test_in_place_is_the_same(self, device: str) -> None:
-        assert_as_torchvision(v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)]), device, bound=EXACT)
-
-    @both_versions
-    def test_before_a_crop_and_a_pad(self, version: Any, device: str) -> None:
-        transform = v1.Compose(
-            [v1.ToTensor(), version.Normalize(MEAN, STD), version.CenterCrop(50), version.Pad(3, fill=-1)]
-        )
-        assert_as_torchvision(transform, device, bound=EXACT)
+    @pytest.mark.parametrize(
+        "transforms",
+        [
+            [v1.ToTensor(), v1.Normalize(0.5, 0.25)],
+            [v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])],
+            [v1.ToTensor(), v1.Normalize(MEAN, STD), v1.Normalize([0.1], [2.0])],
+            [v1.ToTensor(), v2.Normalize(MEAN, STD), v2.Normalize([0.1], [2.0])],
+            [v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)],
+            [v1.ToTensor(), v1.Normalize(MEAN, STD), v1.CenterCrop(50), v1.Pad(3, fill=-1)],
+            [v1.ToTensor(), v2.Normalize(MEAN, STD), v2.CenterCrop(50), v2.Pad(3, fill=-1)],
+        ],
+        ids=["numbers for all", "up to 255", "again", "again, v2", "in place", "before others", "before others, v2"],
+    )
+    def test_others(self, transforms: list[Any], device: str) -> None:
+        assert_alike(v1.Compose(transforms), device)
 
 
 class TestImageClassification:
@@ -129,21 +116,20 @@ class TestImageClassification:
     )
     def test_of_the_weights(self, weights: Any, bound: Bound, device: str) -> None:
         files = images(but=("one pixel high", "one pixel wide"))
-        assert_as_torchvision(weights.transforms(), device, files, bound=bound)
+        assert_alike(weights.transforms(), device, files, bound=bound)
 
-    def test_of_a_tensor(self, device: str) -> None:
+    def test_of_a_tensor_with_other_numbers_and_bicubic(self, device: str) -> None:
         preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms()
         files = images("landscape", "large", "grey")
-        assert_as_torchvision(v1.Compose([v1.PILToTensor(), preset]), device, files, bound=BILINEAR)
-        assert_as_torchvision(v1.Compose([v1.ToTensor(), preset]), device, files, bound=Bound(0.05, 2, 16))
-
-    def test_with_other_numbers(self, device: str) -> None:
+        assert_alike(v1.Compose([v1.PILToTensor(), preset]), device, files, bound=BILINEAR)
+        assert_alike(v1.Compose([v1.ToTensor(), preset]), device, files, bound=Bound(0.05, 2, 16))
         preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms(crop_size=50, resize_size=60, mean=(0.5,), std=(0.1,))
-        assert_as_torchvision(preset, device, images(but=("one pixel high", "one pixel wide")), bound=BILINEAR)
-
-    def test_crops_what_the_bicubic_resize_made(self, device: str) -> None:
+        assert_alike(preset, device, images(but=("one pixel high", "one pixel wide")), bound=BILINEAR)
         preset = models.EfficientNet_B0_Weights.IMAGENET1K_V1.transforms(crop_size=50, resize_size=60)
-        assert_as_torchvision(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
+        assert_alike(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
+
+
+OF_EACH_KIND = {tv_tensors.Image: torch.float32, "others": None}
 
 
 def refused(*transforms: Any) -> tuple[str, str, int, str]:
@@ -165,31 +151,25 @@ class TestRefusals:
     @both_versions
     def test_normalize_with_numbers_that_do_not_fit(self, version: Any) -> None:
         name = "v2.Normalize" if version is v2 else "Normalize"
-        for argument, mean, std in (
-            ("mean", [0.5] * 2, STD),
-            ("std", MEAN, [1.0] * 4),
-            ("std", MEAN, [1, 0, 1]),
-        ):
+        for argument, mean, std in (("mean", [0.5] * 2, STD), ("std", MEAN, [1.0] * 4), ("std", MEAN, [1, 0, 1])):
             assert refused(v1.ToTensor(), version.Normalize(mean, std)) == ("invalid", argument, 1, name)
 
-    def test_a_second_conversion_to_a_tensor_raises_in_v1(self) -> None:
-        assert refused(v1.ToTensor(), v1.ToTensor()) == ("wrong-place", "", 1, "ToTensor")
-        assert refused(v1.ToTensor(), v1.PILToTensor()) == ("wrong-place", "", 1, "PILToTensor")
-
-    def test_v1_converts_tensors_only(self) -> None:
-        found = refused(v1.ConvertImageDtype(torch.float32), v1.ToTensor())
-        assert found == ("wrong-place", "", 0, "ConvertImageDtype")
+    @pytest.mark.parametrize(
+        ("transforms", "found"),
+        [
+            ([v1.ToTensor(), v1.ToTensor()], ("wrong-place", "", 1, "ToTensor")),
+            ([v1.ToTensor(), v1.PILToTensor()], ("wrong-place", "", 1, "PILToTensor")),
+            ([v1.ConvertImageDtype(torch.float32), v1.ToTensor()], ("wrong-place", "", 0, "ConvertImageDtype")),
+            ([v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)], ("unsupported-argument", "dtype", 1, "v2.ToDtype")),
+            ([v2.ToImage(), v2.ToDtype(OF_EACH_KIND)], ("unsupported-argument", "dtype", 1, "v2.ToDtype")),
+        ],
+        ids=["a second ToTensor", "a second PILToTensor", "v1 converts tensors only", "to bytes", "for each kind"],
+    )
+    def test_conversions(self, transforms: list[Any], found: Any) -> None:
+        assert refused(*transforms) == found
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int16])
     def test_other_dtypes(self, dtype: torch.dtype) -> None:
         unsupported = "unsupported-argument", "dtype", 1
         assert refused(v1.PILToTensor(), v1.ConvertImageDtype(dtype)) == (*unsupported, "ConvertImageDtype")
         assert refused(v2.ToImage(), v2.ToDtype(dtype, scale=True)) == (*unsupported, "v2.ToDtype")
-
-    def test_back_to_bytes(self) -> None:
-        found = refused(v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True))
-        assert found == ("unsupported-argument", "dtype", 1, "v2.ToDtype")
-
-    def test_a_dtype_for_each_kind_of_tensor(self) -> None:
-        found = refused(v2.ToImage(), v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}))
-        assert found == ("unsupported-argument", "dtype", 1, "v2.ToDtype")

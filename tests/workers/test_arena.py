@@ -14,39 +14,32 @@ from proxyloader.workers.arena import Arena
 
 
 class Reads:
-    """A reader that finishes when told to, or when waited for."""
+    """A reader that finishes when told to, or, unless it was abandoned, when waited for."""
 
-    def __init__(self) -> None:
-        self.finished = False
+    def __init__(self, is_abandoned: bool = False) -> None:
+        self.finished, self.is_abandoned = False, is_abandoned
 
     def inputs_released(self) -> bool:
         return self.finished
 
     def wait_until_read(self) -> None:
-        self.finished = True
+        self.finished = not self.is_abandoned
 
 
-class Abandoned(Reads):
-    """A reader that waiting does not help."""
-
-    def wait_until_read(self) -> None:
-        pass
-
-
-def test_every_slot_is_lent_once_and_then_none_is_left() -> None:
+def test_every_slot_is_lent_once_is_whole_pages_and_has_a_byte() -> None:
     arena = Arena(3, 100)
     assert sorted(filter(lambda slot: slot is not None, (arena.lend() for _ in range(3)))) == [0, 1, 2]
     assert arena.lend() is None
     arena.give_back(1)
     assert (arena.lend(), arena.lend()) == (1, None)
-
-
-def test_slots_do_not_overlap_and_are_whole_pages() -> None:
     arena = Arena(2, 5000)
     assert len(arena.memory(0, 1)) == len(arena.memory(1, 5000)) == 8192
     arena.memory(0, 1)[:] = 1
     arena.memory(1, 1)[:] = 2
     assert set(arena.memory(0, 1)) == {1} and set(arena.memory(1, 1)) == {2}
+    arena = Arena(10_000, 1)
+    arena.mark_ready(9_999)
+    assert arena.is_ready(9_999) and not arena.is_ready(9_998)
 
 
 def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None:
@@ -57,16 +50,12 @@ def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None
     assert len(large) >= 50_000_000 and set(large[:10]) == {7}
     large[-1] = small[11] = 9
     assert large[11] == 9 and arena.memory(0, 10)[-1] == 9
-
-
-def test_what_is_written_is_kept_when_a_slot_grows_and_is_written_again() -> None:
-    arena = Arena(1, 1)
     for size_bytes in (10, 70_000, 300_000, 5_000_000, 20):
-        before = bytes(arena.memory(0, 1)[:10])
-        memory = arena.memory_to_write(0, size_bytes)
+        before = bytes(arena.memory(1, 1)[:10])
+        memory = arena.memory_to_write(1, size_bytes)
         assert len(memory) >= size_bytes and bytes(memory[:10]) == before
         memory[:size_bytes] = size_bytes % 251
-        assert (arena.memory(0, size_bytes)[:size_bytes] == size_bytes % 251).all()
+        assert (arena.memory(1, size_bytes)[:size_bytes] == size_bytes % 251).all()
 
 
 def test_mappings_cost_no_descriptors_and_are_given_back() -> None:
@@ -87,12 +76,6 @@ def test_mappings_cost_no_descriptors_and_are_given_back() -> None:
     assert maps() == before
 
 
-def test_a_loader_with_very_many_batches_on_their_way_has_a_byte_for_each() -> None:
-    arena = Arena(10_000, 1)
-    arena.mark_ready(9_999)
-    assert arena.is_ready(9_999) and not arena.is_ready(9_998)
-
-
 def test_a_slot_that_is_still_read_is_not_lent_while_another_is_free() -> None:
     arena, reader = Arena(2, 1), Reads()
     arena.give_back(arena.lend(), reader)
@@ -101,17 +84,14 @@ def test_a_slot_that_is_still_read_is_not_lent_while_another_is_free() -> None:
     assert arena.lend() == 0
 
 
-def test_with_no_slot_free_lending_waits_for_the_oldest_reader() -> None:
+def test_with_no_slot_free_lending_waits_for_the_oldest_reader_unless_it_never_finishes() -> None:
     arena, readers = Arena(2, 1), [Reads(), Reads()]
     for reader in readers:
         arena.give_back(arena.lend(), reader)
     assert arena.lend() == 0
     assert [reader.finished for reader in readers] == [True, False]
-
-
-def test_a_reader_that_never_finishes_is_not_waited_for() -> None:
     arena = Arena(1, 1)
-    arena.give_back(arena.lend(), Abandoned())
+    arena.give_back(arena.lend(), Reads(is_abandoned=True))
     assert arena.lend() is None
 
 

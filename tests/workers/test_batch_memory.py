@@ -101,16 +101,13 @@ def test_files_of_another_thread_are_read_elsewhere(path: Path) -> None:
     batch_memory.end()
 
 
-def test_where_it_is_full_files_are_read_elsewhere(path: Path) -> None:
+def test_where_it_is_full_and_between_batches_files_are_read_elsewhere(path: Path) -> None:
     size = path.stat().st_size
     batch_memory.begin(np.zeros(2 * size, np.uint8))
     images = [EncodedImage.open(str(path)) for _ in range(3)]
     assert [isinstance(image.buffer, bytes) for image in images] == [False, True, True]
     batch_memory.end()
     assert all(image.data == path.read_bytes() for image in images)
-
-
-def test_between_batches_files_are_read_elsewhere(path: Path) -> None:
     assert isinstance(EncodedImage.open(str(path)).buffer, bytes)
 
 

@@ -15,7 +15,7 @@ def numbers() -> tuple[float, float, float]:
     return torch.rand(1).item(), float(np.random.rand()), random.random()
 
 
-def test_a_worker_goes_back_before_requests_that_were_not_needed_once() -> None:
+def test_a_worker_goes_back_before_requests_that_were_not_needed_once_or_goes_on() -> None:
     before = states_now(beside_torch=True)
     expected = [numbers() for _ in range(4)]
     set_states(before)
@@ -34,9 +34,6 @@ def test_a_worker_goes_back_before_requests_that_were_not_needed_once() -> None:
     assert numbers() == expected[3]
     draws.settle(14, 18, (*void, range(11, 14)))
     assert numbers() == expected[3]
-
-
-def test_a_worker_that_had_none_of_them_goes_on() -> None:
     draws = DrawsOfWorker()
     draws.settle(0, 0, ())
     numbers()

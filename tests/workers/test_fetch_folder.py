@@ -101,13 +101,7 @@ FIVE = v2.Compose([v2.FiveCrop(48), v2.ToImage(), v2.ToDtype(torch.float32, scal
 
 @pytest.mark.parametrize(
     ("transform", "more"),
-    [
-        (TRAIN, {}),
-        (JITTER, {}),
-        (FIVE, {}),
-        (TRAIN, {"collate_fn": mixed}),
-        (TRAIN, {"translate": "all"}),
-    ],
+    [(TRAIN, {}), (JITTER, {}), (FIVE, {}), (TRAIN, {"collate_fn": mixed}), (TRAIN, {"translate": "all"})],
 )
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 4])
@@ -232,14 +226,13 @@ def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, workers
         assert torch.equal(a[0], b[0]) if isinstance(a, list) else str(a).splitlines()[-1] == str(b).splitlines()[-1]
 
 
-def test_what_is_sound_is_known_in_the_next_epoch(folder: ImageFolder) -> None:
+def test_what_is_sound_is_known_later_and_several_sizes_are_refused_as_without_us(
+    folder: ImageFolder,
+) -> None:
     folder.transform = TRAIN
     dataset, passed = wrap(folder), PassedSamples(48)
     folders = FolderFetcher(plans_in(dataset), passed)
     assert folders(dataset, INDICES) is not None and passed.has_all(INDICES) and not passed.has_all([1])
-
-
-def test_images_of_several_sizes_are_refused_as_without_us(folder: ImageFolder) -> None:
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     dataset = wrap(folder)
     folders, before = FolderFetcher(plans_in(dataset), None), states()

@@ -80,12 +80,9 @@ def test_each_sample_can_be_kept_by_itself_for_a_batch_that_loses_some() -> None
     assert Packer(default_collate, None, 2)(samples).samples == ()
 
 
-def test_a_dataset_without_images_is_not_searched_for_them() -> None:
+def test_samples_without_images_are_collated_in_the_worker_and_not_searched_for_them() -> None:
     batch = Packer(list, None, 4, has_images=False)([lambda: 1])  # which cannot be pickled
     assert batch.content[0]() == 1
-
-
-def test_samples_without_images_are_collated_in_the_worker() -> None:
     batch = Packer(default_collate, None, 4)([(1, "a"), (2, "b")])
     assert batch.runs == () and batch.content[0].tolist() == [1, 2] and list(batch.content[1]) == ["a", "b"]
     assert Packer(len, None, 4)([1, 2, 3]).content == 3
@@ -97,27 +94,18 @@ def test_samples_with_placeholders_wait_for_the_users_collate_fn(monkeypatch: py
     assert not batch.collated and content == [(((0, 0), 0), "a"), (((0, 1), 0), "b")]
 
 
-def test_two_outputs_of_one_call_are_one_run() -> None:
+def test_calls_are_sorted_into_runs_by_server_and_size_and_each_is_sent_once() -> None:
     calls = [ProxyInputs("s", (np.float32([k]),)) for k in range(3)]
     samples = [(ProxySample(call, 0), ProxySample(call, 1)) for call in calls]
     batch, content = unpacked(Packer(default_collate, None, 4), samples)
     assert len(batch.runs) == 1 and content == [(0, 0), (0, 1)]
-
-
-def test_two_calls_per_sample_are_two_runs() -> None:
     samples = [(sample(k), sample(10 + k)) for k in range(3)]
     batch, content = unpacked(Packer(default_collate, None, 4), samples)
     assert [len(run) for run in batch.runs] == [3, 3] and content == [(0, 0), (1, 0)]
-
-
-def test_samples_of_two_servers_in_one_batch_are_sorted_into_runs() -> None:
     samples = [sample(k, server="ab"[k % 2]) for k in range(4)]
     batch, content = unpacked(Packer(default_collate, None, 4), samples)
     assert [run.server for run in batch.runs] == ["a", "b"]
     assert content == ([(0, 0), (1, 0), (0, 1), (1, 1)], 0)
-
-
-def test_a_batch_of_more_than_a_run_takes_is_split_and_a_repeated_sample_sent_once() -> None:
     once = sample(7)
     batch, content = unpacked(Packer(default_collate, None, 2), [sample(1), sample(2), sample(3)])
     assert [len(run) for run in batch.runs] == [2, 1] and content == ([(0, 0), (0, 1), (1, 0)], 0)

@@ -70,7 +70,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def test_what_has_passed_is_kept_by_index() -> None:
+def test_what_has_passed_is_kept_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = PassedSamples(10)
     for index in (3, np.int64(4), torch.tensor(5), 9):
         passed.add([index])
@@ -79,6 +79,14 @@ def test_what_has_passed_is_kept_by_index() -> None:
         passed.add([other])
         assert not passed.has_all([other])
     assert not passed.has_all([6]) and not passed.has_all([3, 6]) and not PassedSamples(0).has_all([0])
+
+    def refuse(*_: Any) -> int:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    passed = PassedSamples(3)
+    passed.add([1])
+    assert passed.has_all([1]) and not passed.has_all([2])
 
 
 def add_2(passed: PassedSamples) -> None:
@@ -95,16 +103,6 @@ def test_what_a_worker_finds_is_known_to_all(method: Any) -> None:
     process.join()
     assert process.exitcode == 0
     assert passed.has_all([1, 2]) and not passed.has_all([0])
-
-
-def test_without_memory_to_share_each_process_knows_what_it_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> int:
-        raise OSError("no memory")
-
-    monkeypatch.setattr("os.memfd_create", refuse)
-    passed = PassedSamples(3)
-    passed.add([1])
-    assert passed.has_all([1]) and not passed.has_all([2])
 
 
 class Lists(ImageFolder):
@@ -149,7 +147,9 @@ def test_other_files_for_an_index_that_has_passed_must_not_raise_in_pillow_eithe
         assert EncodedImage.of_jpeg(bad) is None and EncodedImage.of_jpeg(sound[:-40]) is None
 
 
-def test_a_batch_of_the_datasets_own_making_is_checked(damaged_folder: ImageFolder) -> None:
+def test_batches_of_ones_own_replacements_and_images_without_a_loader_are_checked(
+    damaged_folder: ImageFolder,
+) -> None:
     class Whole(Lists):
         def __getitems__(self, indices: list[int]) -> Any:
             return default_collate(super().__getitems__(indices))
@@ -157,6 +157,14 @@ def test_a_batch_of_the_datasets_own_making_is_checked(damaged_folder: ImageFold
     fetcher = Fetcher(wrap(Whole(damaged_folder.root, TRANSFORM)), passed=PassedSamples(48))
     images, _ = fetcher(BATCHES[0]).samples
     assert [bytes(call.inputs[0][:2]) == b"P6" for call in image_calls_in(images)] == [k in DAMAGED for k in range(8)]
+    for passed in (PassedSamples(48), None):
+        index, sample = Fetcher(wrap(damaged_folder), "replace", passed=passed).next_readable(4, 0, [])
+        assert index == 5 and is_by_pillow(sample) is (passed is not None)
+    file = io.BytesIO()
+    photograph(0, size=(290, 161)).save(file, "JPEG")
+    data, transform = file.getvalue(), compile_transforms(TRANSFORM)
+    for content, by_pillow in ((data, False), (with_a_lost_block(data), True)):
+        assert is_by_pillow((transform(EncodedImage.from_bytes(content)), 0)) is by_pillow
 
 
 def test_what_cannot_be_read_has_not_passed(damaged_folder: ImageFolder) -> None:
@@ -194,20 +202,6 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
             assert [is_by_pillow(sample) for sample in fetched.samples] == [
                 index == 5 and each for index in request.indices
             ]
-
-
-def test_replacements_are_checked_as_well(damaged_folder: ImageFolder) -> None:
-    for passed in (PassedSamples(48), None):
-        index, sample = Fetcher(wrap(damaged_folder), "replace", passed=passed).next_readable(4, 0, [])
-        assert index == 5 and is_by_pillow(sample) is (passed is not None)
-
-
-def test_an_image_that_was_opened_before_a_loader_is_checked() -> None:
-    file = io.BytesIO()
-    photograph(0, size=(290, 161)).save(file, "JPEG")
-    data, transform = file.getvalue(), compile_transforms(TRANSFORM)
-    for content, by_pillow in ((data, False), (with_a_lost_block(data), True)):
-        assert is_by_pillow((transform(EncodedImage.from_bytes(content)), 0)) is by_pillow
 
 
 def test_how_files_are_checked_is_forgotten_behind_the_dataset() -> None:
