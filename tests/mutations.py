@@ -170,7 +170,7 @@ another number of processes takes up what the first shard left, once for each
     data/sharded_sampler.py:ShardedSampler.indices | order[first:end] => order[ranges[0][0]:ranges[0][1]]
     data/test_sharded_sampler.py integration/test_sharded_loader.py
 a dataset that catches the errors of damaged files does not meet them
-    data/encoded_image.py:EncodedImage.of_jpeg | checks.are_passed or is_sound(jpeg, header, scans) => True
+    data/encoded_image.py:EncodedImage.of_jpeg | is_sound(jpeg, header, scans) => True
     integration/test_caught_errors.py
 where processes train together, a skipped batch is missing in one of them
     workers/fetch.py:Fetcher.__call__ | and fetched.unreadable: => and ():
