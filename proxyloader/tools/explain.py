@@ -6,7 +6,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import io
 import itertools
 import os
 import sys
@@ -24,9 +23,10 @@ from ..errors import MissingDaliError, UnsupportedTransformError
 from ..transforms.nested import find_nested
 from ..transforms.plan import EXACT, Branch, ConstantParams, Step, Tolerance, iter_steps, plan_of
 from ..transforms.registry import Part, is_holder, translate
+from .files import as_text
 
 LONGEST = 120
-"""Maximum length of the ``repr`` of a transform, and width of ``str(explanation)``, in characters."""
+"""Maximum length of the ``repr`` of a transform."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,7 @@ class Explanation:
         return table
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=LONGEST, color_system=None).print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+        return as_text(self)
 
     def _caption(self) -> str:
         if [row.transform for row in self.refused] == ["None"]:

@@ -26,10 +26,9 @@ from PIL import Image
 from proxyloader.tools import cli
 from proxyloader.tools.bench import config, report, runner
 from proxyloader.tools.bench.cases import CASES, DATASETS, loops_of, names_for, with_defaults
-from proxyloader.tools.bench.command import setting_of
+from proxyloader.tools.bench.command import setting_of, warnings_for
 from proxyloader.tools.bench.config import BenchConfig, Tuning
 from proxyloader.tools.bench.runner import CaseError, CaseProcess, processes_of, run_first_epochs, tune
-from proxyloader.tools.bench.system_info import warnings_for
 from proxyloader.tools.cli import main
 
 from ..faults import children_of

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +14,7 @@ import pytest
 import proxyloader
 from proxyloader.errors import ImageError
 from proxyloader.make_dataset import MANIFEST
-from proxyloader.tools import cli
+from proxyloader.tools import cli, explain
 from proxyloader.tools.cli import main
 
 from ..faults import await_true
@@ -27,15 +26,12 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Put a verb `fail` in place of the real ones, that ends with this error."""
+    """Let the verb `explain` end with this error."""
 
-    def run() -> int:
+    def fail(name: str) -> int:
         raise error
 
-    def fail(verbs: Any) -> None:
-        cli._verb(verbs, "fail", run, "fail", "Fails.", "proxyloader fail")
-
-    monkeypatch.setattr(cli, "VERBS", (fail,))
+    monkeypatch.setattr(explain, "explain_named", fail)
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -87,7 +83,7 @@ class TestHelp:
         lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  proxyloader ")]
         assert len(lines) == 10
         for line in lines:
-            assert cli._parser().parse_args(line[1:]).run
+            assert cli._parser().parse_args(line[1:]).runs
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as exit:
@@ -162,22 +158,22 @@ class TestFailures:
         line: str,
     ) -> None:
         fail_with(monkeypatch, error)
-        assert main(["fail"]) == 1
+        assert main(["explain", "resnet50"]) == 1
         assert capsys.readouterr() == ("", f"proxyloader: error: {line}\n")
 
     def test_debug_shows_the_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fail_with(monkeypatch, ValueError("this"))
         with pytest.raises(ValueError, match="this"):
-            main(["fail", "--debug"])
+            main(["explain", "resnet50", "--debug"])
 
     def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fail_with(monkeypatch, KeyError("bug"))
         with pytest.raises(KeyError, match="bug"):
-            main(["fail"])
+            main(["explain", "resnet50"])
 
     def test_ctrl_c_is_quiet(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         fail_with(monkeypatch, KeyboardInterrupt())
-        assert main(["fail"]) == 130
+        assert main(["explain", "resnet50"]) == 130
         assert capsys.readouterr() == ("", "")
 
 
