@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,9 +20,6 @@ from torchvision.datasets import ImageFolder
 import proxyloader
 from proxyloader.tools.cli import main
 from proxyloader.tools.diagnose.verdict import Figures, Phase, diagnosed
-
-from ..limits import WAIT_S
-from .test_cli import COMMAND, ENVIRONMENT
 
 SECONDS = 1.0
 """For all phases of a diagnosis. Where steps are longer, it takes longer: each phase has at least three."""
@@ -261,19 +257,6 @@ def test_a_script_runs_until_its_largest_loader_is_diagnosed(
     assert told["figures"]["watched"] == kind and told["figures"]["alone"].keys() == {"stock", "proxyloader"}
     with Image.open("found.png") as image:
         assert image.format == "PNG"
-
-
-@pytest.mark.exhaustive  # the test before this one runs a shorter script with each loader
-@pytest.mark.parametrize("name", ["train_torchvision.py", "train_proxyloader.py"])
-def test_a_script_may_be_an_example(tmp_path: Path, photos: Path, name: str) -> None:
-    for folder in ("train", "val"):
-        (tmp_path / folder).symlink_to(photos)
-    example = Path(__file__).parents[2] / "examples" / name
-    arguments = ("--arch", "shufflenet_v2_x0_5", "--size", "32", "--batch-size", "8", "--workers", "1")
-    command = [*COMMAND, "diagnose", *OPTIONS, str(example), str(tmp_path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S, cwd=tmp_path, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert "loop as it is" in done.stdout
 
 
 FAILURES: dict[str, tuple[str, str, int, str]] = {
