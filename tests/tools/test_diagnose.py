@@ -13,12 +13,13 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
 from proxyloader.tools.cli import main
+from proxyloader.tools.diagnose import command
 from proxyloader.tools.diagnose.verdict import Figures, Phase, diagnosed
 
 SECONDS = 1.0
@@ -32,6 +33,13 @@ class SlowToRead(ImageFolder):
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+class OnlyForOneWorker(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        if (worker := get_worker_info()) is None or worker.num_workers > 1:
+            raise OSError("locked")
         return super().__getitem__(index)
 
 
@@ -69,6 +77,14 @@ def test_what_bounds_a_training_is_found(photos: Path, bound: str, dataset: Any,
     is_worth_it = found.figures.step_s("stock") > 1.05 * found.figures.step_s("proxyloader")
     assert (" not " in found.verdict) != is_worth_it and "worth it: " in found.verdict
     assert found.verdict in " ".join(str(found).split()) and "loop as it is" in str(found)
+
+
+def test_measurements_that_fail_are_told_with_their_errors(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "usable_cores", lambda: 2)
+    figures = proxyloader.diagnose(loader_of(photos, OnlyForOneWorker, num_workers=1), print, seconds=SECONDS).figures
+    assert figures.waiting is None and figures.speedups == {2: 0.0}
+    assert figures.unmeasured["the share of reading a sample that is waiting"] == "OSError: locked"
+    assert figures.unmeasured["num_workers=2"].startswith("OSError: ")
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -150,9 +166,10 @@ def test_it_is_worth_it_where_steps_get_shorter(step_ms: float, stock_ms: float,
         ({"both": phase(160)}, "A step takes 2.0x the estimate: step and loader, or other programs, interfere"),
         ({"both": phase(160)}, "proxyloader may be worth it"),
         ({"step": phase(50, cpu_s=2.0), "cores": 2}, "proxyloader is worth it: 97.6 instead of 71.4 images/s, 1.37x"),
+        ({"unmeasured": {"num_workers=4": "OSError: x"}}, "Not measured: num_workers=4 (OSError: x)"),
         ({"alone": {"proxyloader": phase(80)}, "failure": "TypeError: x"}, "no other loader to compare with (Type"),
     ],
-    ids=["without workers", "interference", "unsure", "shared cores", "one loader"],
+    ids=["without workers", "interference", "unsure", "shared cores", "unmeasured", "one loader"],
 )  # fmt: skip
 def test_the_report_says(changed: dict[str, Any], said: str) -> None:
     both = {"both": phase(1000)} if "cores" in changed and changed["cores"] == 2 else {}
