@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import shutil
 from collections.abc import Iterator
@@ -94,6 +95,7 @@ def test_one_image_makes_a_small_sheet_and_is_trained_on_without_dali(
     sheet = tmp_path / "sheet.png"
     options = ("--images", "1", "--workers", "0", "--steps", "18", "--device", "cpu")
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
+    assert logging.getLogger("proxyloader").level == logging.NOTSET
     said = "its small crops are not made by DALI, but by torch: on a CPU torchvision is faster at RandomResizedCrop"
     assert said in capsys.readouterr().out and not caplog.records
     with Image.open(sheet) as image:
