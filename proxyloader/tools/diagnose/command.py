@@ -1,12 +1,10 @@
 """``diagnose``: measure what bounds a training, and what proxyloader gains there. Needs psutil.
 
 NOTE [ Phases of a diagnosis ]
-A loop asks for batches, and what it does between two of them is its step. An iterator in place of the loader can
-measure both, and change what the loop gets. It goes through four phases:
+What a loop does between two batches is its step. An iterator in place of the loader measures both in four phases:
 
 1. Both: batches are handed out as they come, after some that are not counted.
-2. The step alone: the last batch is handed out again and again. Meanwhile the loader prefetches, so the first of these
-   steps are not counted.
+2. The step alone: the last batch is handed out again and again. The first steps, beside prefetching, are not counted.
 3. The loader alone: batches are drawn and dropped, after those that were prefetched.
 4. The other kind of loader alone, and this one with other numbers of workers.
 
