@@ -28,7 +28,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.bench.config import machine
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali", "synthetic")

@@ -48,8 +48,7 @@ from proxyloader.data.placeholders import ImageCall
 from proxyloader.data.transformed import Transformed
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import DATASETS
-from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, transform_with
-from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, machine, transform_with
 from proxyloader.transforms.plan import Plan
 from proxyloader.transforms.random_numbers import drawing_ahead
 from proxyloader.workers.arena import Arena

@@ -56,7 +56,7 @@ from tqdm import tqdm
 from proxyloader import DataLoader, RemoteImageFolder
 from proxyloader.data.remote_folder import RemoteFiles
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.bench.config import machine
 
 LATENCY_S = 0.02
 ONE = "one file after the other"

@@ -235,7 +235,7 @@ def verified(root: Path, processes: list[int], rounds: int) -> dict[str, Any]:
 def main() -> None:
     import torch
 
-    from proxyloader.tools.bench.system_info import machine  # not in the processes of verify, as it imports torch
+    from proxyloader.tools.bench.config import machine  # not in the processes of verify, as it imports torch
 
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:

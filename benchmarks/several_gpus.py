@@ -37,8 +37,7 @@ from tqdm import tqdm
 
 from proxyloader import DataLoader, pipelines
 from proxyloader.make_dataset import FORMAT, make_dataset
-from proxyloader.tools.bench.config import transform_with
-from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.bench.config import machine, transform_with
 
 Rounds = dict[str, list[float]]
 """Images per second, ``alone`` and ``together``, in each round."""

@@ -39,7 +39,7 @@ from torchvision.datasets import ImageFolder
 
 import proxyloader
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.bench.config import machine
 
 HANG_S = 120
 MOST_LEVELS = 6.0

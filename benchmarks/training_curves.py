@@ -59,8 +59,7 @@ from tqdm import tqdm
 import proxyloader
 from proxyloader._cores import usable_cores
 from proxyloader.make_dataset import photograph
-from proxyloader.tools.bench.config import MEAN, STD
-from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.bench.config import MEAN, STD, machine
 
 PARTS_OF_AN_EPOCH = 4
 """Of each, the mean of the training loss is a point."""

@@ -37,7 +37,7 @@ from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.image_calls import image_calls_in
 from proxyloader.make_dataset import FORMAT, make_dataset
-from proxyloader.tools.bench.system_info import machine
+from proxyloader.tools.bench.config import machine
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
 CASES: dict[str, list[Any]] = {

@@ -119,7 +119,7 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     from proxyloader.make_dataset import make_dataset
-    from proxyloader.tools.bench.system_info import machine
+    from proxyloader.tools.bench.config import machine
 
     checkouts = {"before": options.before.resolve(), "now": HERE.parent}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}

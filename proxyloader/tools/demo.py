@@ -7,6 +7,7 @@ sheet of the same batch of both, and trains a small network for a few steps.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import statistics
 import time
 from collections.abc import Iterator
@@ -72,14 +73,17 @@ def demo(
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
     kept = ", persistent_workers=True" * (workers > 0)
     _print("Both loaders", f"batch_size={batch_size}, num_workers={workers}{kept}, shuffle=True, the same seed")
-    threads = torch.get_num_threads()
+    threads, log = torch.get_num_threads(), logging.getLogger("proxyloader")
+    level = log.level
     torch.set_num_threads(1)  # as in torch's workers: threads of small operations mostly wait for each other
     try:
         as_promised = _compare(_dataset(root, images), batch_size, chosen, sheet, options)
         if steps:
+            log.setLevel(logging.ERROR)  # the reason for it is printed with the loss
             _train(root, images, batch_size, chosen, steps, options)
     finally:
         torch.set_num_threads(threads)
+        log.setLevel(level)
     _print("Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
     return 0 if as_promised else 1
 
@@ -203,6 +207,7 @@ def _train(root: Path, images: int, batch_size: int, device: torch.device, steps
     crop_px, batch_size = (CROP_PX, batch_size) if on_gpu else (64, min(batch_size, 32))
     torch.manual_seed(SEED)
     loader: Any = DataLoader(_dataset(root, images, crop_px), batch_size, device=device, **options)
+    loads = loader.backend
     model = resnet18(num_classes=len(ImageFolder(str(root)).classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses: list[float] = []
@@ -219,3 +224,5 @@ def _train(root: Path, images: int, batch_size: int, device: torch.device, steps
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
     loss_fell = f"loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
     _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {loss_fell}")
+    if not loads.startswith("DALI"):
+        _print("", f"its small crops are not made by DALI, but by {loads}", "dim")

@@ -30,8 +30,6 @@ Facts = dict[str, Any]
 Answers = tuple[list[Facts], str]
 """Answers of a child process, and why it failed or ""."""
 
-KEYS = ("name", "status", "found", "remedy")
-
 FORMATS = ("JPEG", "JPEG 4:4:4", "grey JPEG", "progressive JPEG", "PNG", "BMP", "TIFF", "WebP")
 """What is decoded. The JPEG engines take the first."""
 
@@ -79,7 +77,9 @@ def doctor(as_json: bool, limit: float) -> int:
     if as_json:
         report: Facts = {"proxyloader": __version__, "system": platform.platform()}
         report["status"] = [status for status in counts if counts[status]][-1]
-        report["findings"] = [{key: getattr(each, key) for key in KEYS} for each in findings]
+        report["findings"] = [
+            {key: getattr(each, key) for key in ("name", "status", "found", "remedy")} for each in findings
+        ]
         print(json.dumps(report, indent=2))
     else:
         table, console = Table(box=None, show_header=False, pad_edge=False), Console()

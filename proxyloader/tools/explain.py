@@ -6,7 +6,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import io
 import itertools
 import os
 import sys
@@ -24,9 +23,10 @@ from ..errors import MissingDaliError, UnsupportedTransformError
 from ..transforms.nested import find_nested
 from ..transforms.plan import EXACT, Branch, ConstantParams, Step, Tolerance, iter_steps, plan_of
 from ..transforms.registry import Part, is_holder, translate
+from .files import as_text
 
 LONGEST = 120
-"""Maximum length of the ``repr`` of a transform, and width of ``str(explanation)``, in characters."""
+"""Maximum length of the ``repr`` of a transform."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,7 @@ class Explanation:
         return table
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=LONGEST, color_system=None).print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+        return as_text(self)
 
     def _caption(self) -> str:
         if [row.transform for row in self.refused] == ["None"]:
@@ -142,21 +140,20 @@ def _rows_of(whole: Part) -> Iterator[Row]:
 
 def _operators(branches: list[Branch], device_id: int | None) -> list[tuple[str, ...] | None]:
     """Return the operators of each branch, followed by those of the output. Each is None without DALI."""
-    try:
-        from ..dali.build import operators_of
-    except MissingDaliError:
+    if (build := _build()) is None:
         return [None] * (len(branches) + 1)
     steps = [step for branch in branches for step in branch]
-    found = iter(operators_of(tuple(steps), device_id) if steps else [[]])
+    found = iter(build.operators_of(tuple(steps), device_id) if steps else [[]])
     joined = [tuple(dict.fromkeys(name for _ in branch for name in next(found))) for branch in branches]
     return [*joined, tuple(next(found))]
 
 
 def _rows(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
     """Return the row of a part, and those of the parts that it holds and applies at random."""
-    inside: list[Row] = []
+    inside, build = list[Row](), _build()
     for each in itertools.chain.from_iterable(each.on_the_way() for each in part.inside):
-        inside += _rows(each, _operators_of_branch(each, device_id), device_id)
+        names = build and tuple(build.operators_of_branch(each.steps, each.state, device_id))
+        inside += _rows(each, names, device_id)
     shown = _in_one_line(part)
     if part.refusal:
         return [Row(part.position, shown, refusal=part.refusal), *inside]
@@ -167,12 +164,13 @@ def _rows(part: Part, operators: tuple[str, ...] | None, device_id: int | None) 
     return [Row(part.position, shown, _drawn(part.steps), its_own, "as what it holds"), *inside]
 
 
-def _operators_of_branch(part: Part, device_id: int | None) -> tuple[str, ...] | None:
+def _build() -> Any:
+    """Return the module that knows the operators, or None without DALI."""
     try:
-        from ..dali.build import operators_of_branch
+        from ..dali import build
     except MissingDaliError:
         return None
-    return tuple(operators_of_branch(part.steps, part.state, device_id))
+    return build
 
 
 def _output(whole: Part, operators: tuple[str, ...] | None) -> Row:
@@ -250,14 +248,12 @@ def find(name: str) -> Any:
 
 
 def _of_weights(name: str) -> Any:
-    models = torchvision.models.list_models()
-    weights: dict[str, Any] = {model: torchvision.models.get_model_weights(model) for model in models}
-    known = {f"{each.__name__}.{entry}": each[entry] for each in weights.values() for entry in each.__members__}
-    defaults = {model: each.DEFAULT for model, each in weights.items()}
-    defaults |= {each.__name__: each.DEFAULT for each in weights.values()}
-    if name in known or name in defaults:
-        return (known | defaults)[name].transforms()
-    near = _nearest(name, [*known] if "." in name or name.endswith("_Weights") else models)
+    models = {model: torchvision.models.get_model_weights(model) for model in torchvision.models.list_models()}
+    weights = {f"{each.__name__}.{entry}": each[entry] for each in models.values() for entry in each.__members__}
+    defaults = {key: each.DEFAULT for model, each in models.items() for key in (model, each.__name__)}
+    if found := (weights | defaults).get(name):
+        return found.transforms()
+    near = _nearest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])
     raise ValueError(f"torchvision has no model or weights {name!r}.{near} Name your own as module:attribute")
 
 

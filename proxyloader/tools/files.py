@@ -1,10 +1,12 @@
-"""Files of the tools: photographs and pictures in the user's cache folder, and results that can be written."""
+"""What the tools write: photographs and pictures in the user's cache folder, files of results, and tables as text."""
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ..make_dataset import FORMAT
 
@@ -31,3 +33,12 @@ def check_can_be_written(file: Path) -> None:
     file.open("a").close()
     if not existed:
         file.unlink()
+
+
+def as_text(table: Any) -> str:
+    """Return what rich prints, without colors, in lines of at most 120 characters."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    Console(file=text, width=120, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +26,9 @@ from PIL import Image
 from proxyloader.tools import cli
 from proxyloader.tools.bench import config, report, runner
 from proxyloader.tools.bench.cases import CASES, DATASETS, loops_of, names_for, with_defaults
-from proxyloader.tools.bench.command import setting_of
+from proxyloader.tools.bench.command import setting_of, warnings_for
 from proxyloader.tools.bench.config import BenchConfig, Tuning
 from proxyloader.tools.bench.runner import CaseError, CaseProcess, processes_of, run_first_epochs, tune
-from proxyloader.tools.bench.system_info import warnings_for
 from proxyloader.tools.cli import main
 
 from ..faults import children_of
@@ -200,12 +199,13 @@ def test_shares_of_the_engines_are_tried_with_each_number_of_threads_on_a_gpu(
 ) -> None:
     """The speeds are made up, as there may be no GPU."""
 
-    def ask_each(settings: Mapping[Tuning, BenchConfig], *_: Any) -> dict[Tuning, Any]:
+    def try_each(_: str, settings: Sequence[BenchConfig], tell: Any) -> dict[Tuning, Any]:
+        tried = [each.tuning for each in settings]
         return {
-            each: {"failure": ""} if each.threads == 8 else {"images_per_s": 8 * each[2] - each[0]} for each in settings
+            each: {"failure": ""} if each.threads == 8 else {"images_per_s": 8 * each[2] - each[0]} for each in tried
         }
 
-    monkeypatch.setattr(runner, "ask_each", ask_each)
+    monkeypatch.setattr(runner, "try_each", try_each)
     ranges = {"workers": [4, 8, 16], "threads": [4, 8], "hw_decoder_load": [0.65, 1.0]}
     best, trials = tune(setting(photos, device="cuda"), "upstream-proxy", ranges, print)
     tried = [Tuning(trial["workers"], trial["threads"], trial["hw_decoder_load"]) for trial in trials]
@@ -225,11 +225,11 @@ def test_loops_of_trials_have_some_batches_for_each_worker(
 ) -> None:
     found: list[BenchConfig] = []
 
-    def ask_each(settings: Mapping[Tuning, BenchConfig], *_: Any) -> dict[Tuning, Any]:
-        found.extend(settings.values())
-        return {each: {"images_per_s": 1.0} for each in settings}
+    def try_each(_: str, settings: Sequence[BenchConfig], tell: Any) -> dict[Tuning, Any]:
+        found.extend(settings)
+        return {each.tuning: {"images_per_s": 1.0} for each in settings}
 
-    monkeypatch.setattr(runner, "ask_each", ask_each)
+    monkeypatch.setattr(runner, "try_each", try_each)
     of_rounds = setting("", images=images, batch_size=batch_size, passes=passes)
     tune(of_rounds, "torch", ONE | {"workers": [8, 16]}, print)
     assert [each.passes for each in found] == [tried, tried]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +14,7 @@ import pytest
 import proxyloader
 from proxyloader.errors import ImageError
 from proxyloader.make_dataset import MANIFEST
-from proxyloader.tools import cli
+from proxyloader.tools import cli, explain
 from proxyloader.tools.cli import main
 
 from ..faults import await_true
@@ -23,19 +22,18 @@ from ..limits import WAIT_S
 
 VERBS = ("demo", "diagnose", "doctor", "explain", "make-dataset")
 COMMAND = (sys.executable, "-m", "proxyloader")
+NO_DEVICE = "argument --device: {!r} must be cuda, cuda:N or cpu"
+NO_SIZE = "argument --size: {!r} is not a size in pixels such as 500x375"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent.parent)}
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Put a verb `fail` in place of the real ones, that ends with this error."""
+    """Let the verb `explain` end with this error."""
 
-    def run() -> int:
+    def fail(name: str) -> int:
         raise error
 
-    def fail(verbs: Any) -> None:
-        cli._verb(verbs, "fail", run, "fail", "Fails.", "proxyloader fail")
-
-    monkeypatch.setattr(cli, "VERBS", (fail,))
+    monkeypatch.setattr(explain, "explain_named", fail)
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -87,7 +85,7 @@ class TestHelp:
         lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  proxyloader ")]
         assert len(lines) == 10
         for line in lines:
-            assert cli._parser().parse_args(line[1:]).run
+            assert cli._parser().parse_args(line[1:]).runs
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as exit:
@@ -113,27 +111,36 @@ class TestHelp:
 
 
 class TestUsageErrors:
-    def test_no_verb(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert usage_error(capsys) == "proxyloader: error: the following arguments are required: VERB"
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            ((), "the following arguments are required: VERB"),
+            (("demo", "--images", "many"), "argument --images: invalid int value: 'many'"),
+            *[
+                (("demo", "--device", text), NO_DEVICE.format(text))
+                for text in ("gpu", "cuda:", "cuda:x", "cuda:1000", "")
+            ],
+            *[
+                (("make-dataset", "/nowhere/set", f"--size={text}"), NO_SIZE.format(text))
+                for text in ("500", "500x", "x375", "500x375x3", "-500x375", "500 x 375", "5e2x375", "")
+            ],
+        ],
+        ids=str,
+    )
+    def test_an_option_or_a_verb_that_is_none(
+        self, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+    ) -> None:
+        assert usage_error(capsys, *argv).endswith(f"error: {message}")
 
     def test_an_unknown_verb_is_answered_with_the_known_ones(self, capsys: pytest.CaptureFixture[str]) -> None:
         message = usage_error(capsys, "train")
-        assert "'train'" in message
-        assert all(verb in message for verb in VERBS)
+        assert all(verb in message for verb in ("'train'", *VERBS))
 
-    @pytest.mark.parametrize("size", ["500", "500x", "x375", "500x375x3", "-500x375", "500 x 375", "5e2x375", ""])
-    def test_a_size_that_is_none(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, size: str) -> None:
-        message = usage_error(capsys, "make-dataset", str(tmp_path / "set"), f"--size={size}")
-        assert message.endswith(f"argument --size: {size!r} is not a size in pixels such as 500x375")
-        assert not (tmp_path / "set").exists()
-
-    @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1000", "mps", ""])
-    def test_a_device_that_is_none(self, capsys: pytest.CaptureFixture[str], device: str) -> None:
-        message = usage_error(capsys, "demo", "--device", device)
-        assert message.endswith(f"argument --device: {device!r} must be cuda, cuda:N or cpu")
-
-    def test_a_number_that_is_none(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert usage_error(capsys, "demo", "--images", "many").endswith("argument --images: invalid int value: 'many'")
+    def test_an_unknown_option_shows_the_usage_of_its_verb(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(["demo", "--foo"])
+        said = capsys.readouterr().err
+        assert said.startswith("usage: proxyloader demo [-h]") and "error: unrecognized arguments: --foo" in said
 
 
 class TestFailures:
@@ -155,29 +162,25 @@ class TestFailures:
         ids=["an error of ours", "an argument", "several lines", "an OSError", "from a worker", "without a message"],
     )
     def test_one_line_on_stderr_and_exit_status_1(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        error: Exception,
-        line: str,
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, line: str
     ) -> None:
         fail_with(monkeypatch, error)
-        assert main(["fail"]) == 1
+        assert main(["explain", "resnet50"]) == 1
         assert capsys.readouterr() == ("", f"proxyloader: error: {line}\n")
 
     def test_debug_shows_the_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fail_with(monkeypatch, ValueError("this"))
         with pytest.raises(ValueError, match="this"):
-            main(["fail", "--debug"])
+            main(["explain", "resnet50", "--debug"])
 
     def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fail_with(monkeypatch, KeyError("bug"))
         with pytest.raises(KeyError, match="bug"):
-            main(["fail"])
+            main(["explain", "resnet50"])
 
     def test_ctrl_c_is_quiet(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         fail_with(monkeypatch, KeyboardInterrupt())
-        assert main(["fail"]) == 130
+        assert main(["explain", "resnet50"]) == 130
         assert capsys.readouterr() == ("", "")
 
 
@@ -222,14 +225,6 @@ class TestMakeDataset:
 
 
 class TestAsAProcess:
-    def test_python_m_proxyloader(self, tmp_path: Path) -> None:
-        argv = ("make-dataset", str(tmp_path / "set"), "--images", "8", "--size", "48x36", "--processes", "2")
-        run = subprocess.run(
-            [*COMMAND, *argv], env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_S, check=False
-        )
-        assert (run.returncode, run.stderr) == (0, "")
-        assert run.stdout.startswith(f"{tmp_path / 'set'}: 8 images, 0.")
-
     def test_ctrl_c_ends_it_and_its_children_without_a_word(self, tmp_path: Path) -> None:
         argv = ("make-dataset", str(tmp_path), "--images", "100000", "--size", "48x36", "--processes", "2")
         process = subprocess.Popen(
@@ -254,11 +249,3 @@ class TestAsAProcess:
 def interruptible() -> None:
     """A shell starts a job in the background with Ctrl-C ignored, which its children inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_an_unknown_option_shows_the_usage_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["demo", "--foo"])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("usage: proxyloader demo [-h]") and "error: unrecognized arguments: --foo" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader as StockLoader
 from proxyloader.loader import strategy
 from proxyloader.tools import demo as module
 from proxyloader.tools.cli import main
+from proxyloader.transforms.resize import Resize
 
 from ..compare import engines_decode
 
@@ -36,12 +38,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "proxyloader"
 
 
-def test_the_whole_of_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str) -> None:
+def test_the_whole_of_it(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, device: str
+) -> None:
     sheet = tmp_path / "sheet.png"
     options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--steps", "18", "--device", device)
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == "" and not caplog.records
     said = lines_of(out)
     assert list(said) == [*TITLES[:-1], "Training", "Next"]
     assert ("with a GPU, images decode there" in said["Decoded on"]) == (device == "cpu")
@@ -80,10 +84,20 @@ def test_it_makes_its_images_once_and_keeps_them_in_the_cache(cache: Path, capsy
     assert (cache / "demo.png").exists()
 
 
-def test_few_images_make_a_small_sheet_with_room_for_the_captions(photos: Path, tmp_path: Path) -> None:
+def test_one_image_makes_a_small_sheet_and_is_trained_on_without_dali(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(Resize, "slow_on_cpu", Resize.has_exact_edges)  # as for users: small crops are
     sheet = tmp_path / "sheet.png"
     options = ("--images", "1", "--workers", "0", "--steps", "18", "--device", "cpu")
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
+    assert logging.getLogger("proxyloader").level == logging.NOTSET
+    said = "its small crops are not made by DALI, but by torch: on a CPU torchvision is faster at RandomResizedCrop"
+    assert said in capsys.readouterr().out and not caplog.records
     with Image.open(sheet) as image:
         assert 400 < image.width < 900
 
@@ -152,10 +166,7 @@ class TestRefusals:
             (("--batch-size", "0"), "batch_size must be >= 1, got 0"),
             (("--workers", "-1"), "workers must be >= 0, got -1"),
             (("--steps", "-1"), "steps must be >= 0, got -1"),
-            (
-                ("--device", "cuda:64"),
-                f"device cuda:64 is not available: torch sees {GPUS} CUDA device(s)",
-            ),
+            (("--device", "cuda:64"), f"device cuda:64 is not available: torch sees {GPUS} CUDA device(s)"),
             (("--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: No such file or directory"),
             (("--out", "/proc/sheet.png"), "/proc/sheet.png: No such file or directory"),
             (("--out", "/proc"), "/proc: Is a directory"),

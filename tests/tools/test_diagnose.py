@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,16 +13,14 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
 from proxyloader.tools.cli import main
+from proxyloader.tools.diagnose import command
 from proxyloader.tools.diagnose.verdict import Figures, Phase, diagnosed
-
-from ..limits import WAIT_S
-from .test_cli import COMMAND, ENVIRONMENT
 
 SECONDS = 1.0
 """For all phases of a diagnosis. Where steps are longer, it takes longer: each phase has at least three."""
@@ -36,6 +33,13 @@ class SlowToRead(ImageFolder):
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+class OnlyForOneWorker(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        if (worker := get_worker_info()) is None or worker.num_workers > 1:
+            raise OSError("locked")
         return super().__getitem__(index)
 
 
@@ -73,6 +77,14 @@ def test_what_bounds_a_training_is_found(photos: Path, bound: str, dataset: Any,
     is_worth_it = found.figures.step_s("stock") > 1.05 * found.figures.step_s("proxyloader")
     assert (" not " in found.verdict) != is_worth_it and "worth it: " in found.verdict
     assert found.verdict in " ".join(str(found).split()) and "loop as it is" in str(found)
+
+
+def test_measurements_that_fail_are_told_with_their_errors(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "usable_cores", lambda: 2)
+    figures = proxyloader.diagnose(loader_of(photos, OnlyForOneWorker, num_workers=1), print, seconds=SECONDS).figures
+    assert figures.waiting is None and figures.speedups == {2: 0.0}
+    assert figures.unmeasured["the share of reading a sample that is waiting"] == "OSError: locked"
+    assert figures.unmeasured["num_workers=2"].startswith("OSError: ")
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -154,9 +166,10 @@ def test_it_is_worth_it_where_steps_get_shorter(step_ms: float, stock_ms: float,
         ({"both": phase(160)}, "A step takes 2.0x the estimate: step and loader, or other programs, interfere"),
         ({"both": phase(160)}, "proxyloader may be worth it"),
         ({"step": phase(50, cpu_s=2.0), "cores": 2}, "proxyloader is worth it: 97.6 instead of 71.4 images/s, 1.37x"),
+        ({"unmeasured": {"num_workers=4": "OSError: x"}}, "Not measured: num_workers=4 (OSError: x)"),
         ({"alone": {"proxyloader": phase(80)}, "failure": "TypeError: x"}, "no other loader to compare with (Type"),
     ],
-    ids=["without workers", "interference", "unsure", "shared cores", "one loader"],
+    ids=["without workers", "interference", "unsure", "shared cores", "unmeasured", "one loader"],
 )  # fmt: skip
 def test_the_report_says(changed: dict[str, Any], said: str) -> None:
     both = {"both": phase(1000)} if "cores" in changed and changed["cores"] == 2 else {}
@@ -261,19 +274,6 @@ def test_a_script_runs_until_its_largest_loader_is_diagnosed(
     assert told["figures"]["watched"] == kind and told["figures"]["alone"].keys() == {"stock", "proxyloader"}
     with Image.open("found.png") as image:
         assert image.format == "PNG"
-
-
-@pytest.mark.exhaustive  # the test before this one runs a shorter script with each loader
-@pytest.mark.parametrize("name", ["train_torchvision.py", "train_proxyloader.py"])
-def test_a_script_may_be_an_example(tmp_path: Path, photos: Path, name: str) -> None:
-    for folder in ("train", "val"):
-        (tmp_path / folder).symlink_to(photos)
-    example = Path(__file__).parents[2] / "examples" / name
-    arguments = ("--arch", "shufflenet_v2_x0_5", "--size", "32", "--batch-size", "8", "--workers", "1")
-    command = [*COMMAND, "diagnose", *OPTIONS, str(example), str(tmp_path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S, cwd=tmp_path, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert "loop as it is" in done.stdout
 
 
 FAILURES: dict[str, tuple[str, str, int, str]] = {

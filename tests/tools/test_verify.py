@@ -72,14 +72,20 @@ def test_all_damaged_files_are_found_and_no_others(damaged: tuple[Path, dict[str
     assert [finding.path for finding in found] == sorted(expected)
 
 
-def test_it_writes_the_sound_paths_and_a_copy_without_the_others(damaged: tuple[Path, dict[str, str]]) -> None:
+def test_the_command_writes_the_sound_paths_and_a_copy_without_the_others(
+    damaged: tuple[Path, dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     root, kinds = damaged
-    verify(root, processes=1, sound=root.parent / "sound.txt", copy=root.parent / "copy")
+    options = ("--processes", "1", "--sound", str(root.parent / "sound.txt"), "--copy", str(root.parent / "copy"))
+    assert cli.main(["verify", str(root), *options]) == 1
+    out = capsys.readouterr().out
+    assert out.count(f"{root}/") == len(kinds) and re.search(r"truncated +8 ", out) and re.search(r"sound +40 ", out)
     sound = sorted(path for path in map(str, root.rglob("*.jpg")) if path not in kinds)
     assert (root.parent / "sound.txt").read_text().splitlines() == sound
     copies = sorted((root.parent / "copy").rglob("*.*"))
     assert [root / path.relative_to(root.parent / "copy") for path in copies] == list(map(Path, sound))
     assert all(os.path.samefile(copy, path) for copy, path in zip(copies, sound))
+    assert cli.main(["verify", str(root.parent / "copy"), "--processes", "1"]) == 0
 
 
 def test_images_of_other_kinds_are_sound(tmp_path: Path) -> None:
@@ -106,23 +112,16 @@ def test_values_that_convert_makes_white_are_named(
     assert re.search(rf"{path}: clipped: values from 0(.0)? to 65520(.0)? in mode", capsys.readouterr().out)
 
 
-def test_metadata_of_macos_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.png").write_bytes(encoded("PNG"))
-    (tmp_path / "._a.png").write_bytes(bytes.fromhex("0005160700020000") + b"Mac OS X        " + bytes(60))
-    assert kinds_of(verify(tmp_path, processes=1)) == {f"{tmp_path}/._a.png": "foreign"}
-    assert "macOS metadata of another file (AppleDouble)" in capsys.readouterr().out
-
-
-def test_what_the_system_cannot_read_is_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_readable_image_is_named_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
     (tmp_path / "a.png").write_bytes(encoded("PNG", photograph(0, size=(40, 30)))[:1500])
+    (tmp_path / "._a.png").write_bytes(bytes.fromhex("0005160700020000") + b"Mac OS X        " + bytes(60))
     os.mkfifo(tmp_path / "pipe.jpg")
-    assert kinds_of(verify(tmp_path)) == {
-        str(tmp_path / "a.png"): "truncated",
-        str(tmp_path / "gone.jpg"): "unreadable",
-        str(tmp_path / "pipe.jpg"): "unreadable",
-    }
-    assert f"{tmp_path}/gone.jpg: unreadable: No such file or directory" in capsys.readouterr().out
+    found = {"a.png": "truncated", "._a.png": "foreign", "gone.jpg": "unreadable", "pipe.jpg": "unreadable"}
+    assert kinds_of(verify(tmp_path)) == {f"{tmp_path}/{name}": kind for name, kind in found.items()}
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/gone.jpg: unreadable: No such file or directory" in out
+    assert "macOS metadata of another file (AppleDouble)" in out
 
 
 def test_a_fault_of_the_machine_is_not_called_damage(damaged: tuple[Path, dict[str, str]]) -> None:
@@ -135,18 +134,6 @@ print(look_at({min(kinds)!r}))
 """
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert "kind='unreadable', reason='Too many open files. The file may be sound" in out
-
-
-def test_the_command_ends_with_a_status_that_says_if_there_are_any(
-    damaged: tuple[Path, dict[str, str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, kinds = damaged
-    assert cli.main(["verify", str(root), "--processes", "1"]) == 1
-    out = capsys.readouterr().out
-    assert out.count(f"{root}/") == len(kinds) and re.search(r"truncated +8 ", out) and re.search(r"sound +40 ", out)
-    for path in kinds:
-        Path(path).unlink()
-    assert cli.main(["verify", str(root), "--processes", "1"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,7 @@ DATASETS: dict[str, Callable[[str, Any], Any]] = {"OwnDataset": OwnDataset, "Hug
 def torch_loader(setting: BenchConfig, added: str = "") -> Loops:
     """torch's DataLoader, with torchvision's transforms in its workers."""
     pin_memory = setting.on_gpu and not setting.by_default
-    loader: Any = StockLoader(samples(setting, added), pin_memory=pin_memory, **loader_arguments(setting))
-    while True:
-        yield (finished(setting, batch) for batch in loader)
+    return endless(setting, StockLoader(samples(setting, added), pin_memory=pin_memory, **loader_arguments(setting)))
 
 
 def upstream_proxy(setting: BenchConfig) -> Loops:
@@ -85,37 +83,21 @@ def upstream_proxy(setting: BenchConfig) -> Loops:
     server = proxy.DALIServer(pipeline)
     server.start_thread()
     dataset = repeated(setting, ImageFolder(setting.root, server.proxy, loader=path_as_array))
-    loader: Any = proxy.DataLoader(server, dataset, **loader_arguments(setting))
-    while True:
-        yield (finished(setting, batch) for batch in loader)
-
-
-def iterator(setting: BenchConfig) -> Loops:
-    """DALI's file reader and DALIClassificationIterator, as in examples/dali_iterator.py."""
-    return reader(setting)
-
-
-def nvidia_example(setting: BenchConfig) -> Loops:
-    """DALI's file reader and iterator with the graph of NVIDIA's ImageNet example, which decodes crops."""
-    return reader(setting, is_example=True)
+    return endless(setting, proxy.DataLoader(server, dataset, **loader_arguments(setting)))
 
 
 def proxyloader(setting: BenchConfig, added: str = "") -> Loops:
     """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
-    tuned = {"num_threads": setting.tuning.threads, "hw_decoder_load": setting.tuning.hw_decoder_load}
-    how: dict[str, Any] = {name: value for name, value in tuned.items() if value is not None}
-    how |= loader_arguments(setting) | setting.format
-    loader: DataLoader[Any] = DataLoader(samples(setting, added), device=setting.device, **how)
-    while True:
-        yield (finished(setting, batch) for batch in loader)
+    threads, load = ("auto" if each is None else each for each in setting.tuning[1:])
+    how: dict[str, Any] = {"device": setting.device, "num_threads": threads, "hw_decoder_load": load, **setting.format}
+    return endless(setting, DataLoader(samples(setting, added), **how, **loader_arguments(setting)))
 
 
 def synthetic(setting: BenchConfig) -> Loops:
     """One batch of random numbers, again and again: the speed of the model alone."""
     images = torch.randn(setting.batch_size, 3, CROP_PX, CROP_PX)
     batch = finished(setting, (images, torch.randint(1000, (setting.batch_size,))))
-    while True:
-        yield itertools.repeat(batch, setting.batches)
+    return endless(setting, [batch] * setting.batches)
 
 
 def samples(setting: BenchConfig, added: str) -> Any:
@@ -150,7 +132,18 @@ def path_as_array(path: str) -> Any:
     return np.frombuffer(path.encode(), np.uint8)
 
 
-def reader(setting: BenchConfig, is_example: bool = False) -> Loops:
+def endless(setting: BenchConfig, loader: Any) -> Loops:
+    while True:
+        yield (finished(setting, batch) for batch in loader)
+
+
+def nvidia_example(setting: BenchConfig) -> Loops:
+    """DALI's file reader and iterator with the graph of NVIDIA's ImageNet example, which decodes crops."""
+    return iterator(setting, is_example=True)
+
+
+def iterator(setting: BenchConfig, is_example: bool = False) -> Loops:
+    """DALI's file reader and DALIClassificationIterator, as in examples/dali_iterator.py."""
     files: dict[str, Any] = {"file_root": setting.root, "random_shuffle": True, "pad_last_batch": True}
     pipeline = dali_pipeline(setting, lambda: fn.readers.file(name="Reader", **files), is_example)
     policy = LastBatchPolicy.PARTIAL

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,30 +22,31 @@ from ...make_dataset import make_dataset
 from ..files import check_can_be_written, photographs_of
 from . import report
 from .cases import CASES, OURS, WITH, case_of, names_for, with_defaults
-from .config import SIZES, BenchConfig, Tuning
+from .config import SIZES, BenchConfig, Tuning, machine
 from .runner import Ranges, run, run_first_epochs, tune
-from .system_info import in_words, machine, warnings_for
 
 FIRST_EPOCHS = 3
 COUNTS = (4, 8, 16)
 """Numbers of workers or threads to try, up to the number of cores; all, half and a quarter of the cores are added."""
 
-
-def list_cases() -> int:
-    """Print the names and descriptions of the cases."""
-    for name, case in CASES.items():
-        Console().print(f"[bold]{name}[/bold]: {(case.loops.__doc__ or '').splitlines()[0]}", highlight=False)
-    return 0
+FEW_BATCHES = 4
+CORES_BESIDE_A_GPU = 8
+"""With fewer cores, workers take longer than decoding on the GPU."""
 
 
-def bench(args: argparse.Namespace) -> int:
-    """Measure the cases, print the results, and write the record.
+def bench(**options: Any) -> int:
+    """Measure the cases, print the results, and write the record. Or list the cases.
 
     Returns:
         The exit status: 1 if our case or all cases failed, or ours is worse than in the record to compare with; else 0.
     """
+    args, console = argparse.Namespace(**options), Console(highlight=False)
+    if args.list:
+        for name, case in CASES.items():
+            console.print(f"[bold]{name}[/bold]: {(case.loops.__doc__ or '').splitlines()[0]}")
+        return 0
     check(args)
-    setting, console = setting_of(args), Console()
+    setting = setting_of(args)
     ranges = ranges_of(args, setting)
     names = _chosen(names_for(setting), args.only)
     earlier = report.last_of(args.compare) if args.compare else None
@@ -51,7 +54,9 @@ def bench(args: argparse.Namespace) -> int:
         report.check_comparable(earlier, report.record_of(setting, ranges, {}, ""), names)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_can_be_written(args.out)
-    console.print(in_words(machine()), highlight=False)
+    found = machine()
+    versions = [f"{name} {found[name]}" for name in ("python", "torch", "torchvision", "dali", "proxyloader")]
+    console.print(", ".join([found["gpu"] or "no GPU", f"{found['cores']} cores ({found['cpu']})", *versions]))
     for warning in warnings_for(setting):
         console.print(f"[bold yellow]! {warning}")
     if not args.data:
@@ -59,7 +64,7 @@ def bench(args: argparse.Namespace) -> int:
     begin = time.monotonic()
 
     def tell(line: str) -> None:
-        console.print(f"{time.monotonic() - begin:6.0f} s  {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{time.monotonic() - begin:6.0f} s  {line}", markup=False, soft_wrap=True)
 
     def default(name: str, **changed: Any) -> BenchConfig:
         workers = ranges["workers"][-1] if "workers" in case_of(name).tuned else None
@@ -142,3 +147,30 @@ def ranges_of(args: argparse.Namespace, setting: BenchConfig) -> Ranges:
     threads = counts if setting.on_gpu else counts | {cores + 1}
     given = {"workers": args.workers or counts, "threads": args.threads or threads}
     return {name: sorted(set(values)) for name, values in (given | {"hw_decoder_load": args.hw_decoder_load}).items()}
+
+
+def warnings_for(setting: BenchConfig) -> list[str]:
+    """Return a sentence for each fast path that is off, and for each reason why the figures say little."""
+    cores, load, found = usable_cores(), os.getloadavg()[0], []
+    if setting.on_gpu and cores < CORES_BESIDE_A_GPU:
+        found.append(f"There are {cores} cores beside the GPU: reading and drawing may be the limit.")
+    if load > 0.5 * cores:
+        found.append(f"Other processes are running (load {load:.1f} on {cores} cores).")
+    if setting.batches < FEW_BATCHES:
+        found.append(
+            f"A loop has {setting.batches} batches. DALI prepares some before the loop asks for them, so short loops "
+            "flatter it. Give more --passes or --images, or a smaller --batch-size."
+        )
+    with suppress(Exception):  # no GPU, no package, no driver, too old
+        import pynvml
+
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        slow = pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap
+        if setting.on_gpu and pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & slow:
+            found.append("The GPU is throttled (heat or power), so all figures are low.")
+        try:
+            pynvml.nvmlDeviceGetJpgUtilization(gpu)
+        except pynvml.NVMLError_NotSupported:
+            found.append("The GPU has no JPEG engine: CUDA decodes, at about a quarter of the speed.")
+    return found

@@ -1,12 +1,19 @@
-"""BenchConfig: the settings of a comparison."""
+"""BenchConfig: the settings of a comparison; and the machine on which it runs."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torchvision
 from torchvision import transforms
+
+from ... import __version__
+from ..._cores import usable_cores
 
 CROP_PX = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -89,3 +96,19 @@ class BenchConfig:
         """The dtype and the memory format of the images."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return {"dtype": getattr(torch, self.dtype), "memory_format": layout}
+
+
+def machine() -> dict[str, Any]:
+    """Return the hardware and the installed versions, each None if there is none."""
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cuda_queues": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+        "cores": usable_cores(),
+        "cpu": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "dali": installed.get("nvidia-dali-cuda120") or installed.get("nvidia-dali-cuda130"),
+        "proxyloader": __version__,
+    }

@@ -15,9 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .cases import BY_DEFAULT, OURS
-from .config import BenchConfig, Tuning
+from .config import BenchConfig, Tuning, machine
 from .runner import Outcome, Ranges
-from .system_info import machine
 
 METHOD = 3
 """Number of the way of measuring. ``benchmarks/README.md`` says how the ways differ."""

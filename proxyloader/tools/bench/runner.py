@@ -11,11 +11,10 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -56,76 +55,72 @@ def tune(setting: BenchConfig, name: str, ranges: Ranges, tell: Tell) -> tuple[T
     if len(tunings) == len(workers) == 1:
         return tunings[0], []
 
-    def attempt(process: CaseProcess, setting: BenchConfig) -> Figures:
-        found: Figures = process.ask(begin, name, setting, AT_MOST_S)
-        was_cut, speed = "was_cut" in found, found["images_per_s_after_first_batch"]
-        speed = speed if was_cut else process.ask(measure, AT_LEAST_S)["images_per_s"]
-        tell(f"trial of {name} ({setting.tuning}): {speed:,.0f} images/s")
-        return {"images_per_s": round(speed, 1), "was_cut": was_cut}
-
     trials: dict[Tuning, dict[str, Any]] = {}
     while untried := [tuning for tuning in tunings if tuning not in trials]:
-        trials |= ask_each({each: replace(setting, tuning=each) for each in untried}, attempt, tell)
+        trials |= try_each(name, [replace(setting, tuning=each) for each in untried], tell)
         best = max(trials, key=lambda tuning: trials[tuning].get("images_per_s", 0.0))
         tunings = [best._replace(workers=count) for count in workers]
     return best, [tuning._asdict() | figures for tuning, figures in trials.items()]
 
 
-def ask_each(settings: Mapping[Any, BenchConfig], ask: Callable[..., Any], tell: Tell) -> dict[Any, Any]:
-    """Return what ``ask`` returns for a new process and each setting, one after the other, or {"failure": reason}."""
-    answers = {}
-    with processes_of(settings) as processes:
-        for key, setting in settings.items():
-            try:
-                answers[key] = ask(processes[key], setting)
-            except CaseError as error:
-                answers[key] = {"failure": str(error)}
-                tell(f"{key} failed: {error}")
-            processes[key].end()  # otherwise it would keep its room on the JPEG engines
-    return answers
+def try_each(name: str, settings: Sequence[BenchConfig], tell: Tell) -> dict[Tuning, dict[str, Any]]:
+    """Return the speed of a case with each setting, one after the other, or why it failed."""
+    trials: dict[Tuning, dict[str, Any]] = {setting.tuning: {} for setting in settings}
+    with processes_of(trials) as processes:
+        for setting in settings:
+            process, trial = processes[setting.tuning], trials[setting.tuning]
+            with failing(f"trial of {name} ({setting.tuning})", trial, tell):
+                found: Figures = process.ask(begin, name, setting, AT_MOST_S)
+                was_cut, speed = "was_cut" in found, found["images_per_s_after_first_batch"]
+                speed = speed if was_cut else process.ask(measure, AT_LEAST_S)["images_per_s"]
+                tell(f"trial of {name} ({setting.tuning}): {speed:,.0f} images/s")
+                trial |= {"images_per_s": round(speed, 1), "was_cut": was_cut}
+            process.end()  # otherwise it would keep its room on the JPEG engines
+    return trials
 
 
 def run(settings: Mapping[str, BenchConfig], rounds: int, seconds: float, tell: Tell) -> dict[str, Outcome]:
     """Measure cases in whole loops of at least ``seconds`` in each round. Return the outcomes by name."""
     outcomes: dict[str, Outcome] = {name: {"tuning": each.tuning, "rounds": []} for name, each in settings.items()}
     with processes_of(settings) as processes:
-        for number in range(rounds + 1):
-            for name, outcome in outcomes.items():
-                if "failure" in outcome:
-                    continue
-                try:
-                    if not number:
-                        outcome["first_batch_s"] = processes[name].ask(begin, name, settings[name])["first_batch_s"]
-                        tell(f"{name} ({outcome['tuning']}): first batch after {outcome['first_batch_s']:.1f} s")
-                        continue
+        for name, outcome in outcomes.items():
+            with failing(name, outcome, tell):
+                outcome["first_batch_s"] = processes[name].ask(begin, name, settings[name])["first_batch_s"]
+                tell(f"{name} ({outcome['tuning']}): first batch after {outcome['first_batch_s']:.1f} s")
+        for number, (name, outcome) in product(range(1, rounds + 1), outcomes.items()):
+            if "failure" not in outcome:
+                with failing(name, outcome, tell):
                     outcome["rounds"].append(processes[name].ask(measure, seconds))
                     tell(f"round {number} of {name}: {outcome['rounds'][-1]['images_per_s']:,.0f} images/s")
-                except CaseError as error:
-                    outcome["failure"] = str(error)
-                    tell(f"{name} failed: {error}")
     return outcomes
 
 
 def run_first_epochs(settings: Mapping[str, BenchConfig], rounds: int, epochs: int, tell: Tell) -> dict[str, Outcome]:
     """Measure the first epochs of each case, each time in a new process."""
     outcomes: dict[str, Outcome] = {name: {"tuning": each.tuning, "epochs": []} for name, each in settings.items()}
-
-    def ask(process: CaseProcess, setting: BenchConfig, name: str) -> None:
-        found = [process.ask(begin, name, setting), *(process.ask(loop) for _ in range(1, epochs))]
-        outcomes[name]["epochs"].append(found)
-        speeds = ", ".join(f"{each['images_per_s']:,.0f}" for each in found)
-        tell(f"{name}: {speeds} images/s in epochs 1 to {epochs}")
-
-    for _ in range(rounds):
-        for name in settings:
-            if "failure" not in outcomes[name]:
-                answers = ask_each({name: settings[name]}, partial(ask, name=name), tell)
-                outcomes[name] |= answers[name] or {}
+    for name, outcome in rounds * [*outcomes.items()]:
+        if "failure" not in outcome:
+            with processes_of([name]) as processes, failing(name, outcome, tell):
+                process = processes[name]
+                found = [process.ask(begin, name, settings[name]), *(process.ask(loop) for _ in range(1, epochs))]
+                outcome["epochs"].append(found)
+                speeds = ", ".join(f"{each['images_per_s']:,.0f}" for each in found)
+                tell(f"{name}: {speeds} images/s in epochs 1 to {epochs}")
     return outcomes
 
 
 class CaseError(Exception):
     """The reason in one line why a case failed."""
+
+
+@contextmanager
+def failing(name: str, outcome: Outcome, tell: Tell) -> Iterator[None]:
+    """Put a CaseError into the outcome."""
+    try:
+        yield
+    except CaseError as error:
+        outcome["failure"] = str(error)
+        tell(f"{name} failed: {error}")
 
 
 class CaseProcess:
@@ -162,15 +157,13 @@ class CaseProcess:
 def processes_of(keys: Iterable[Any]) -> Iterator[dict[Any, CaseProcess]]:
     """Start a process for each key, with all modules imported. They are killed at the end."""
     processes = {}
-    try:
+    with ExitStack() as stack:
         for key in keys:
             processes[key] = CaseProcess()
+            stack.callback(processes[key].end)
         for each in processes.values():
             each.is_ready.result(LIMIT_S)
         yield processes
-    finally:
-        for each in processes.values():
-            each.end()
 
 
 _name = ""

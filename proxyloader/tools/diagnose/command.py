@@ -1,12 +1,10 @@
 """``diagnose``: measure what bounds a training, and what proxyloader gains there. Needs psutil.
 
 NOTE [ Phases of a diagnosis ]
-A loop asks for batches, and what it does between two of them is its step. An iterator in place of the loader can
-measure both, and change what the loop gets. It goes through four phases:
+What a loop does between two batches is its step. An iterator in place of the loader measures both in four phases:
 
 1. Both: batches are handed out as they come, after some that are not counted.
-2. The step alone: the last batch is handed out again and again. Meanwhile the loader prefetches, so the first of these
-   steps are not counted.
+2. The step alone: the last batch is handed out again and again. The first steps, beside prefetching, are not counted.
 3. The loader alone: batches are drawn and dropped, after those that were prefetched.
 4. The other kind of loader alone, and this one with other numbers of workers.
 
@@ -23,11 +21,12 @@ import os
 import random
 import runpy
 import sys
+import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -36,6 +35,7 @@ from unittest.mock import patch
 
 import numpy as np
 import psutil
+import pynvml
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
@@ -47,9 +47,8 @@ from ..._cores import usable_cores
 from ...data.dataset import length_of
 from ...data.distributed import World
 from ...loader.dataloader import DataLoader
-from ..bench.system_info import machine
+from ..bench.config import machine
 from ..files import check_can_be_written
-from .gauges import gauges
 from .verdict import Diagnosis, Figures, Kind, Phase, diagnosed, plot
 
 SHARES = {"warm up": 0.1, "both": 0.25, "step": 0.15, "loader": 0.15, "other": 0.15, "workers": 0.2}
@@ -58,10 +57,10 @@ SHARES = {"warm up": 0.1, "both": 0.25, "step": 0.15, "loader": 0.15, "other": 0
 LEAST_STEPS, MOST_STEPS = 3, 1000
 """Number of steps in a phase, however long or short they are."""
 
-ARGUMENTS = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
-    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
-)
+GPU_SAMPLED_EVERY_S = 0.05
+
+ARGUMENTS = "num_workers collate_fn pin_memory timeout worker_init_fn multiprocessing_context generator"
+ARGUMENTS += " prefetch_factor persistent_workers pin_memory_device in_order"
 """Arguments of torch's loader that do not select samples."""
 
 
@@ -106,7 +105,7 @@ def diagnosis(loader: Any, *, seconds: float = 60.0) -> DiagnosedLoop:
     return DiagnosedLoop(loader, seconds)
 
 
-class DiagnosedLoop:
+class DiagnosedLoop(AbstractContextManager["DiagnosedLoop"]):
     """The batches of a loader, for a loop that is measured."""
 
     def __init__(self, loader: Any, seconds: float) -> None:
@@ -118,17 +117,12 @@ class DiagnosedLoop:
             raise ValueError(f"diagnose requires a single process, got {processes}: start the script without torchrun")
         self._loader, self._seconds = loader, seconds
         self._result: Diagnosis | None = None
-        self._batches: Generator[Any, None, None] | None = None
-
-    def __enter__(self) -> DiagnosedLoop:
-        return self
+        self._batches = self._measured()
 
     def __exit__(self, *_: object) -> None:
-        if self._batches is not None:
-            self._batches.close()
+        self._batches.close()
 
     def __iter__(self) -> Iterator[Any]:
-        self._batches = self._measured()
         return self._batches
 
     @property
@@ -139,44 +133,37 @@ class DiagnosedLoop:
 
     def _measured(self) -> Generator[Any, None, None]:
         loader, seconds = self._loader, {name: share * self._seconds for name, share in SHARES.items()}
-        begin_s, ahead = time.perf_counter(), _prefetched(loader)
+        begin_s, ahead, phases = time.perf_counter(), _prefetched(loader), list[Phase]()
         with closing(_endless(loader)) as batches:
             batch = next(batches)
             first_batch_s = time.perf_counter() - begin_s
             yield batch
-            end_s = time.perf_counter() + seconds["warm up"]
-            for number in range(ahead + LEAST_STEPS):
-                if number < LEAST_STEPS or time.perf_counter() < end_s:
-                    yield next(batches)
-            with _recorded(seconds["both"]) as both:
-                while both.goes_on():
-                    batch = both.draw(batches)
-                    yield batch
-            ahead_s = min(seconds["step"] / 3, ahead * both.phase.step_s)
-            end_s = time.perf_counter() + ahead_s
-            while time.perf_counter() < end_s:
+            for _ in _steps(seconds["warm up"], most=ahead + LEAST_STEPS):
+                yield next(batches)
+            for batch in _measure(batches, seconds["both"], phases):
                 yield batch
-            with _recorded(seconds["step"] - ahead_s) as step:
-                while step.goes_on():
-                    yield step.draw(repeat(batch))
-            alone = _drawn(batches, ahead, seconds["loader"])
-        kind: Kind = "proxyloader" if isinstance(loader, DataLoader) else "stock"
-        loaders, failure = {kind: replace(alone, first_batch_s=first_batch_s)}, ""
-        try:
-            loaders["stock" if kind == "proxyloader" else "proxyloader"] = _alone(_other_kind(loader), seconds["other"])
-        except Exception as error:  # a dataset for one kind only, unreadable files, no GPU memory for both
-            failure = f"{type(error).__name__}: {error}".splitlines()[0]
+            ahead_s = min(seconds["step"] / 3, ahead * phases[0].step_s)
+            for _ in _steps(ahead_s, least=0, most=sys.maxsize):
+                yield batch
+            yield from _measure(repeat(batch), seconds["step"] - ahead_s, phases)
+            alone = replace(_drawn(batches, ahead, seconds["loader"]), first_batch_s=first_batch_s)
+        kinds: tuple[Kind, Kind] = ("proxyloader", "stock")
+        kind, other = kinds if isinstance(loader, DataLoader) else kinds[::-1]
+        loaders, unmeasured = {kind: alone}, dict[str, str]()
+        with _noted("other", unmeasured):
+            loaders[other] = _alone(_other_kind(loader), seconds["other"])
         figures = Figures(
             watched=kind,
-            both=both.phase,
-            step=step.phase,
+            both=phases[0],
+            step=phases[1],
             alone=loaders,
-            failure=failure,
+            failure=unmeasured.pop("other", ""),
             batch_size=_images_in(batch) or loader.batch_size or 1,
             num_workers=loader.num_workers,
             cores=usable_cores(),
-            waiting=_waiting(loader.dataset),
-            speedups=_speedups(loader, seconds["workers"]),
+            waiting=_waiting(loader.dataset, unmeasured),
+            speedups=_speedups(loader, seconds["workers"], unmeasured),
+            unmeasured=unmeasured,
         )
         self._result = diagnosed(figures)
 
@@ -186,61 +173,60 @@ def _check(seconds: float) -> None:
         raise ValueError(f"seconds must be > 0, got {seconds:g}")
 
 
-class _Recording:
-    """Steps of a phase in progress. ``phase`` is set at its end."""
-
-    phase: Phase
-
-    def __init__(self, seconds: float) -> None:
-        self.waits_s: list[float] = []
-        self._end_s = time.perf_counter() + seconds
-
-    def goes_on(self) -> bool:
-        steps = len(self.waits_s)
-        return steps < LEAST_STEPS or (steps < MOST_STEPS and time.perf_counter() < self._end_s)
-
-    def draw(self, batches: Iterator[Any]) -> Any:
-        begin_s = time.perf_counter()
-        batch = next(batches)
-        self.waits_s.append(time.perf_counter() - begin_s)
-        return batch
-
-
 @contextmanager
-def _recorded(seconds: float) -> Iterator[_Recording]:
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    load: AbstractContextManager[dict[str, float]] = gauges() if on_gpu else nullcontext({})
+def _noted(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
+    """Note the error of a measurement without which there is a verdict: a dataset that only one kind of loader can
+    read, an unreadable file, no memory for a second loader. The report says what is missing, and why."""
+    try:
+        yield
+    except Exception as error:
+        unmeasured[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _steps(seconds: float, least: int = LEAST_STEPS, most: int = MOST_STEPS) -> Iterator[int]:
+    """Count steps for this time, but at least and at most these numbers of them."""
+    end_s = time.perf_counter() + seconds
+    for number in range(most):
+        if number >= least and time.perf_counter() >= end_s:
+            return
+        yield number
+
+
+def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Iterator[Any]:
+    """Yield batches for this time, and append what a step between two of them took."""
+    on_gpu, waits_s = torch.cuda.is_initialized(), list[float]()  # type: ignore[no-untyped-call]
+    load: AbstractContextManager[dict[str, float]] = _gpu_load() if on_gpu else nullcontext({})
     with load as shares:
         if on_gpu:
             torch.cuda.synchronize()
-        before, begin_s, recording = _usage(), time.perf_counter(), _Recording(seconds)
-        yield recording
+        before, begin_s = _usage(), time.perf_counter()
+        for _ in _steps(seconds):
+            asked_s = time.perf_counter()
+            batch = next(batches)
+            waits_s.append(time.perf_counter() - asked_s)
+            yield batch
         if on_gpu:
             torch.cuda.synchronize()
-        wall_s = time.perf_counter() - begin_s
+        wall_s, steps = time.perf_counter() - begin_s, len(waits_s)
         cpu_s, thread_s, workers_s, read, from_disk = (max(0.0, each) for each in _usage() - before)
-    p50, p99 = np.quantile(recording.waits_s, (0.5, 0.99)).tolist()
-    steps = len(recording.waits_s)
+    p50, p99 = np.quantile(waits_s, (0.5, 0.99)).tolist()
     means = (wall_s / steps, (p50, p99), cpu_s / steps, thread_s / wall_s, workers_s / wall_s)
     reads = (read / wall_s, from_disk / max(read, 1.0))
-    recording.phase = Phase(*means, *reads, 0.0, shares.get("gpu_percent"), shares.get("jpeg_percent"))
+    phases.append(Phase(*means, *reads, 0.0, shares.get("gpu_percent"), shares.get("jpeg_percent")))
 
 
 def _usage() -> NDArray[np.float64]:
     """Return the resources used so far: CPU time of all processes, time in which this thread computed or waited for a
     core, the same of all workers, bytes that all processes read, and those that came from a disk."""
-    this = psutil.Process()
-    times = this.cpu_times()
-    ended_s = times.children_user + times.children_system  # of children that were waited for
-    used = np.array([times.user + times.system + ended_s, _busy_s(), ended_s, 0, 0])
+    this, used = psutil.Process(), np.array([0, _busy_s(), 0, 0, 0])
     for process in (this, *this.children(recursive=True)):
-        with suppress(psutil.Error):  # a worker may end meanwhile
-            if process is not this:
-                cpu_s = sum(process.cpu_times()[:4])
-                delay_s = sum(map(_delay_s, Path(f"/proc/{process.pid}/task").glob("*/schedstat")))
-                used += (cpu_s, 0, cpu_s + delay_s, 0, 0)
-            read = process.io_counters()
-            used += (0, 0, 0, read.read_chars, read.read_bytes)
+        with suppress(psutil.Error):  # a worker may end meanwhile; it counts as an ended child then
+            times, read = process.cpu_times(), process.io_counters()
+            workers_s = ended_s = times.children_user + times.children_system  # of children that were waited for
+            if process != this:
+                delays_s = map(_delay_s, Path(f"/proc/{process.pid}/task").glob("*/schedstat"))
+                workers_s += times.user + times.system + sum(delays_s)
+            used += (times.user + times.system + ended_s, 0, workers_s, read.read_chars, read.read_bytes)
     return used
 
 
@@ -250,17 +236,44 @@ def _busy_s() -> float:
 
 
 def _delay_s(schedstat: Path) -> float:
-    with suppress(OSError):
+    with suppress(OSError):  # the thread has ended, or Linux was built without these statistics
         return int(schedstat.read_text().split()[1]) / 1e9
     return 0.0
 
 
-def _waiting(dataset: Any) -> float | None:
+@contextmanager
+def _gpu_load() -> Iterator[dict[str, float]]:
+    """Sample the load of the GPU and its JPEG engines in a thread. At the end the dictionary gets the means of what
+    NVML knows: a GPU may have no JPEG engines, and some systems have no NVML."""
+    uuid, done = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid, threading.Event()
+    means, samples = dict[str, float](), {"gpu_percent": list[float](), "jpeg_percent": list[float]()}
+
+    def sample() -> None:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            while not done.wait(GPU_SAMPLED_EVERY_S):
+                samples["gpu_percent"].append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+                with suppress(pynvml.NVMLError, AttributeError):  # AttributeError: an older nvidia-ml-py
+                    samples["jpeg_percent"].append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield means
+    finally:
+        done.set()
+        thread.join(10)
+    means |= {name: float(np.mean(values)) for name, values in samples.items() if values}
+
+
+def _waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
     """Return the share of the time that reading some samples waits in this thread, or None if it cannot be measured."""
-    with suppress(Exception):
-        indices = random.Random(0).sample(range(len(dataset)), min(8, len(dataset)))
+    if (length := length_of(dataset)) is None or isinstance(dataset, IterableDataset):
+        return None
+    with _noted("the share of reading a sample that is waiting", unmeasured):
         begin_s, busy_s = time.perf_counter(), _busy_s()
-        for index in indices:
+        for index in random.Random(0).sample(range(length), min(8, length)):
             dataset[index]
         return 1 - (_busy_s() - busy_s) / (time.perf_counter() - begin_s)
     return None
@@ -288,7 +301,7 @@ def _images_in(batch: Any) -> int:
 
 def _other_kind(loader: Any) -> Any:
     """Return a loader of the other kind over the same samples, with the same arguments."""
-    arguments = {name: getattr(loader, name) for name in ARGUMENTS}
+    arguments = {name: getattr(loader, name) for name in ARGUMENTS.split()}
     if loader.batch_size is None and loader.batch_sampler is not None:
         arguments["batch_sampler"] = loader.batch_sampler
     else:
@@ -310,32 +323,33 @@ def _alone(loader: Any, seconds: float) -> Phase:
 
 def _drawn(batches: Iterator[Any], ahead: int, seconds: float) -> Phase:
     """Draw batches for this time, after those that were prefetched, or a third of it."""
-    end_s = time.perf_counter() + seconds / 3
-    while ahead and time.perf_counter() < end_s:
+    end_s, phases = time.perf_counter() + seconds, list[Phase]()
+    for _ in _steps(seconds / 3, least=0, most=ahead):
         next(batches)
-        ahead -= 1
-    with _recorded(end_s + seconds * 2 / 3 - time.perf_counter()) as recording:
-        while recording.goes_on():
-            recording.draw(batches)
-    return recording.phase
+    for _ in _measure(batches, end_s - time.perf_counter(), phases):
+        pass
+    return phases[0]
 
 
-def _speedups(loader: Any, seconds: float) -> dict[int, float]:
+def _speedups(loader: Any, seconds: float, unmeasured: dict[str, str]) -> dict[int, float]:
     """Return the speedup of the loader alone with other numbers of workers; 0 if it raises an error."""
     workers, cores = loader.num_workers, usable_cores()
     counts = sorted({count for count in (workers // 2, 2 * workers, cores) if 0 < count <= cores} - {workers})
     speedups = dict.fromkeys(counts, 0.0)
     for count in counts:
-        with suppress(Exception):
-            steps_s = []
-            for changed in (workers, count):
-                copied = copy.copy(loader)
-                factor = (loader.prefetch_factor or 2) if changed else None
-                vars(copied).update(_iterator=None, num_workers=changed, prefetch_factor=factor)  # unlike setattr
-                # The second copy sizes its pipelines by these arguments.
-                steps_s.append(_alone(copy.copy(copied), seconds / (2 * len(counts))).step_s)
-            speedups[count] = steps_s[0] / steps_s[1]
+        with _noted(f"num_workers={count}", unmeasured):
+            before, after = (
+                _alone(_with_workers(loader, each), seconds / (2 * len(counts))) for each in (workers, count)
+            )
+            speedups[count] = before.step_s / after.step_s
     return speedups
+
+
+def _with_workers(loader: Any, count: int) -> Any:
+    copied = copy.copy(loader)
+    factor = (loader.prefetch_factor or 2) if count else None
+    vars(copied).update(_iterator=None, num_workers=count, prefetch_factor=factor)  # unlike setattr
+    return copy.copy(copied)  # which sizes its pipelines by these arguments
 
 
 class _Ended(BaseException):
@@ -347,9 +361,8 @@ class _Watch:
     on, and so does a loop that is left early, such as ``next(iter(loader))``: the next one is diagnosed then."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.looping = seconds, False
+        self.seconds, self.looping, self.sizes = seconds, False, set[float]()
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.sizes: list[float] = []
         self.result: Diagnosis | None = None
 
     def init(self, init: Callable[..., None]) -> Callable[..., None]:
@@ -364,19 +377,19 @@ class _Watch:
         def watched(loader: Any) -> Any:
             if _is_inner(loader) or self.looping or self.result is not None:
                 return begin(loader)
-            self.sizes.append(_size(loader))
-            return self.diagnose(loader) if _size(loader) >= max(map(_size, self.loaders), default=0) else begin(loader)
+            self.sizes.add(_size(loader))
+            return self.loop(loader) if _size(loader) >= max(map(_size, self.loaders), default=0) else begin(loader)
 
         return watched
 
-    def diagnose(self, loader: Any) -> Iterator[Any]:
+    def loop(self, loader: Any) -> Iterator[Any]:
         name = type(loader.dataset).__name__
         print(f"proxyloader: measuring the loop over {name} for about {self.seconds:g} s", file=sys.stderr)
         self.looping = True
         try:
-            with DiagnosedLoop(loader, self.seconds) as loop:
-                yield from loop
-                self.result = loop.result
+            with DiagnosedLoop(loader, self.seconds) as batches:
+                yield from batches
+                self.result = batches.result
         finally:
             self.looping = False
         raise _Ended
@@ -389,7 +402,7 @@ def _is_inner(loader: Any) -> bool:
 
 def _size(loader: Any) -> float:
     length = length_of(loader.dataset)
-    return float("inf") if length is None else length
+    return np.inf if length is None else length
 
 
 def diagnose_script(
@@ -404,12 +417,13 @@ def diagnose_script(
     for file in filter(None, (json_file, plot_file)):
         check_can_be_written(file)
     watch, path = _Watch(seconds), os.path.abspath(script)
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(sys, "argv", [str(script), *arguments]))
-        stack.enter_context(patch.object(sys, "path", [str(script.parent), *sys.path]))
-        stack.enter_context(patch.object(StockLoader, "__init__", watch.init(StockLoader.__init__)))
-        for kind in (StockLoader, DataLoader):
-            stack.enter_context(patch.object(kind, "__iter__", watch.iter(kind.__iter__)))
+    with (
+        patch.object(sys, "argv", [str(script), *arguments]),
+        patch.object(sys, "path", [str(script.parent), *sys.path]),
+        patch.object(StockLoader, "__init__", watch.init(StockLoader.__init__)),
+        patch.object(StockLoader, "__iter__", watch.iter(StockLoader.__iter__)),
+        patch.object(DataLoader, "__iter__", watch.iter(DataLoader.__iter__)),
+    ):
         try:
             runpy.run_path(path, run_name="__main__")
         except _Ended:
@@ -422,7 +436,7 @@ def diagnose_script(
             raise SystemExit(1) from None
     gc.collect()  # frames of the script, and with them its workers
     if watch.result is None:
-        sizes = ", ".join(sorted({f"{size:g}" for size in watch.sizes})) or "none"
+        sizes = ", ".join(f"{size:g}" for size in sorted(watch.sizes)) or "none"
         raise ValueError(
             f"{script} ended, or left the loop over its largest DataLoader, before that was measured. Sizes of the "
             f"datasets that it looped over: {sizes}. In a loop of your own, use proxyloader.diagnosis(loader)"

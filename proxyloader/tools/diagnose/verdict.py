@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from ..files import as_text
 
 Kind = Literal["stock", "proxyloader"]
 Bound = Literal["input", "disk", "model", "loop", "cores"]
@@ -84,6 +85,7 @@ class Figures:
         batch_size: images per batch; 1 if unknown.
         waiting: share of the time that reading a sample waits instead of computing; None if unknown.
         speedups: of the loader alone with other numbers of workers; 0 if it raises an error.
+        unmeasured: what else could not be measured, and why.
     """
 
     watched: Kind
@@ -96,10 +98,7 @@ class Figures:
     cores: int
     waiting: float | None
     speedups: dict[int, float]
-
-    @property
-    def loader(self) -> Phase:
-        return self.alone[self.watched]
+    unmeasured: dict[str, str] = field(default_factory=dict)
 
     def step_s(self, kind: Kind, step_alone_s: float | None = None) -> float:
         """Estimate the time of a step with a loader: the longest of the step alone, the loader alone, and the CPU time
@@ -122,7 +121,7 @@ class Diagnosis:
         bound: "input" if the loader computes, or waits for its GPU; "disk" if it waits for reads; "model" for a step on
             the GPU, or asleep; "loop" for a step that computes in its thread; "cores" if step and loader compete.
         verdict: the answer, in one sentence.
-        reasons: the measurements behind it, and when proxyloader is faster.
+        reasons: the measurements behind it, when proxyloader is faster, and what could not be measured.
         suggestions: numbers of workers with which the loader alone is at least 5 % faster.
         figures: what was measured.
     """
@@ -157,38 +156,31 @@ class Diagnosis:
         return Group(Text(self.verdict, "bold"), "", table, "", listed)
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=120, color_system=None).print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+        return as_text(self)
 
 
 def diagnosed(figures: Figures) -> Diagnosis:
     """Return what follows from the figures."""
-    bound, step, loader = bound_of(figures), figures.step, figures.loader
+    bound, step, loader = bound_of(figures), figures.step, figures.alone[figures.watched]
     times = [ms(phase.step_s) for phase in (figures.both, step, loader)]
     verdict = f"{TITLES[bound]}: a step takes {times[0]} ms, {times[1]} ms without loading, and loading {times[2]} ms."
-    used = (
-        f"Alone, the step computes on {step.cores:.1f} of {figures.cores} cores, and the loader on {loader.cores:.1f}"
-    )
-    busy: dict[str, float | None] = {"the step keeps the GPU": step.gpu_percent, "the loader": loader.gpu_percent}
+    cores = f"{step.cores:.1f} of {figures.cores} cores, and the loader on {loader.cores:.1f}"
+    busy = {"the step keeps the GPU": step.gpu_percent, "the loader": loader.gpu_percent}
     busy["the JPEG engines are"] = loader.jpeg_percent
     busy["its workers are"] = min(100.0, 100 * loader.workers / figures.num_workers) if figures.num_workers else None
-    parts = [used, *(f"{name} {share:.0f} % busy" for name, share in busy.items() if share is not None)]
-    parts += (
-        []
-        if figures.waiting is None
-        else [f"reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time"]
-    )
-    reasons = ["; ".join(parts)]
+    used = [f"Alone, the step computes on {cores}"]
+    used += [f"{name} {share:.0f} % busy" for name, share in busy.items() if share is not None]
+    if figures.waiting is not None:
+        used.append(f"reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time")
+    reasons = ["; ".join(used)]
     interference = figures.both.step_s / figures.step_s(figures.watched)
     if interference > INTERFERE:
         reasons.append(f"A step takes {interference:.1f}x the estimate: step and loader, or other programs, interfere")
     base: Kind = "stock" if "stock" in figures.alone else figures.watched
-    share = 1 - step.step_s / figures.step_s(base)
-    limit = f"{1 / (1 - share):.2f}x" if share < 0.99 else "100x or more"
-    reasons.append(
-        f"With {base}, loading costs {100 * share:.0f} % of a step: a loader that takes no time gives {limit}"
-    )
+    left = step.step_s / figures.step_s(base)
+    limit = f"{1 / left:.2f}x" if left > 0.01 else "100x or more"
+    cost = f"With {base}, loading costs {100 * (1 - left):.0f} % of a step"
+    reasons.append(f"{cost}: a loader that takes no time gives {limit}")
     if len(figures.alone) < 2:
         verdict += f" There is no other loader to compare with ({figures.failure})"
     else:
@@ -197,17 +189,16 @@ def diagnosed(figures: Figures) -> Diagnosis:
         worth = f"{verb[stock_s <= WORTH * ours_s]} worth it"
         gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"
         verdict += f" proxyloader {worth}: {gain}"
-        reasons += _conditions(figures)
+        reasons += _conditions(figures, stock_s - ours_s)
+    reasons += [f"Not measured: {name} ({reason})" for name, reason in figures.unmeasured.items()]
     gains = sorted(figures.speedups.items(), key=lambda each: -each[1])
-    suggestions = [
-        f"num_workers={count}: the loader alone is {gain:.2f}x as fast" for count, gain in gains if gain >= WORTH
-    ]
-    return Diagnosis(bound, verdict, tuple(reasons), tuple(suggestions), figures)
+    faster = [f"num_workers={count}: the loader alone is {gain:.2f}x as fast" for count, gain in gains if gain >= WORTH]
+    return Diagnosis(bound, verdict, tuple(reasons), tuple(faster), figures)
 
 
 def bound_of(figures: Figures) -> Bound:
     """Return what takes longest alone, or the cores that the step and the loader share."""
-    step, loader = figures.step, figures.loader
+    step, loader = figures.step, figures.alone[figures.watched]
     longest_s = APART * max(step.step_s, loader.step_s)
     if min((step.cpu_s + loader.cpu_s) / figures.cores, figures.both.step_s) > longest_s:
         return "cores"
@@ -223,18 +214,18 @@ def bound_of(figures: Figures) -> Bound:
     return "disk" if not is_busy and max(loader.disk_share, figures.waiting or 0) > 0.5 else "input"
 
 
-def _conditions(figures: Figures) -> list[str]:
+def _conditions(figures: Figures, gain_s: float) -> list[str]:
     """Return when proxyloader is faster."""
     stock, ours, step_s = figures.alone["stock"], figures.alone["proxyloader"], figures.step.step_s
     lengths = max(step_s, stock.step_s) * np.geomspace(1e-3, 100, 5000)
     faster = [s for s in lengths if figures.step_s("stock", s) > WORTH * figures.step_s("proxyloader", s)]
-    found = [f"proxyloader would be faster if a batch took less than {ms(stock.step_s)} ms (here {ms(ours.step_s)})"]
-    if faster:
-        found = [f"proxyloader is faster with steps of less than {ms(max(faster))} ms (here {ms(step_s)})"]
-    found.append(
-        f"CPU time per batch: {ms(ours.cpu_s)} ms with proxyloader, {ms(stock.cpu_s)} ms with the stock loader"
-    )
-    late_s, gain_s = ours.first_batch_s - stock.first_batch_s, figures.step_s("stock") - figures.step_s("proxyloader")
+    found = [
+        f"proxyloader is faster with steps of less than {ms(max(faster))} ms (here {ms(step_s)})"
+        if faster
+        else f"proxyloader would be faster if a batch took less than {ms(stock.step_s)} ms (here {ms(ours.step_s)})",
+        f"CPU time per batch: {ms(ours.cpu_s)} ms with proxyloader, {ms(stock.cpu_s)} ms with the stock loader",
+    ]
+    late_s = ours.first_batch_s - stock.first_batch_s
     if late_s > 0 and gain_s > 0:
         found.append(f"It makes up for its later start after {math.ceil(late_s / gain_s):,} batches")
     return found
