@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, read_image
-from torchvision.transforms import functional
 
 from proxyloader import (
     DataLoader,
@@ -32,12 +30,20 @@ from proxyloader import (
     ProxyServer,
     World,
 )
-from proxyloader.data.bad_samples import is_about_the_file
 from proxyloader.data.jpeg import read_jpeg_header
 
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
-from .test_bad_input import a_device_without_end, broken_tables, cut_in_the_scan, empty, missing, text
+from .roads import picture_pipeline, read_bytes
+from .test_bad_input import (
+    a_device_without_end,
+    broken_tables,
+    cut_in_the_scan,
+    empty,
+    missing,
+    text,
+    too_many_pixels,
+)
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH = 24, 4
@@ -87,6 +93,7 @@ WAYS = pytest.mark.parametrize(
     [FOUND_BY_THE_WORKER, FOUND_BY_DALI, missing, empty, a_device_without_end],
     ids=["text", "broken tables", "missing", "empty", "a device"],
 )
+EITHER = pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
 
 
 class ReadByTorchvision(Numbered):
@@ -115,27 +122,6 @@ def test_files_that_torchvision_cannot_read_are_left_out(
         assert read_numbers(images, white=255) == indices.tolist()
     assert [error.index for error in loader.errors] == [5, 6, 23]
     assert spelled.samples[5][0] in loader.errors[0].reason
-
-
-@DEPRECATED
-def test_an_error_of_torchvisions_about_the_machine_is_none_of_a_file() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        read_image("/nowhere.jpg")
-    assert is_about_the_file(caught.value)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        with pytest.raises(RuntimeError) as caught:
-            read_image(__file__)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert not is_about_the_file(caught.value)
-
-
-def test_an_error_of_a_users_own_is_none_of_a_file() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.ones(2) @ torch.ones(3)
-    assert not is_about_the_file(caught.value)
 
 
 @WAYS
@@ -171,20 +157,7 @@ def test_a_replaced_sample_is_the_next_that_can_be_read_with_its_own_label(
     assert sorted({error.index for error in loader.errors}) == [5, 6, 23]
 
 
-@WAYS
-def test_raising_is_the_default_and_is_counted_too(spelled: Numbered, how: Any, device: str) -> None:
-    paths = damage(spelled, how, 9)
-    for workers in (0, 1):
-        loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
-        found = outcomes(loader)
-        error = found.pop(2)
-        assert isinstance(error, ImageError)
-        assert (error.index, error.path) == (9, paths[0]) and error.reason and error.reason in str(error)
-        assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
-        assert [(e.index, e.path, e.reason) for e in loader.errors] == [(9, paths[0], error.reason)]
-
-
-@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+@EITHER
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: Any, workers: int, device: str) -> None:
     damage(spelled, how, 8, 9, 10, 11)
@@ -194,7 +167,7 @@ def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: 
     assert [index for _, _, index in single] == [*range(8), *range(12, 24)]
 
 
-@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+@EITHER
 @pytest.mark.parametrize("workers", [0, 2])
 def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
     spelled: Numbered, how: Any, workers: int, device: str
@@ -212,10 +185,18 @@ def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
     assert [len(batches) for batches in found] == [3] * 4
 
 
-def test_several_that_dali_cannot_decode_do_not_hide_each_other(spelled: Numbered) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_dali_cannot_decode_is_raised_by_default_and_several_do_not_hide_each_other(
+    spelled: Numbered, workers: int, device: str
+) -> None:
     paths = damage(spelled, FOUND_BY_DALI, 9, 10)
-    error = outcomes(DataLoader(spelled, BATCH, num_workers=1, device="cpu"))[2]
-    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", *paths))
+    loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
+    found = outcomes(loader)
+    error = found.pop(2)
+    assert isinstance(error, ImageError) and (error.index, error.path) == (9, paths[0])
+    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", error.reason, *paths))
+    assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
+    assert [(each.index, each.path) for each in loader.errors] == [(9, paths[0]), (10, paths[1])]
 
 
 @pytest.mark.parametrize("batch_size", [BATCH, None])
@@ -230,7 +211,7 @@ def test_a_stream_has_no_next_sample_in_the_place_of_a_batch(
     assert found == left if batch_size is None else torch.cat(found).tolist() == left
 
 
-@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+@EITHER
 def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
     spelled: Numbered, how: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,24 +294,20 @@ class OpensItself(ImageFolder):
         return self.transform(Image.open(path).convert("RGB")), label, index
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-@pytest.mark.parametrize("how", [text, missing, empty], ids=["text", "missing", "empty"])
-def test_what_a_dataset_of_ones_own_cannot_open_counts_too(spelled: Numbered, on_error: Any, how: Any) -> None:
-    paths = damage(spelled, how, 5)
-    dataset = OpensItself(spelled.root, TRANSFORM, allow_empty=True) if how is not missing else spelled
-    dataset.samples, dataset.targets = spelled.samples, spelled.targets
-    loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
+@pytest.mark.parametrize("how", [text, missing, empty, cut_in_the_scan], ids=lambda how: how.__name__)
+def test_what_a_dataset_of_ones_own_cannot_open_or_read_counts_too_and_is_named(
+    spelled: Numbered, on_error: Any, how: Any, workers: int
+) -> None:
+    (path,) = damage(spelled, how, 5)
+    dataset = OpensItself(spelled.root, TRANSFORM)
+    dataset.samples, dataset.targets = spelled.samples, spelled.targets  # with what is missing
+    loader = DataLoader(dataset, BATCH, num_workers=workers, on_error=on_error, device="cpu")
     expected = [4, 6, 7] if on_error == "skip" else [4, 6, 6, 7]
     assert numbers_of(list(loader), spelled)[1] == expected
-    assert loader.errors[0].index == 5 and paths[0] in f"{loader.errors[0].path} {loader.errors[0].reason}"
-
-
-def test_the_file_is_named_that_a_datasets_own_code_read_when_pillow_failed(spelled: Numbered) -> None:
-    paths = damage(spelled, cut_in_the_scan, 5)
-    loader = DataLoader(OpensItself(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error="skip", device="cpu")
-    assert numbers_of(list(loader), spelled)[1] == [4, 6, 7]
-    assert [(each.index, each.path) for each in loader.errors] == [(5, paths[0])]
-    assert "Truncated" in loader.errors[0].reason
+    assert [(each.index, each.path) for each in loader.errors] == [(5, path)]
+    assert how is not cut_in_the_scan or "Truncated" in loader.errors[0].reason
 
 
 class PastesIts(OpensItself):
@@ -353,14 +330,30 @@ def test_the_file_is_named_whose_pixels_pillow_could_not_read(spelled: Numbered)
 class Fails(Numbered):
     """Raises at one index what has nothing to do with the file there."""
 
-    error: Exception
+    error: Exception | Callable[[], Any]
 
     def __getitem__(self, index: int) -> Any:
         if index == 5:
-            raise self.error
+            if isinstance(self.error, Exception):
+                raise self.error
+            self.error()
         return super().__getitem__(index)
 
 
+def multiply_what_does_not_fit() -> None:
+    torch.ones(2) @ torch.ones(3)
+
+
+def read_without_descriptors() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        read_image(__file__)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@DEPRECATED
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize(
     "error",
@@ -374,17 +367,19 @@ class Fails(Numbered):
         OSError("of a library that reads from a network"),
         SyntaxError("of a module that the dataset imports"),
         MemoryError("mine"),
+        multiply_what_does_not_fit,
+        read_without_descriptors,
     ],
-    ids=["a bug", "files", "a mount", "a disk", "busy", "a connection", "a network", "a module", "no memory"],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", repr(value)),
 )
 def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
-    spelled: Numbered, on_error: Any, error: Exception
+    spelled: Numbered, on_error: Any, error: Exception | Callable[[], Any]
 ) -> None:
     dataset = Fails(spelled.root, TRANSFORM)
     dataset.error = error
     loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
     found = outcomes(loader)
-    assert isinstance(found.pop(1), type(error))
+    assert isinstance(found.pop(1), type(error) if isinstance(error, Exception) else RuntimeError)
     assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 8, 12, 16, 20)]
     assert len(loader.errors) == 0
 
@@ -419,22 +414,6 @@ class ForgetsToConvert(Numbered):
         return self.transform(image), index
 
 
-@pytest.mark.parametrize("translate", ["all", True])
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_a_picture_that_the_dataset_forgot_to_convert_is_its_bug_and_not_skipped(
-    spelled: Numbered, on_error: Any, translate: Any
-) -> None:
-    arguments = dict(num_workers=1, on_error=on_error, device="cpu", translate=translate)
-    loader = DataLoader(ForgetsToConvert(spelled.root, TRANSFORM), BATCH, **arguments)
-    found = outcomes(loader)
-    error = found.pop(1)
-    if translate == "all":
-        assert isinstance(error, InputError) and (error.code, error.index) == ("wrong-mode", 5)
-    else:  # a grey picture cannot be stacked upon others, as under torch
-        assert type(error) is RuntimeError and "these are (1, " in str(error)
-    assert len(found) == 5 and len(loader.errors) == 0
-
-
 class ConvertsAnUndecodedImage(Numbered):
     def __getitem__(self, index: int) -> Any:
         path, label = self.samples[index]
@@ -443,12 +422,26 @@ class ConvertsAnUndecodedImage(Numbered):
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_a_conversion_that_needs_pixels_is_the_datasets_bug_and_not_skipped(spelled: Numbered, on_error: Any) -> None:
-    dataset = ConvertsAnUndecodedImage(spelled.root, TRANSFORM)
-    loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
+@pytest.mark.parametrize(
+    ("kind", "translate", "message"),
+    [
+        (ForgetsToConvert, "all", "RGB"),
+        (ForgetsToConvert, True, "these are (1, "),  # a grey picture cannot be stacked upon others, as under torch
+        (ConvertsAnUndecodedImage, True, "must be of one size"),  # one has a single channel
+    ],
+)
+def test_a_picture_in_another_mode_is_the_datasets_bug_and_not_skipped(
+    spelled: Numbered, kind: Any, translate: Any, message: str, on_error: Any
+) -> None:
+    arguments: dict[str, Any] = dict(num_workers=1, on_error=on_error, device="cpu", translate=translate)
+    loader = DataLoader(kind(spelled.root, TRANSFORM), BATCH, **arguments)
     found = outcomes(loader)
     error = found.pop(1)
-    assert isinstance(error, RuntimeError) and "must be of one size" in str(error)  # one has a single channel
+    assert message in str(error)
+    if translate == "all":
+        assert isinstance(error, InputError) and (error.code, error.index) == ("wrong-mode", 5)
+    else:
+        assert isinstance(error, RuntimeError) and (kind is not ForgetsToConvert or type(error) is RuntimeError)
     assert len(found) == 5 and len(loader.errors) == 0
 
 
@@ -521,37 +514,23 @@ def test_only_numbers_have_a_next(spelled: Numbered) -> None:
         list(DataLoader(dataset, BATCH, sampler=names, on_error="replace", device="cpu"))
 
 
-def decode(device: str) -> Any:
-    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if device == "cuda" else None, exec_dynamic=True)
-    def graph() -> Any:
-        encoded = fn.external_source(name="images", no_copy=True)
-        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
-        return fn.transpose(fn.resize(images, size=[32, 32]), perm=[2, 0, 1])
-
-    return graph()
-
-
-def read_bytes(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
     spelled: Numbered, workers: int, device: str
 ) -> None:
     damage(spelled, text, 5)
     damage(spelled, broken_tables, 6, 12)
-    with ProxyServer(decode(device)) as server:
+    with ProxyServer(picture_pipeline(device)) as server:
         dataset = Numbered(spelled.root, transform=server.proxy, loader=read_bytes)
         arguments: dict[str, Any] = dict(num_workers=workers, server=server)
         loader = DataLoader(dataset, BATCH, on_error="skip", **arguments)
         for at, (images, labels, indices) in enumerate(loader):
-            assert read_numbers(images, white=255) == indices.tolist()
+            assert read_numbers(images, white=1.0) == indices.tolist()
             assert len(labels) == len(indices) == (2 if at == 1 else 3 if at == 3 else 4)
         assert sorted(error.index for error in loader.errors) == [5, 6, 12]
         replaced = list(DataLoader(dataset, BATCH, on_error="replace", **arguments))
         assert [i.tolist() for _, _, i in replaced][:2] == [[0, 1, 2, 3], [4, 7, 7, 7]]
-        assert read_numbers(replaced[1][0], white=255) == [4, 7, 7, 7]
+        assert read_numbers(replaced[1][0], white=1.0) == [4, 7, 7, 7]
         error = outcomes(DataLoader(dataset, BATCH, **arguments))[1]
         assert isinstance(error, PipelineError) and (error.code, error.indices) == ("failed", [4, 5, 6, 7])
 
@@ -560,7 +539,7 @@ def test_the_log_says_in_a_line_what_a_hand_written_pipeline_failed_on(
     spelled: Numbered, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(spelled, text, 5)
-    with ProxyServer(decode(device)) as server:
+    with ProxyServer(picture_pipeline(device)) as server:
         dataset = Numbered(spelled.root, transform=server.proxy, loader=read_bytes)
         loader = DataLoader(dataset, BATCH, on_error="skip", server=server)
         assert sum(len(images) for images, _, _ in loader) == SIZE - 1
@@ -569,21 +548,11 @@ def test_the_log_says_in_a_line_what_a_hand_written_pipeline_failed_on(
     assert loader.errors[0].path == "" and loader.errors[0].reason in line
 
 
-def declared(side_px: int) -> Callable[[Path], None]:
-    def enlarge(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        frame = data.find(b"\xff\xc0")
-        data[frame + 5 : frame + 9] = 2 * side_px.to_bytes(2, "big")
-        path.write_bytes(bytes(data))
-
-    return enlarge
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_with_more_pixels_than_allowed_is_refused_before_it_is_decoded(
     spelled: Numbered, workers: int, device: str
 ) -> None:
-    (path,) = damage(spelled, declared(60_000), 9)
+    (path,) = damage(spelled, too_many_pixels, 9)
     error = outcomes(DataLoader(spelled, BATCH, num_workers=workers, device=device))[2]
     assert isinstance(error, ImageError) and (error.code, error.index, error.path) == ("too-large", 9, path)
     assert "3600000000 pixels" in error.reason
@@ -636,34 +605,6 @@ def test_a_warning_of_pillows_limit_may_be_made_an_error(spelled: Numbered, monk
                 next(iter(DataLoader(spelled, 1, device="cpu")))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("content", [b"", b"no image" * 40])
-def test_the_path_is_known_where_a_datasets_own_code_opens_what_is_no_image(
-    spelled: Numbered, content: bytes, workers: int
-) -> None:
-    class Own(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> Any:
-            return TRANSFORM(Image.open(spelled.samples[index][0]).convert("RGB"))
-
-    Path(spelled.samples[2][0]).write_bytes(content)
-    loader = DataLoader(Own(), 4, num_workers=workers, on_error="skip", device="cpu")
-    assert sum(map(len, loader)) == 3
-    assert [(each.index, each.path) for each in loader.errors] == [(2, spelled.samples[2][0])]
-
-
 def test_an_unknown_way_is_refused_with_those_that_are_known(spelled: Numbered) -> None:
     with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"):
         DataLoader(spelled, on_error="ignore")  # type: ignore[arg-type]
-
-
-def test_tensors_of_a_batch_that_lost_samples_are_what_default_collate_makes(spelled: Numbered) -> None:
-    damage(spelled, text, 1)
-    loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
-    images, _, _ = next(iter(loader))
-    assert images.shape == (3, 3, 32, 32) and images.dtype == torch.float32
-    assert torch.allclose(
-        images[0], functional.resize(functional.to_tensor(spelled.loader(spelled.samples[0][0])), [32, 32]), atol=0.02
-    )
