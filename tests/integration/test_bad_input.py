@@ -22,7 +22,8 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError, UnsupportedTransformError
 
-from ..limits import WAIT_S
+from ..faults import assert_gone, children_of
+from ..limits import STOP_S
 from ..outcomes import outcomes, raises
 
 TRANSFORM = transforms.Compose([transforms.Resize((48, 64)), transforms.ToTensor()])
@@ -174,14 +175,14 @@ def test_a_worker_that_waits_for_a_pipe_runs_into_the_timeout_and_ends(kind: Any
     path = Path(dataset.samples[BAD][0])
     path.unlink()
     os.mkfifo(path)
-    batches = iter(DataLoader(dataset, BATCH, num_workers=1, timeout=2))
-    assert len([next(batches), next(batches)]) == 2
+    batches = iter(DataLoader(dataset, BATCH, num_workers=2, timeout=2))
+    assert [len(next(batches)[1]) for _ in range(BAD // BATCH)] == [BATCH, BATCH]
     with pytest.raises(RuntimeError, match="DataLoader timed out after 2 seconds"):
         next(batches)
-    (worker,) = batches._workers
+    workers = children_of()
+    assert len(workers) == 2
     del batches
-    worker.join(WAIT_S)
-    assert not worker.is_alive()
+    assert_gone(workers, STOP_S)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

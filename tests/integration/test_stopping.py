@@ -125,13 +125,13 @@ def with_a_worker_that_is_stopped(root: Path, notes: Path, **arguments: Any) -> 
     return batches
 
 
-def open_pipe(path: str) -> None:
+def open_pipe(path: str | Path) -> None:
     open(path, "rb").close()
 
 
 def with_a_worker_blocked_in_open(root: Path, notes: Path, **arguments: Any) -> Any:
     os.mkfifo(notes / "fifo")
-    misstep = Misstep(5, functools.partial(open_pipe, str(notes / "fifo")), notes)
+    misstep = Misstep(5, functools.partial(open_pipe, notes / "fifo"), notes)
     batches = iter(loader_of(root, misstep, **arguments))
     misstep.await_s()
     return batches
@@ -284,11 +284,19 @@ CONTROL_C = {
         Spelled.__getstate__ = say_ready_and_hang
         for batch in loader_of(root, multiprocessing_context="spawn"): pass
     """,
+    "waiting for a worker that waits for a file": """
+        os.mkfifo(notes / "fifo")
+        for batch in loader_of(root, Misstep(13, lambda: (say_ready(), open_pipe(notes / "fifo")), notes)): pass
+    """,
     "waiting in the calling thread": "for batch in loader_of(root, lambda index: say_ready_and_hang(), 0): pass",
 }
 
 
-ALONE = ("waiting for a batch in mid epoch", "in the body, with a worker that sleeps")
+ALONE = (
+    "waiting for a batch in mid epoch",
+    "waiting for a worker that waits for a file",
+    "in the body, with a worker that sleeps",
+)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +307,7 @@ ALONE = ("waiting for a batch in mid epoch", "in the body, with a worker that sl
         "waiting for a batch in mid epoch",
         "between two epochs of persistent workers",
         "while a spawned worker is given the dataset",
+        "waiting for a worker that waits for a file, of the trainer alone",
         "in the body, with a worker that sleeps, of the trainer alone",
     ),
 )
@@ -311,6 +320,7 @@ def test_control_c_stops_the_training_and_its_workers_at_once(
     in_a_fork = "worker_init_fn" in body
     stop, stop_s = ("(KeyboardInterrupt, RuntimeError)", ERROR_S) if in_a_fork else ("KeyboardInterrupt", STOP_S)
     script = f"""
+        from tests.integration.test_stopping import open_pipe
         notes = Path({str(tmp_path)!r})
         def train():
             {steps}

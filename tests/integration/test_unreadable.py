@@ -124,37 +124,29 @@ def test_files_that_torchvision_cannot_read_are_left_out(
     assert spelled.samples[5][0] in loader.errors[0].reason
 
 
-@WAYS
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("own_collate", [False, True], ids=["", "own collate_fn"])
-def test_a_skipped_sample_leaves_the_batch_with_its_label_and_all_others_stay(
-    spelled: Numbered, how: Any, workers: int, own_collate: bool, device: str
-) -> None:
-    damage(spelled, how, 5, 6, 23)
-    collate_fn = torch.utils.data.default_collate if not own_collate else collate
-    loader = DataLoader(spelled, BATCH, num_workers=workers, collate_fn=collate_fn, on_error="skip", device=device)
-    for _ in range(2):
-        found = numbers_of(list(loader), spelled)
-        assert found == [[0, 1, 2, 3], [4, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
-    assert [error.index for error in loader.errors] == [5, 6, 23] and loader.errors.total == 6
-    assert len(loader) == 6
-
-
 def collate(samples: list[Any]) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
 @WAYS
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_replaced_sample_is_the_next_that_can_be_read_with_its_own_label(
-    spelled: Numbered, how: Any, workers: int, device: str
+@pytest.mark.parametrize("own_collate", [False, True], ids=["", "own collate_fn"])
+def test_a_sample_leaves_with_its_label_or_is_the_next_that_can_be_read_with_its_own(
+    spelled: Numbered, how: Any, workers: int, own_collate: bool, device: str
 ) -> None:
     damage(spelled, how, 5, 6, 23)
-    loader = DataLoader(spelled, BATCH, num_workers=workers, on_error="replace", device=device)
-    found = numbers_of(list(loader), spelled)
-    assert found[1] == [4, 7, 7, 7] and found[5] == [20, 21, 22, 0]
-    assert [len(batch) for batch in found] == [4] * 6 and found[0] == [0, 1, 2, 3]
-    assert sorted({error.index for error in loader.errors}) == [5, 6, 23]
+    collate_fn = collate if own_collate else torch.utils.data.default_collate
+    arguments: dict[str, Any] = dict(num_workers=workers, collate_fn=collate_fn, device=device)
+    loader = DataLoader(spelled, BATCH, on_error="skip", **arguments)
+    for _ in range(2):
+        found = numbers_of(list(loader), spelled)
+        assert found == [[0, 1, 2, 3], [4, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+    assert [error.index for error in loader.errors] == [5, 6, 23] and loader.errors.total == 6
+    assert len(loader) == 6
+    replacing = DataLoader(spelled, BATCH, on_error="replace", **arguments)
+    found[1], found[5] = [4, 7, 7, 7], [20, 21, 22, 0]
+    assert numbers_of(list(replacing), spelled) == found
+    assert sorted({error.index for error in replacing.errors}) == [5, 6, 23]
 
 
 @EITHER
@@ -516,7 +508,7 @@ def test_only_numbers_have_a_next(spelled: Numbered) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
-    spelled: Numbered, workers: int, device: str
+    spelled: Numbered, workers: int, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(spelled, text, 5)
     damage(spelled, broken_tables, 6, 12)
@@ -528,24 +520,15 @@ def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
             assert read_numbers(images, white=1.0) == indices.tolist()
             assert len(labels) == len(indices) == (2 if at == 1 else 3 if at == 3 else 4)
         assert sorted(error.index for error in loader.errors) == [5, 6, 12]
+        lines = [line for line in caplog.messages if line.startswith("dataset[5] is left out: ")]
+        assert len(lines) == 1 and "the pipeline fails on it: fn.decoders.image: " in lines[0] and "\n" not in lines[0]
+        (error,) = [error for error in loader.errors if error.index == 5]
+        assert error.path == "" and error.reason in lines[0]
         replaced = list(DataLoader(dataset, BATCH, on_error="replace", **arguments))
         assert [i.tolist() for _, _, i in replaced][:2] == [[0, 1, 2, 3], [4, 7, 7, 7]]
         assert read_numbers(replaced[1][0], white=1.0) == [4, 7, 7, 7]
         error = outcomes(DataLoader(dataset, BATCH, **arguments))[1]
         assert isinstance(error, PipelineError) and (error.code, error.indices) == ("failed", [4, 5, 6, 7])
-
-
-def test_the_log_says_in_a_line_what_a_hand_written_pipeline_failed_on(
-    spelled: Numbered, device: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    damage(spelled, text, 5)
-    with ProxyServer(picture_pipeline(device)) as server:
-        dataset = Numbered(spelled.root, transform=server.proxy, loader=read_bytes)
-        loader = DataLoader(dataset, BATCH, on_error="skip", server=server)
-        assert sum(len(images) for images, _, _ in loader) == SIZE - 1
-    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert line.startswith("dataset[5] is left out: the pipeline fails on it: fn.decoders.image: ") and "\n" not in line
-    assert loader.errors[0].path == "" and loader.errors[0].reason in line
 
 
 @pytest.mark.parametrize("workers", [0, 1])
