@@ -153,9 +153,7 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [ImageFolder, OpensItself])
 @pytest.mark.parametrize("name", NO_FILES)
-def test_what_is_no_regular_file_ends_as_under_torch(
-    name: str, kind: Any, workers: int, photos: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_file_ends_as_under_torch(name: str, kind: Any, workers: int, photos: Path, tmp_path: Path) -> None:
     dataset = kind(shutil.copytree(photos, tmp_path / "set"), TRANSFORM)
     path, seen = Path(dataset.samples[BAD][0]), []
     for loader in (StockLoader, DataLoader):
@@ -187,9 +185,7 @@ def test_a_worker_that_waits_for_a_pipe_runs_into_the_timeout_and_ends(kind: Any
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", WAYS)
-def test_a_bad_image_is_an_error_of_its_own_batch_that_names_the_file(
-    damaged: Any, how: str, workers: int, device: str, photos: Path
-) -> None:
+def test_a_bad_image_is_an_error_that_names_it(damaged: Any, how: str, workers: int, device: str, photos: Path) -> None:
     dataset = damaged(WAYS[how])
     path = dataset.samples[BAD][0]
     whole = list(StockLoader(ImageFolder(str(photos), TRANSFORM), BATCH))
@@ -242,9 +238,7 @@ def test_an_unsupported_transform_is_refused_when_the_loader_is_built_if_it_is_t
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_a_wrong_argument_is_a_value_error_that_says_what_is_allowed(
-    folder: ImageFolder, arguments: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_argument_is_told_what_is_allowed(folder: ImageFolder, arguments: dict[str, Any], message: str) -> None:
     folder.transform = TRANSFORM
     with pytest.raises(ValueError, match=message):
         DataLoader(folder, **arguments)
@@ -254,9 +248,7 @@ def test_a_wrong_argument_is_a_value_error_that_says_what_is_allowed(
     "device", ["cuda:63", 63, torch.device("cuda", 63), *([] if torch.cuda.is_available() else ["cuda"])]
 )
 @pytest.mark.parametrize("translate", [True, False])
-def test_a_gpu_that_is_not_there_is_refused_by_the_constructor(
-    folder: ImageFolder, device: Any, translate: bool
-) -> None:
+def test_a_gpu_that_is_not_there_is_refused_at_once(folder: ImageFolder, device: Any, translate: bool) -> None:
     folder.transform = TRANSFORM
     message = rf"device='{torch.device(device)}', and torch sees .* CUDA device\(s\). Leave device out to use a GPU"
     for dataset in (folder, [torch.zeros(3)]):

@@ -195,9 +195,7 @@ HOW: dict[Any, dict[str, Any]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Own, Looking, AsTensor, InLists, Threads, Keeping, ByLists, Folder, Unopened, Stream])
-def test_it_meets_the_error_and_draws_what_it_draws_there(
-    kind: Callable[..., Any], workers: int, paths: list[Path]
-) -> None:
+def test_it_meets_the_error_and_draws_as_there(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
     def epochs(loader: Callable[..., Any]) -> list[Any]:
         torch.manual_seed(2), random.seed(2), np.random.seed(2)
         made = loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own]))
@@ -214,9 +212,7 @@ def test_it_meets_the_error_and_draws_what_it_draws_there(
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Trusting, TrustingFolder])
-def test_what_it_does_not_catch_is_raised_or_left_out_or_replaced_as_is_wanted(
-    kind: Callable[..., Any], workers: int, paths: list[Path]
-) -> None:
+def test_what_it_does_not_catch_ends_as_is_wanted(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
     with pytest.raises(OSError, match="broken data stream"):
         list(proxyloader.DataLoader(kind(paths), 4, num_workers=workers))
     skipping = proxyloader.DataLoader(kind(paths), 4, num_workers=workers, on_error="skip")

@@ -177,17 +177,13 @@ def overtaking(road: Road, root: Path, start_method: str) -> Any:
     return dataset
 
 
-def test_a_corrupt_picture_that_overtakes_a_good_batch_does_not_fail_that_one(
-    road: Road, root: Path, start_method: str
-) -> None:
+def test_a_corrupt_picture_that_overtakes_a_batch_does_not_fail_it(road: Road, root: Path, start_method: str) -> None:
     dataset = overtaking(road, root, start_method)
     loader = road.loader(dataset, num_workers=2, multiprocessing_context=start_method)
     assert_only_these_fail(outcomes(loader), {1}, error_kind(road))
 
 
-def test_a_corrupt_picture_in_an_abandoned_batch_is_an_error_of_no_other(
-    road: Road, root: Path, start_method: str
-) -> None:
+def test_a_corrupt_picture_of_an_abandoned_batch_is_no_others_error(road: Road, root: Path, start_method: str) -> None:
     loader = road.loader(
         overtaking(road, root, start_method),
         num_workers=2,
@@ -247,7 +243,7 @@ def test_a_server_that_refused_an_input_can_be_stopped_and_started_again(road: R
 )
 @pytest.mark.parametrize("other", ["another dtype", "one more dimension"])
 @pytest.mark.parametrize("name", ["server", "produced"])
-def test_a_whole_batch_of_another_kind_fails_alone(
+def test_a_batch_of_another_kind_fails_alone(
     name: str, failed: list[int], other: str, exec_dynamic: bool, spelled_root: Path
 ) -> None:
     with Road(name, spelled_root, exec_dynamic=exec_dynamic) as road:

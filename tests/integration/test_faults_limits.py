@@ -105,7 +105,7 @@ def test_pictures_of_several_sizes_come_as_a_list_where_one_is_taken_and_else_ar
     [(False, {"cpu_size": 3, "gpu_size": 2}), (False, 1), (False, 8), (True, 1), (True, 8)],
     ids=["old executor, a dict", "old executor, 1", "old executor, 8", "1", "8"],
 )
-def test_any_prefetch_queue_depth_of_a_pipeline_will_do(
+def test_any_prefetch_queue_depth_will_do(
     name: str, exec_dynamic: bool, depth: Any, spelled_root: Path, device: str
 ) -> None:
     with Road(name, spelled_root, device, exec_dynamic=exec_dynamic, prefetch_queue_depth=depth) as road:
@@ -141,9 +141,7 @@ def test_breaks_of_persistent_workers_hold_no_batch(road: Road, start_method: st
 
 
 @on_roads(*ROADS, "server, deterministic")
-def test_a_slow_loop_finds_as_many_batches_decoded_as_it_asked_for(
-    road: Road, start_method: str, tmp_path: Path
-) -> None:
+def test_a_slow_loop_finds_as_many_batches_as_it_asked_for(road: Road, start_method: str, tmp_path: Path) -> None:
     dataset = road.dataset(Counted, log=str(tmp_path / "read"))
     prefetch = {"prefetch": 3} if road.name != "produced" else {}
     loader = road.loader(dataset, num_workers=1, prefetch_factor=8, multiprocessing_context=start_method, **prefetch)
@@ -168,9 +166,7 @@ def large_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_bytes_of_pictures_do_not_pass_through_the_workers_pipe(
-    road: Road, start_method: str, large_root: Path
-) -> None:
+def test_the_bytes_of_pictures_do_not_pass_through_the_pipe(road: Road, start_method: str, large_root: Path) -> None:
     loader = road.loader(
         road.dataset(root=large_root), num_workers=1, persistent_workers=True, multiprocessing_context=start_method
     )

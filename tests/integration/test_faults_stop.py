@@ -80,7 +80,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("ending", ["end", "exception"])
-def test_a_script_that_closes_nothing_ends_by_itself_on_every_road(
+def test_a_script_that_closes_nothing_ends_by_itself(
     ending: str, start_method: str, spelled_root: Path, tmp_path: Path
 ) -> None:
     body = f"method, ending = {start_method!r}, {ending!r}\n" + textwrap.dedent(SCRIPT)
@@ -149,9 +149,7 @@ def test_a_loader_dropped_in_mid_epoch_after_its_server_was_left_lets_full_and_h
         assert_ends_at_once(held, road)
 
 
-def test_persistent_workers_go_with_their_loader_and_not_with_the_garbage_collector(
-    road: Road, start_method: str, no_collector: None
-) -> None:
+def test_persistent_workers_go_with_their_loader_at_once(road: Road, start_method: str, no_collector: None) -> None:
     held = [road.loader(num_workers=1, persistent_workers=True, multiprocessing_context=start_method)]
     assert_batches_match(held[0])
     assert_ends_at_once(held, road)

@@ -243,9 +243,7 @@ class Pooled(ImageFolder):
             return list(pool.map(self.__getitem__, indices))
 
 
-def test_a_thread_pool_in_getitems_and_batches_out_of_order_give_every_picture_once(
-    road: Road, start_method: str
-) -> None:
+def test_threads_in_getitems_and_batches_out_of_order_give_every_picture_once(road: Road, start_method: str) -> None:
     workers = 1 if start_method == "spawn" else 2
     batches = list(
         road.loader(road.dataset(Pooled), num_workers=workers, in_order=False, multiprocessing_context=start_method)
@@ -357,7 +355,7 @@ MIXED = [[0, 50, 3, 60], [49, 1, 95, 47], [10, 11, 12, 13], [58, 59], [48, 0]]
 
 
 @pytest.mark.parametrize("met", ["two transforms", "a transform and a server", "two servers"])
-def test_two_ways_to_make_pictures_may_meet_in_one_batch(
+def test_two_ways_may_meet_in_one_batch(
     met: str, servers: Servers, start_method: str, spelled_root: Path, device: str
 ) -> None:
     a, b = servers

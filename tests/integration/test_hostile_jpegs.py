@@ -128,16 +128,14 @@ def numbers_of(images: Sequence[Pixels]) -> list[int]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_a_hostile_image_is_what_pillow_makes_of_it_or_an_error_that_names_it(
-    walked: Callable[[int, str], Walked], case: str, workers: int
-) -> None:
+def test_a_hostile_image_is_pillows_or_an_error(walked: Callable[[int, str], Walked], case: str, workers: int) -> None:
     assert_as_pillow(*walked(workers, "cpu"), case, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_hostile_images_on_a_gpu_are_what_pillow_makes_of_them_or_errors_that_name_them(
+def test_hostile_images_on_a_gpu_are_pillows_or_errors(
     walked: Callable[[int, str], Walked], workers: int, device: str
 ) -> None:
     """All in one test: each process that has a part of them would walk the whole epoch."""
@@ -254,9 +252,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("part", ["whole", "crop"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_jpeg_damaged_at_random_is_what_pillow_makes_of_it_or_an_error_that_names_it(
-    tmp_path: Path, damage: str, part: str, device: str
-) -> None:
+def test_a_jpeg_damaged_at_random_is_pillows_or_an_error(tmp_path: Path, damage: str, part: str, device: str) -> None:
     goods = [plain(**options) for options in KINDS.values()]
     files = [DAMAGES[damage](goods[seed % len(goods)], seed) for seed in range(SEEDS)]
     wrong, refused = compare_one_by_one(tmp_path / "set", files, part == "crop", device)

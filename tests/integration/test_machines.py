@@ -58,7 +58,7 @@ def large_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("megabytes", by_default({"one": 1, "64": 64}, "one"))  # torch's queues need it for semaphores
-def test_a_small_dev_shm_is_enough_for_hundreds_of_megabytes_under_way(
+def test_a_small_dev_shm_is_enough_for_large_batches(
     large_root: Path, tmp_path: Path, may_mount: None, megabytes: int
 ) -> None:
     body = f"""
@@ -367,9 +367,7 @@ def test_demo_without_room_for_its_picture_says_so_in_one_line(spelled_root: Pat
 
 
 @pytest.mark.exhaustive  # as one without room for its picture
-def test_demo_where_shared_memory_is_full_says_so_in_one_line(
-    spelled_root: Path, tmp_path: Path, may_mount: None
-) -> None:
+def test_demo_without_shared_memory_says_so_in_one_line(spelled_root: Path, tmp_path: Path, may_mount: None) -> None:
     # The stock loader's batches go through it, and do not fit; a container's usual 64 MB is as small for large batches.
     done = demo(spelled_root, tmp_path, 48, 1, full_disk(Path("/dev/shm")))
     torchs = "ERROR: Unexpected bus error"  # older torch's workers say it themselves, too
@@ -392,7 +390,7 @@ def path_of(root: Path, number: int) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 1], ids=["no workers", "a worker"])
-def test_a_folder_that_vanishes_and_comes_back_costs_the_batches_in_between(
+def test_a_folder_that_vanishes_costs_batches_until_it_is_back(
     own_root: Path, tmp_path: Path, workers: int, device: str
 ) -> None:
     away = tmp_path / "away"
@@ -408,9 +406,7 @@ def test_a_folder_that_vanishes_and_comes_back_costs_the_batches_in_between(
 
 
 @pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
-def test_a_file_cut_during_the_epoch_is_named_and_the_rest_is_right(
-    own_root: Path, tmp_path: Path, workers: int, device: str
-) -> None:
+def test_a_file_cut_during_the_epoch_is_named_alone(own_root: Path, tmp_path: Path, workers: int, device: str) -> None:
     path = path_of(own_root, 13)
     cut = functools.partial(os.truncate, path, path.stat().st_size - 40)
     batches = iter(loader_of(own_root, Misstep(12, cut, tmp_path), workers=workers, device=device))

@@ -195,9 +195,7 @@ def with_its_shift(proxy: Any, index: int) -> Any:
 
 
 @either_loader
-def test_a_deterministic_servers_draws_follow_from_the_batches_that_loops_had_until_they_were_left(
-    stock: bool, device: str
-) -> None:
+def test_a_deterministic_servers_draws_follow_from_the_batches_that_loops_had(stock: bool, device: str) -> None:
     found = []
     for workers in (0, 1, 3):
         with ProxyServer(shifted(device), deterministic=True) as server:
@@ -221,6 +219,18 @@ GOOD = [np.float32([k, k + 1]) for k in range(2)]
 
 def good(proxy: Any, index: int) -> Any:
     return proxy(GOOD[index])
+
+
+@pytest.mark.parametrize("exec_dynamic", [True, False])
+def test_a_batch_of_another_kind_is_refused_before_dali_sees_it(exec_dynamic: bool) -> None:
+    values = [*GOOD, *(np.float64(value) for value in GOOD), *(value[None] for value in GOOD), *GOOD]
+    with ProxyServer(doubled(exec_dynamic=exec_dynamic)) as server:  # it takes any kind, and then no other
+        batches = iter(DataLoader(Made(server.proxy, lambda proxy, k: proxy(values[k]), 8), 2, server=server))
+        assert next(batches).tolist() == [[0, 2], [2, 4]]
+        for _ in range(2):
+            with raises(InputError, code="wrong-kind"):
+                next(batches)
+        assert next(batches).tolist() == [[0, 2], [2, 4]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +319,7 @@ def decoded(path: str) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("loader", "code", "index"), [(decoded, "wrong-kind", None), (EncodedImage.open, "wrong-input", 0)]
 )
-def test_images_where_bytes_are_declared_are_told_of_a_loader(
+def test_images_in_the_place_of_bytes_are_refused(
     folder: ImageFolder, loader: Any, code: str, index: int | None
 ) -> None:
     pipeline = pipelines.training(source="proxy", size=32, batch_size=BATCH, num_threads=1, device_id=None)

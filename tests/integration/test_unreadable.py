@@ -108,7 +108,7 @@ DEPRECATED = pytest.mark.filterwarnings("ignore:The image decoding and encoding 
 @DEPRECATED
 @pytest.mark.parametrize("translate", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_files_that_torchvision_cannot_read_are_left_out(
+def test_what_torchvision_cannot_read_is_left_out(
     spelled: Numbered, workers: int, translate: bool, device: str
 ) -> None:
     for index, how in {5: missing, 6: empty, 23: text}.items():
@@ -161,7 +161,7 @@ def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: 
 
 @EITHER
 @pytest.mark.parametrize("workers", [0, 2])
-def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
+def test_processes_take_as_many_steps_whatever_is_skipped(
     spelled: Numbered, how: Any, workers: int, device: str
 ) -> None:
     damage(spelled, how, 3, 16, 17, 18, 19, 20)
@@ -178,9 +178,7 @@ def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_dali_cannot_decode_is_raised_by_default_and_several_do_not_hide_each_other(
-    spelled: Numbered, workers: int, device: str
-) -> None:
+def test_all_that_dali_cannot_decode_is_raised_by_default(spelled: Numbered, workers: int, device: str) -> None:
     paths = damage(spelled, FOUND_BY_DALI, 9, 10)
     loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
     found = outcomes(loader)
@@ -192,7 +190,7 @@ def test_what_dali_cannot_decode_is_raised_by_default_and_several_do_not_hide_ea
 
 
 @pytest.mark.parametrize("batch_size", [BATCH, None])
-def test_a_stream_has_no_next_sample_in_the_place_of_a_batch(
+def test_a_stream_has_no_next_sample(
     spelled: Numbered, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(spelled, FOUND_BY_DALI, 8, 9, 10, 11)
@@ -204,7 +202,7 @@ def test_a_stream_has_no_next_sample_in_the_place_of_a_batch(
 
 
 @EITHER
-def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
+def test_an_epoch_without_a_readable_sample_is_an_error(
     spelled: Numbered, how: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = damage(spelled, how, *range(SIZE))
@@ -220,9 +218,7 @@ def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
     assert "is replaced by" not in caplog.text
 
 
-def test_each_sample_is_one_line_in_the_log_and_not_one_per_epoch(
-    spelled: Numbered, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_sample_is_one_line_in_the_log_of_all_epochs(spelled: Numbered, caplog: pytest.LogCaptureFixture) -> None:
     paths = damage(spelled, text, 3) + damage(spelled, broken_tables, 4)
     loader = DataLoader(spelled, BATCH, num_workers=1, persistent_workers=True, on_error="skip", device="cpu")
     with caplog.at_level(logging.WARNING, "proxyloader"):
@@ -289,9 +285,7 @@ class OpensItself(ImageFolder):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("how", [text, missing, empty, cut_in_the_scan], ids=lambda how: how.__name__)
-def test_what_a_dataset_of_ones_own_cannot_open_or_read_counts_too_and_is_named(
-    spelled: Numbered, on_error: Any, how: Any, workers: int
-) -> None:
+def test_what_a_dataset_cannot_open_itself_counts_too(spelled: Numbered, on_error: Any, how: Any, workers: int) -> None:
     (path,) = damage(spelled, how, 5)
     dataset = OpensItself(spelled.root, TRANSFORM)
     dataset.samples, dataset.targets = spelled.samples, spelled.targets  # with what is missing
@@ -380,7 +374,7 @@ def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("opens_itself", [False, True], ids=["", "opens itself"])
-def test_an_error_of_the_disk_is_raised_where_torch_raises_it(
+def test_errors_of_the_disk_are_raised_as_by_torch(
     spelled: Numbered, on_error: Any, workers: int, opens_itself: bool
 ) -> None:
     path = spelled.samples[9][0]
@@ -422,7 +416,7 @@ class ConvertsAnUndecodedImage(Numbered):
         (ConvertsAnUndecodedImage, True, "must be of one size"),  # one has a single channel
     ],
 )
-def test_a_picture_in_another_mode_is_the_datasets_bug_and_not_skipped(
+def test_a_picture_in_another_mode_is_never_skipped(
     spelled: Numbered, kind: Any, translate: Any, message: str, on_error: Any
 ) -> None:
     arguments: dict[str, Any] = dict(num_workers=1, on_error=on_error, device="cpu", translate=translate)
@@ -532,9 +526,7 @@ def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_with_more_pixels_than_allowed_is_refused_before_it_is_decoded(
-    spelled: Numbered, workers: int, device: str
-) -> None:
+def test_an_image_with_more_pixels_than_allowed_is_not_decoded(spelled: Numbered, workers: int, device: str) -> None:
     (path,) = damage(spelled, too_many_pixels, 9)
     error = outcomes(DataLoader(spelled, BATCH, num_workers=workers, device=device))[2]
     assert isinstance(error, ImageError) and (error.code, error.index, error.path) == ("too-large", 9, path)
