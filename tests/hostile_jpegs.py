@@ -122,6 +122,14 @@ def with_scan(of: Callable[[bytes], bytes]) -> Change:
     return changed(list, of)
 
 
+def within_scan(data: bytes) -> Change:
+    return with_scan(lambda scan: scan[: len(scan) // 2] + data + scan[len(scan) // 2 :])
+
+
+def behind_scan(data: bytes) -> Change:
+    return with_scan(lambda scan: scan[:-2] + data + END)
+
+
 def declaring(width: int | None = None, height: int | None = None) -> Change:
     def put(content: bytearray) -> None:
         found_height, found_width = struct.unpack_from(">HH", content, 1)
@@ -410,9 +418,9 @@ DAMAGED: dict[str, Change] = {
     "restart markers that are not declared": chain(written(restart_blocks=2), without(RESTARTS)),
     "restart markers at half of what is declared": chain(written(restart_blocks=2), with_byte(RESTARTS, 1, 4)),
     "restart markers declared and not there": with_segments((RESTARTS, b"\0\3"), before=FRAME),
-    "height 0 (DNL)": chain(declaring(height=0), with_scan(lambda scan: scan[:-2] + segment(0xDC, b"\0\x2d") + END)),
+    "height 0 (DNL)": chain(declaring(height=0), behind_scan(segment(0xDC, b"\0\x2d"))),
     "height 0 and no DNL": declaring(height=0),
-    "DNL of another height": with_scan(lambda scan: scan[:-2] + segment(0xDC, b"\0\x20") + END),
+    "DNL of another height": behind_scan(segment(0xDC, b"\0\x20")),
     "two starts": lambda data: START + data,
     "declares twice the height": scaled(height=2),
     "declares half the height": scaled(height=0.5),
@@ -442,7 +450,7 @@ DAMAGED: dict[str, Change] = {
     "no frame": without(FRAME),
     "no scan": lambda data: joined(parts(data)[0][:-1], END),
     "a scan of nothing": with_scan(lambda scan: END),
-    "an end in the middle": with_scan(lambda scan: scan[: len(scan) // 2] + END + scan[len(scan) // 2 :]),
+    "an end in the middle": within_scan(END),
     "cut, with an end": with_scan(lambda scan: scan[: len(scan) // 2] + END),
     "cut, with an end and zeros": with_scan(lambda scan: scan[: len(scan) // 2] + END + bytes(99)),
     "no end": with_scan(lambda scan: scan[:-2]),
@@ -450,15 +458,11 @@ DAMAGED: dict[str, Change] = {
     "a hole in the scan": with_scan(lambda scan: scan[: len(scan) // 3] + scan[len(scan) // 2 :]),
     "zeros in the scan": with_scan(lambda scan: scan[: len(scan) // 3] + bytes(50) + scan[len(scan) // 3 + 50 :]),
     "FF in the scan": with_scan(lambda scan: scan[: len(scan) // 3] + b"\xff" * 50 + scan[len(scan) // 3 + 50 :]),
-    "a comment in the scan": with_scan(
-        lambda scan: scan[: len(scan) // 2] + segment(COMMENT, b"xyz") + scan[len(scan) // 2 :]
-    ),
-    "a frame in the scan": with_scan(
-        lambda scan: scan[: len(scan) // 2] + segment(FRAME, b"\x08\0\x10\0\x10\1\1\x11\0") + scan[len(scan) // 2 :]
-    ),
-    "a comment of length 0 behind the scan": with_scan(lambda scan: scan[:-2] + b"\xff\xfe\0\0" + END),
-    "broken tables behind the scan": with_scan(lambda scan: scan[:-2] + segment(HUFFMAN, b"\0" + b"\xff" * 16) + END),
-    "a comment behind the scan": with_scan(lambda scan: scan[:-2] + segment(COMMENT, b"The end.") + END),
+    "a comment in the scan": within_scan(segment(COMMENT, b"xyz")),
+    "a frame in the scan": within_scan(segment(FRAME, b"\x08\0\x10\0\x10\1\1\x11\0")),
+    "a comment of length 0 behind the scan": behind_scan(b"\xff\xfe\0\0"),
+    "broken tables behind the scan": behind_scan(segment(HUFFMAN, b"\0" + b"\xff" * 16)),
+    "a comment behind the scan": behind_scan(segment(COMMENT, b"The end.")),
     "junk between segments": lambda data: data[:20] + b"junk" + data[20:],
     "a segment of length 0": lambda data: data[:20] + b"\xff\xe5\0\0" + data[20:],
     "a segment beyond the end": lambda data: data[:20] + b"\xff\xe5\xff\xff" + data[20:],

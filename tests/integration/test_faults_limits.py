@@ -20,17 +20,7 @@ from ..limits import WAIT_S
 from ..numbered import numbered_image, spell_dataset
 from ..outcomes import outcomes
 from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
-from .roads import (
-    BATCH,
-    PICTURES,
-    ROADS,
-    Road,
-    assert_batches_match,
-    assert_pictures_match,
-    grown,
-    on_roads,
-    take,
-)
+from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match, grown, on_roads, take
 from .test_processes import gpu_bytes, held_bytes
 
 

@@ -129,11 +129,7 @@ def test_a_loader_dropped_in_mid_epoch_after_its_server_was_left_lets_full_and_h
     log, misstep = tmp_path / "read", Misstep(3 * BATCH, hang, tmp_path)
     for dataset in (road.dataset(Heavy, log=str(log)), road.dataset(Hanging, misstep=misstep)):
         loader = road.loader(
-            dataset,
-            num_workers=1,
-            prefetch_factor=6,
-            persistent_workers=True,
-            multiprocessing_context=start_method,
+            dataset, num_workers=1, prefetch_factor=6, persistent_workers=True, multiprocessing_context=start_method
         )
         held = [loader, iter(loader)]
         del loader

@@ -35,15 +35,7 @@ from proxyloader.data.jpeg import read_jpeg_header
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
 from .roads import picture_pipeline, read_bytes
-from .test_bad_input import (
-    a_device_without_end,
-    broken_tables,
-    cut_in_the_scan,
-    empty,
-    missing,
-    text,
-    too_many_pixels,
-)
+from .test_bad_input import a_device_without_end, broken_tables, cut_in_the_scan, empty, missing, text, too_many_pixels
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH = 24, 4
@@ -578,8 +570,3 @@ def test_a_warning_of_pillows_limit_may_be_made_an_error(spelled: Numbered, monk
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with pytest.raises(Image.DecompressionBombWarning):
                 next(iter(DataLoader(spelled, 1, device="cpu")))
-
-
-def test_an_unknown_way_is_refused_with_those_that_are_known(spelled: Numbered) -> None:
-    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"):
-        DataLoader(spelled, on_error="ignore")  # type: ignore[arg-type]
