@@ -25,9 +25,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import decode_image
 
 import proxyloader
+from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.request_sampler import BatchRequest
+from proxyloader.workers.scan_checks import PassedSamples
 
 from ..hostile_jpegs import HUFFMAN, QUANTISATION, with_bytes, without
 from ..outcomes import without_frames
+from ..undecoded import opened_late
 
 pytestmark = [
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
@@ -208,6 +212,15 @@ def test_it_meets_the_error_and_draws_as_there(kind: Callable[..., Any], workers
     if kind is Own:
         seeded = proxyloader.DataLoader(Own(paths), 4, seed=5, num_workers=workers)
         assert [batch[1][:, 0].tolist() for batch in seeded] == [[0, 1, 2, -1], [4, 5, 6, 7], [-1, -1, 10, 11]]
+
+
+@pytest.mark.parametrize("kind", [Own, InLists])
+def test_in_later_epochs_it_meets_the_error_again(kind: Callable[..., Any], paths: list[Path]) -> None:
+    dataset, table = kind(paths), PassedSamples(IMAGES)
+    for _ in range(3):
+        with opened_late():  # each time in another worker
+            fetched = Fetcher(dataset, passed=table)(BatchRequest(0, 0, list(range(IMAGES)), batched=True, slot=None))
+        assert [int(label[0]) for _, label in fetched.samples] == [0, 1, 2, -1, 4, 5, 6, 7, -1, -1, 10, 11]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, ImageError, InputError, PipelineError, ProxyServer
+from proxyloader import ImageError, InputError, PipelineError
 
 from ..limits import LONG_S, WAIT_S
 from ..outcomes import outcomes, raises
@@ -258,45 +257,6 @@ def test_a_batch_of_another_kind_fails_alone(
             road.server.stop_thread()
             road.server.start_thread()
             assert_batches_match(road.loader())
-
-
-class TwoInputs(Dataset[Any]):
-    """Sample k gives k to both inputs of a server, or, at some places, something else to the second."""
-
-    def __init__(self, proxy: Any, others: dict[int, Any]) -> None:
-        self.proxy, self.others = proxy, others
-
-    def __len__(self) -> int:
-        return PICTURES
-
-    def __getitem__(self, index: int) -> Any:
-        return self.proxy(first=np.int32([index]), second=self.others.get(index, np.int32([index]))), index
-
-
-def pairing_pipeline() -> Any:
-    from nvidia.dali import fn, pipeline_def
-
-    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, exec_dynamic=True)
-    def graph() -> Any:
-        return fn.cat(fn.external_source(name="first"), fn.external_source(name="second"))
-
-    return graph()
-
-
-@pytest.mark.parametrize("produced", [False, True], ids=["server", "produced"])
-def test_a_second_input_that_is_refused_does_not_shift_the_first(produced: bool) -> None:
-    with ProxyServer(pairing_pipeline()) as server:
-        dataset = TwoInputs(server.proxy, {BATCH + 1: np.float32([0]), 3 * BATCH: np.int32([[0]])})
-        if produced:
-            loader: Any = map(server.produce_data, StockLoader(dataset, BATCH, num_workers=1))
-        else:
-            loader = DataLoader(dataset, BATCH, num_workers=1, server=server)
-        for at, batch in enumerate(outcomes(loader)):
-            if at in (1, 3):
-                assert isinstance(batch, InputError), f"batch {at} is {batch!r}"
-            else:
-                pairs, numbers = batch
-                assert pairs.tolist() == [[number, number] for number in numbers.tolist()]
 
 
 class Stuck(ImageFolder):

@@ -25,7 +25,7 @@ from proxyloader.dali import jpeg_engines
 
 from ..compare import jpeg_of
 from ..faults import in_fork
-from ..outcomes import raises
+from ..outcomes import outcomes, raises
 from .roads import Produced, Road, assert_batches_match, on_roads, on_servers, picture_pipeline, read_bytes
 
 BATCH = 8
@@ -71,10 +71,10 @@ class Made(Dataset[Any]):
         return self.make(self.proxy, index)
 
 
-def loaded(server: ProxyServer, stock: bool, *arguments: Any, **options: Any) -> list[Any]:
+def loader_of(server: ProxyServer, stock: bool, *arguments: Any, **options: Any) -> Any:
     if stock:
-        return [server.produce_data(batch) for batch in StockLoader(*arguments, **options)]
-    return list(DataLoader(*arguments, server=server, **options))
+        return Produced(StockLoader(*arguments, **options), server)
+    return DataLoader(*arguments, server=server, **options)
 
 
 either_loader = pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
@@ -162,12 +162,33 @@ def test_numbers_get_no_dimension_of_their_own_as_with_upstreams_server(
     assert [tuple(output.shape) for output in expected[0]] == [(4,)] * 5 + [(4, 1), (4, 3, 2)]
     arguments: dict[str, Any] = dict(num_workers=int(bool(method)), multiprocessing_context=method)
     with ProxyServer(one_more()) as server:
-        found = loaded(server, stock, Made(server.proxy, in_all_forms, 6), 4, **arguments)
+        found = list(loader_of(server, stock, Made(server.proxy, in_all_forms, 6), 4, **arguments))
     assert len(found) == len(expected) == 2
     for ours, theirs in zip(found, expected):
         for name, output, other in zip(NUMBERS, ours, theirs):
             assert (output.dtype, output.shape) == (other.dtype, other.shape), name
             assert torch.equal(output, other), name
+
+
+OTHER_SECONDS = {5: np.float32([0]), 12: np.int32([[0]])}
+
+
+def twice(proxy: Any, index: int) -> Any:
+    return proxy(first=np.int32([index]), second=OTHER_SECONDS.get(index, np.int32([index]))), index
+
+
+@either_loader
+def test_a_second_input_that_is_refused_does_not_shift_the_first(stock: bool) -> None:
+    pipeline = pipeline_of(["first", "second"], lambda *both: fn.cat(*both), 4, exec_dynamic=True)
+    with ProxyServer(pipeline) as server:
+        loader = loader_of(server, stock, Made(server.proxy, twice, 48), 4, num_workers=1)
+        for at, batch in enumerate(outcomes(loader)):
+            if at in (1, 3):
+                assert isinstance(batch, InputError), f"batch {at} is {batch!r}"
+            else:
+                pairs, numbers = batch
+                assert pairs.tolist() == [[number, number] for number in range(4 * at, 4 * at + 4)]
+                assert numbers.tolist() == list(range(4 * at, 4 * at + 4))
 
 
 def of_five(place: Any) -> Any:
@@ -200,10 +221,7 @@ def test_a_deterministic_servers_draws_follow_from_the_batches_that_loops_had(st
     for workers in (0, 1, 3):
         with ProxyServer(shifted(device), deterministic=True) as server:
             dataset = Made(server.proxy, with_its_shift, 24)
-            stock_loader = StockLoader(dataset, 2, num_workers=workers)
-            loader = (
-                Produced(stock_loader, server) if stock else DataLoader(dataset, 2, num_workers=workers, server=server)
-            )
+            loader = loader_of(server, stock, dataset, 2, num_workers=workers)
             batches = [batch for _ in range(3) for batch in itertools.islice(loader, 3)]
         for batch in batches:
             first, second = batch["outputs"]
