@@ -6,6 +6,7 @@ Every picture spells its number and travels with its index, so a batch that is w
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import queue
 import select
@@ -211,7 +212,11 @@ def _is_kept(child: psutil.Process, pid: int) -> bool:
 
 
 def assert_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    end_s, pids = time.monotonic() + timeout_s, {process.pid for process in processes}
+    for child in multiprocessing.active_children():
+        if child.pid in pids:  # psutil would take its exit status, and multiprocessing then take it for alive for ever
+            child.join(max(0.0, end_s - time.monotonic()))
+    _, alive = psutil.wait_procs(processes, timeout=max(0.0, end_s - time.monotonic()))
     assert not alive, f"still there after {timeout_s} s: {alive}"
 
 

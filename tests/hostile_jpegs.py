@@ -66,63 +66,68 @@ def sampled(*factors: tuple[int, int]) -> Change:
     return written(sampling=factors)
 
 
+def changed(
+    segments: Callable[[list[Segment]], list[Segment]], scan: Callable[[bytes], bytes] = lambda scan: scan
+) -> Change:
+    """Change the segments, and what follows the scan's header."""
+
+    def change(data: bytes) -> bytes:
+        found, rest = parts(data)
+        return joined(segments(found), scan(rest))
+
+    return change
+
+
 def without(marker: int) -> Change:
-    def change(data: bytes) -> bytes:
-        segments, scan = parts(data)
-        return joined([part for part in segments if part[0] != marker], scan)
-
-    return change
+    return changed(lambda segments: [part for part in segments if part[0] != marker])
 
 
-def with_segments(*added: Segment, before: int | None = None, replace: bool = False) -> Change:
-    """Put segments before the first one of this marker, or in its place; or right after the start."""
+def with_segments(*added: Segment, before: int | None = None) -> Change:
+    """Put segments before the first one of this marker, or right after the start."""
 
-    def change(data: bytes) -> bytes:
-        segments, scan = parts(data)
+    def put(segments: list[Segment]) -> list[Segment]:
         at = next((k for k, part in enumerate(segments) if part[0] == before), 0)
-        segments[at : at + replace] = added
-        return joined(segments, scan)
+        return [*segments[:at], *added, *segments[at:]]
 
-    return change
+    return changed(put)
 
 
 def with_content(marker: int, content: Callable[[bytearray], None]) -> Change:
     """Change the content of the first segment of this marker in place."""
 
-    def change(data: bytes) -> bytes:
-        segments, scan = parts(data)
+    def put(segments: list[Segment]) -> list[Segment]:
         at = next(k for k, part in enumerate(segments) if part[0] == marker)
-        changed = bytearray(segments[at][1])
-        content(changed)
-        segments[at] = marker, bytes(changed)
-        return joined(segments, scan)
+        own = bytearray(segments[at][1])
+        content(own)
+        return [*segments[:at], (marker, bytes(own)), *segments[at + 1 :]]
 
-    return change
+    return changed(put)
+
+
+def with_bytes(marker: int, where: slice, values: bytes) -> Change:
+    """Put bytes in the place of others in the content of the first segment of this marker."""
+    return with_content(marker, lambda content: content.__setitem__(where, values))
 
 
 def with_byte(marker: int, at: int, value: int) -> Change:
-    def put(content: bytearray) -> None:
-        content[at] = value
-
-    return with_content(marker, put)
+    return with_bytes(marker, slice(at, at + 1), bytes([value]))
 
 
 def with_marker(marker: int, another: int) -> Change:
-    def change(data: bytes) -> bytes:
-        segments, scan = parts(data)
-        return joined([(another if found == marker else found, content) for found, content in segments], scan)
-
-    return change
+    return changed(lambda segments: [(another if found == marker else found, own) for found, own in segments])
 
 
 def with_scan(of: Callable[[bytes], bytes]) -> Change:
     """Change what follows the scan's header."""
+    return changed(list, of)
 
-    def change(data: bytes) -> bytes:
-        segments, scan = parts(data)
-        return joined(segments, of(scan))
 
-    return change
+def within_scan(data: bytes) -> Change:
+    return with_scan(lambda scan: scan[: len(scan) // 2] + data + scan[len(scan) // 2 :])
+
+
+def behind_scan(data: bytes) -> Change:
+    return with_scan(lambda scan: scan[:-2] + data + END)
 
 
 def declaring(width: int | None = None, height: int | None = None) -> Change:
@@ -297,19 +302,12 @@ DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
 """Ways to damage a JPEG at random."""
 
 
-def _oversubscribed(content: bytearray) -> None:
-    content[1:17] = b"\xff" * 16
+def components_named(names: bytes) -> Change:
+    return chain(with_bytes(FRAME, slice(6, 15, 3), names), with_bytes(SCAN, slice(1, 7, 2), names))
 
 
-def _unused_codes(content: bytearray) -> None:
-    content[1:17] = bytes(16)
-
-
-def _last_component_named(identifier: int) -> Callable[[bytearray], None]:
-    def put(content: bytearray) -> None:
-        content[12] = identifier
-
-    return put
+def with_adobe(transform: bytes, *after: Segment, before: int = FRAME) -> Change:
+    return with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0" + transform), *after, before=before)
 
 
 SOUND: dict[str, Change] = {
@@ -373,34 +371,16 @@ SOUND: dict[str, Change] = {
     "tables in one segment each": lambda data: saved(data, optimize=True, quality=93),
     "restarts declared twice": with_segments((RESTARTS, b"\0\5"), (RESTARTS, b"\0\0"), before=FRAME),
     "a thousand comments": with_segments(*[(COMMENT, b"x")] * 1000, before=FRAME),
-    "RGB named components behind JFIF": chain(
-        with_content(FRAME, lambda content: content.__setitem__(slice(6, 15, 3), b"RGB")),
-        with_content(SCAN, lambda content: content.__setitem__(slice(1, 7, 2), b"RGB")),
-    ),
-    "components named 0, 1, 2": chain(
-        without(JFIF),
-        with_content(FRAME, lambda content: content.__setitem__(slice(6, 15, 3), b"\0\1\2")),
-        with_content(SCAN, lambda content: content.__setitem__(slice(1, 7, 2), b"\0\1\2")),
-    ),
-    "components named 34, 35, 36": chain(
-        without(JFIF),
-        with_content(FRAME, lambda content: content.__setitem__(slice(6, 15, 3), b"\x22\x23\x24")),
-        with_content(SCAN, lambda content: content.__setitem__(slice(1, 7, 2), b"\x22\x23\x24")),
-    ),
-    "Adobe 1": with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0\1"), before=FRAME),
-    "Adobe 0 behind JFIF": with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0\0"), before=FRAME),
-    "Adobe 0 without JFIF": chain(without(JFIF), with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0\0"), before=FRAME)),
-    "Adobe 2 with three components": chain(
-        without(JFIF), with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0\2"), before=FRAME)
-    ),
-    "an Adobe marker of 11 bytes": chain(without(JFIF), with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0"), before=FRAME)),
-    "an Adobe marker behind the frame": chain(
-        without(JFIF), with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0\0"), before=SCAN)
-    ),
-    "a JFIF marker behind Adobe 0": chain(
-        without(JFIF),
-        with_segments((ADOBE, b"Adobe\0\x64\0\0\0\0\0"), (JFIF, b"JFIF\0\1\1\0\0\1\0\1\0\0"), before=FRAME),
-    ),
+    "RGB named components behind JFIF": components_named(b"RGB"),
+    "components named 0, 1, 2": chain(without(JFIF), components_named(b"\0\1\2")),
+    "components named 34, 35, 36": chain(without(JFIF), components_named(b"\x22\x23\x24")),
+    "Adobe 1": with_adobe(b"\1"),
+    "Adobe 0 behind JFIF": with_adobe(b"\0"),
+    "Adobe 0 without JFIF": chain(without(JFIF), with_adobe(b"\0")),
+    "Adobe 2 with three components": chain(without(JFIF), with_adobe(b"\2")),
+    "an Adobe marker of 11 bytes": chain(without(JFIF), with_adobe(b"")),
+    "an Adobe marker behind the frame": chain(without(JFIF), with_adobe(b"\0", before=SCAN)),
+    "a JFIF marker behind Adobe 0": chain(without(JFIF), with_adobe(b"\0", (JFIF, b"JFIF\0\1\1\0\0\1\0\1\0\0"))),
     "1 x 1": painted(1, 1),
     "8 x 8": painted(8, 8),
     "65,500 x 1": painted(65_500, 1),
@@ -436,13 +416,11 @@ DAMAGED: dict[str, Change] = {
     "a restart marker missing": with_restarts(lambda numbers: [-1 if k == 3 else n for k, n in enumerate(numbers)]),
     "restart markers missing": with_restarts(lambda numbers: [-1] * len(numbers)),
     "restart markers that are not declared": chain(written(restart_blocks=2), without(RESTARTS)),
-    "restart markers at half of what is declared": chain(
-        written(restart_blocks=2), with_content(RESTARTS, lambda content: content.__setitem__(1, 4))
-    ),
+    "restart markers at half of what is declared": chain(written(restart_blocks=2), with_byte(RESTARTS, 1, 4)),
     "restart markers declared and not there": with_segments((RESTARTS, b"\0\3"), before=FRAME),
-    "height 0 (DNL)": chain(declaring(height=0), with_scan(lambda scan: scan[:-2] + segment(0xDC, b"\0\x2d") + END)),
+    "height 0 (DNL)": chain(declaring(height=0), behind_scan(segment(0xDC, b"\0\x2d"))),
     "height 0 and no DNL": declaring(height=0),
-    "DNL of another height": with_scan(lambda scan: scan[:-2] + segment(0xDC, b"\0\x20") + END),
+    "DNL of another height": behind_scan(segment(0xDC, b"\0\x20")),
     "two starts": lambda data: START + data,
     "declares twice the height": scaled(height=2),
     "declares half the height": scaled(height=0.5),
@@ -456,16 +434,14 @@ DAMAGED: dict[str, Change] = {
     "no Huffman tables": without(HUFFMAN),
     "no Huffman tables, and those not the usual": chain(written(), without(HUFFMAN)),
     "no quantisation tables": without(QUANTISATION),
-    "impossible Huffman codes": with_content(HUFFMAN, _oversubscribed),
-    "Huffman table without codes": with_content(HUFFMAN, _unused_codes),
-    "Huffman table that is cut": with_content(HUFFMAN, lambda content: content.__delitem__(slice(20, None))),
+    "impossible Huffman codes": with_bytes(HUFFMAN, slice(1, 17), b"\xff" * 16),
+    "Huffman table without codes": with_bytes(HUFFMAN, slice(1, 17), bytes(16)),
+    "Huffman table that is cut": with_bytes(HUFFMAN, slice(20, None), b""),
     "Huffman table behind its scan's need": with_byte(SCAN, 2, 0x22),
     "Huffman table number 9": with_byte(HUFFMAN, 0, 0x09),
     "quantisation table number 9": with_byte(QUANTISATION, 0, 0x09),
-    "quantisation table of zeros": with_content(
-        QUANTISATION, lambda content: content.__setitem__(slice(1, 65), bytes(64))
-    ),
-    "quantisation table that is cut": with_content(QUANTISATION, lambda content: content.__delitem__(slice(40, None))),
+    "quantisation table of zeros": with_bytes(QUANTISATION, slice(1, 65), bytes(64)),
+    "quantisation table that is cut": with_bytes(QUANTISATION, slice(40, None), b""),
     "quantisation table that is not there": with_byte(FRAME, 8, 3),
     "two frames": with_segments((FRAME, b"\x08\0\x10\0\x10\1\1\x11\0"), before=FRAME),
     "the frame twice": lambda data: joined(
@@ -474,7 +450,7 @@ DAMAGED: dict[str, Change] = {
     "no frame": without(FRAME),
     "no scan": lambda data: joined(parts(data)[0][:-1], END),
     "a scan of nothing": with_scan(lambda scan: END),
-    "an end in the middle": with_scan(lambda scan: scan[: len(scan) // 2] + END + scan[len(scan) // 2 :]),
+    "an end in the middle": within_scan(END),
     "cut, with an end": with_scan(lambda scan: scan[: len(scan) // 2] + END),
     "cut, with an end and zeros": with_scan(lambda scan: scan[: len(scan) // 2] + END + bytes(99)),
     "no end": with_scan(lambda scan: scan[:-2]),
@@ -482,30 +458,24 @@ DAMAGED: dict[str, Change] = {
     "a hole in the scan": with_scan(lambda scan: scan[: len(scan) // 3] + scan[len(scan) // 2 :]),
     "zeros in the scan": with_scan(lambda scan: scan[: len(scan) // 3] + bytes(50) + scan[len(scan) // 3 + 50 :]),
     "FF in the scan": with_scan(lambda scan: scan[: len(scan) // 3] + b"\xff" * 50 + scan[len(scan) // 3 + 50 :]),
-    "a comment in the scan": with_scan(
-        lambda scan: scan[: len(scan) // 2] + segment(COMMENT, b"xyz") + scan[len(scan) // 2 :]
-    ),
-    "a frame in the scan": with_scan(
-        lambda scan: scan[: len(scan) // 2] + segment(FRAME, b"\x08\0\x10\0\x10\1\1\x11\0") + scan[len(scan) // 2 :]
-    ),
-    "a comment of length 0 behind the scan": with_scan(lambda scan: scan[:-2] + b"\xff\xfe\0\0" + END),
-    "broken tables behind the scan": with_scan(lambda scan: scan[:-2] + segment(HUFFMAN, b"\0" + b"\xff" * 16) + END),
-    "a comment behind the scan": with_scan(lambda scan: scan[:-2] + segment(COMMENT, b"The end.") + END),
+    "a comment in the scan": within_scan(segment(COMMENT, b"xyz")),
+    "a frame in the scan": within_scan(segment(FRAME, b"\x08\0\x10\0\x10\1\1\x11\0")),
+    "a comment of length 0 behind the scan": behind_scan(b"\xff\xfe\0\0"),
+    "broken tables behind the scan": behind_scan(segment(HUFFMAN, b"\0" + b"\xff" * 16)),
+    "a comment behind the scan": behind_scan(segment(COMMENT, b"The end.")),
     "junk between segments": lambda data: data[:20] + b"junk" + data[20:],
     "a segment of length 0": lambda data: data[:20] + b"\xff\xe5\0\0" + data[20:],
     "a segment beyond the end": lambda data: data[:20] + b"\xff\xe5\xff\xff" + data[20:],
-    "no components": with_content(FRAME, lambda content: content.__setitem__(slice(5, None), b"\0")),
-    "five components": with_content(
-        FRAME, lambda content: content.__setitem__(slice(5, None), b"\5" + b"\1\x11\0" * 5)
-    ),
-    "a component named twice": with_content(FRAME, _last_component_named(1)),
+    "no components": with_bytes(FRAME, slice(5, None), b"\0"),
+    "five components": with_bytes(FRAME, slice(5, None), b"\5" + b"\1\x11\0" * 5),
+    "a component named twice": with_byte(FRAME, 12, 1),
     "a scan of an unknown component": with_byte(SCAN, 3, 77),
     "a scan of a component twice": with_byte(SCAN, 3, 1),
     "sampling factors 0": with_byte(FRAME, 7, 0x00),
     "sampling factors 5x5": with_byte(FRAME, 7, 0x55),
     "sampling factors 4x4": with_byte(FRAME, 7, 0x44),
     "sampling factors of another file": with_byte(FRAME, 7, 0x21),
-    "a frame that is too short": with_content(FRAME, lambda content: content.__delitem__(slice(10, None))),
+    "a frame that is too short": with_bytes(FRAME, slice(10, None), b""),
     "a frame that is too long": with_content(FRAME, lambda content: content.extend(bytes(9))),
     "12 bits, extended": written(frame=0xC1, bits=12),
     "12 bits, progressive": progressive(DC_FIRST, DC_LAST, *HALVES, bits=12),

@@ -58,7 +58,7 @@ EACH_ON_A_GPU = {"integration/test_hostile_jpegs.py", "transforms/test_closeness
 
 WITH_PIPELINES = {"integration", "loader"}
 
-SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "loss", "order", "structure")}
+SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "loss", "structure")}
 
 
 def has_gpu() -> bool:

@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_twice(item: pytest.Item) -> bool:
         callspec = getattr(item, "callspec", None)
-        return callspec is not None and {"produced", "spawn"} <= {str(value) for value in callspec.params.values()}
+        values = [str(value).partition(",")[0] for value in callspec.params.values()] if callspec is not None else []
+        return {"produced", "spawn"} <= set(values)
 
     twice = [item for item in items if is_twice(item)]
     if twice:

@@ -4,6 +4,8 @@
 ``server``     a dataset that calls ``server.proxy``, under ``proxyloader.DataLoader(server=server)``
 ``produced``   the same dataset under torch's own ``DataLoader``, each batch through ``server.produce_data``
 
+The server of the last two may be one of ``VARIANTS``, as in ``server, old executor``.
+
 On each of them a batch is ``(images, numbers)``: images (N, 3, 32, 32) float32, white being 1, and the numbers that
 they must spell. ``tests/integration/conftest.py`` makes the fixtures below known to the tests. Nothing here imports
 DALI before a pipeline is built, so workers that are not forked need not load it to find these classes.
@@ -11,6 +13,7 @@ DALI before a pipeline is built, so workers that are not forked need not load it
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,13 +31,13 @@ from torchvision.datasets.folder import default_loader
 from proxyloader import DataLoader
 
 from ..numbered import read_numbers, spell_dataset
-from ..outcomes import without_frames
 
 if TYPE_CHECKING:
     from proxyloader import ProxyServer
 
 PICTURES = 48
 BATCH = 4
+BATCHES = PICTURES // BATCH
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 
 
@@ -56,18 +59,39 @@ def picture_folder(
     return dataset
 
 
-def picture_pipeline(device: str, batch_size: int = BATCH, exec_dynamic: bool = True, **arguments: Any) -> Any:
-    """A hand-written DALI pipeline that does to encoded pictures what ``TRANSFORM`` does."""
+class Faulty(ImageFolder):
+    """Raises the exception that there is for an index, or gives its transform what there is instead of a picture."""
+
+    faults: dict[int, Any]
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self.faults:
+            return super().__getitem__(index)
+        fault = self.faults[index]
+        if isinstance(fault, Exception):
+            raise fault
+        return self.transform(fault), index
+
+
+def resized(images: Any) -> Any:
+    from nvidia.dali import fn
+
+    return fn.resize(images, size=[32, 32])
+
+
+def picture_pipeline(
+    device: str, batch_size: int = BATCH, exec_dynamic: bool = True, then: Callable[[Any], Any] = resized, **given: Any
+) -> Any:
+    """A hand-written DALI pipeline that does to encoded pictures what ``TRANSFORM`` does, or ``then``."""
     from nvidia.dali import fn, pipeline_def, types
 
     on_gpu = device == "cuda"
-    arguments = {"num_threads": 2, "device_id": 0 if on_gpu else None, "exec_dynamic": exec_dynamic} | arguments
+    arguments = {"num_threads": 2, "device_id": 0 if on_gpu else None, "exec_dynamic": exec_dynamic} | given
 
     @pipeline_def(batch_size=batch_size, **arguments)
     def graph() -> Any:
         encoded = fn.external_source(name="images", no_copy=True)
-        images = fn.decoders.image(encoded, device="mixed" if on_gpu else "cpu", output_type=types.RGB)
-        images = fn.resize(images, size=[32, 32])
+        images = then(fn.decoders.image(encoded, device="mixed" if on_gpu else "cpu", output_type=types.RGB))
         return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[255.0])
 
     return graph()
@@ -86,8 +110,21 @@ class Produced:
         return map(self.server.produce_data, self.loader)
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "deterministic": {"deterministic": True},
+    "old executor": {"exec_dynamic": False},
+    "in the calling thread": {"exec_async": False},
+}
+
+
 class Road:
     """One of the roads, with a server of its own where the road needs one.
+
+    Args:
+        kind: ``compiled``, ``server`` or ``produced``, perhaps with one of ``VARIANTS``.
+        transform: of the compiled road.
+        pipeline: arguments of ``picture_pipeline`` for a server's.
 
     Attributes:
         name: ``compiled``, ``server`` or ``produced``.
@@ -97,13 +134,22 @@ class Road:
     """
 
     def __init__(
-        self, name: str, root: Path, device: str = "cpu", deterministic: bool = False, **pipeline: Any
+        self,
+        kind: str,
+        root: Path,
+        device: str = "cpu",
+        deterministic: bool = False,
+        transform: Callable[[Any], Any] = TRANSFORM,
+        **pipeline: Any,
     ) -> None:
-        self.name, self.root, self.device = name, root, device
+        self.kind, self.root, self.device, self.transform = kind, root, device, transform
+        self.name, _, variant = kind.partition(", ")
         self.server: ProxyServer | None = None
-        if name != "compiled":
+        if self.name != "compiled":
             from proxyloader import ProxyServer
 
+            pipeline = {"deterministic": deterministic} | VARIANTS[variant] | pipeline
+            deterministic = pipeline.pop("deterministic")
             self.server = ProxyServer(picture_pipeline(device, **pipeline), deterministic)
             self.server.start_thread()
 
@@ -114,13 +160,20 @@ class Road:
         if self.server is not None:
             self.server.stop_thread()
 
-    def dataset(self, kind: type[ImageFolder] = ImageFolder, root: Path | None = None) -> Any:
+    def another(self, **pipeline: Any) -> Road:
+        """One of the same kind, with a server of its own."""
+        return Road(self.kind, self.root, self.device, **pipeline)
+
+    def dataset(self, kind: type[ImageFolder] = ImageFolder, root: Path | None = None, **attributes: Any) -> Any:
         """The pictures as this road wants them; ``kind`` may misbehave, ``root`` may hold others."""
         if self.server is None:
-            return picture_folder(root or self.root, kind=kind)
-        return picture_folder(root or self.root, self.server.proxy, read_bytes, kind)
+            dataset = picture_folder(root or self.root, self.transform, kind=kind)
+        else:
+            dataset = picture_folder(root or self.root, self.server.proxy, read_bytes, kind)
+        vars(dataset).update(attributes)
+        return dataset
 
-    def loader(self, dataset: Any = None, batch_size: int = BATCH, **arguments: Any) -> Any:
+    def loader(self, dataset: Any = None, batch_size: int | None = BATCH, **arguments: Any) -> Any:
         """A loader of this road; ``arguments`` are torch's."""
         dataset = self.dataset() if dataset is None else dataset
         if self.name == "compiled":
@@ -133,6 +186,14 @@ class Road:
 
 ROADS = ("compiled", "server", "produced")
 START_METHODS = ("fork", "forkserver", "spawn")
+
+
+def on_roads(*kinds: str) -> pytest.MarkDecorator:
+    """Runs a test that takes a ``road`` on these instead of all three."""
+    return pytest.mark.parametrize("road", kinds, indirect=True)
+
+
+on_servers = on_roads("server", "produced")
 
 
 @pytest.fixture(scope="session")
@@ -163,6 +224,12 @@ def start_method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def grown(data: bytes, size_bytes: int) -> bytes:
+    """The same JPEG with comments in it, as long as asked for: large to move, quick to decode."""
+    comment = b"\xff\xfe\xff\xff" + bytes(65533)
+    return data[:2] + comment * (size_bytes // len(comment)) + data[2:]
+
+
 def assert_pictures_match(images: torch.Tensor, numbers: torch.Tensor | Sequence[int]) -> None:
     """Every single picture of a batch is the one that its number says."""
     expected = numbers.tolist() if isinstance(numbers, torch.Tensor) else list(numbers)
@@ -181,12 +248,17 @@ def assert_batches_match(batches: Iterable[Any], numbers: Iterable[int] = range(
     assert seen == list(numbers), f"the batches hold the numbers {seen}"
 
 
-def next_error(batches: Iterator[Any]) -> BaseException:
-    """The exception that the next batch is, without the frames that it came through."""
-    try:
-        next(batches)
-    except StopIteration:
-        raise AssertionError("the epoch is over, and no batch failed") from None
-    except Exception as error:
-        return without_frames(error)
-    raise AssertionError("the next batch did not fail")
+def take(loader: Any, count: int) -> None:
+    """Look at the first ``count`` batches of an epoch, and leave it."""
+    assert_batches_match(itertools.islice(loader, count), range(BATCH * count))
+
+
+def assert_only_these_fail(found: list[Any], failed: Iterable[int], kinds: Any = Exception) -> None:
+    """Of the outcomes of an epoch the batches ``failed`` are errors, and all others hold their own pictures."""
+    assert len(found) == BATCHES
+    for at, batch in enumerate(found):
+        if at in set(failed):
+            assert isinstance(batch, kinds), f"batch {at} is {batch!r}"
+        else:
+            assert not isinstance(batch, Exception), f"batch {at} is {batch!r}"
+            assert_batches_match([batch], range(BATCH * at, BATCH * (at + 1)))

@@ -6,7 +6,7 @@ batches around it alone.
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,14 +27,18 @@ from ..outcomes import outcomes
 from .observed import Batches
 from .roads import (
     BATCH,
+    BATCHES,
     PICTURES,
     TRANSFORM,
     Road,
     assert_batches_match,
     assert_pictures_match,
+    on_roads,
+    on_servers,
     picture_folder,
     picture_pipeline,
     read_bytes,
+    resized,
 )
 
 
@@ -86,9 +90,16 @@ def following(numbers: torch.Tensor) -> torch.Tensor:
     return (numbers + 1) % PICTURES
 
 
+Pairs = list[tuple[Any, Any]]
+
+
+def pair(batch: Any) -> Pairs:
+    return [(batch[0], batch[1])]
+
+
 # How a sample is put together, and which (images, numbers) its batch must then hold.
-SAMPLES: dict[str, tuple[Callable[[Sample], Any], Callable[[Any], list[tuple[Any, Any]]]]] = {
-    "tuple": (lambda s: (s.image, s.number), lambda b: [(b[0], b[1])]),
+SAMPLES: dict[str, tuple[Callable[[Sample], Any], Callable[[Any], Pairs]]] = {
+    "tuple": (lambda s: (s.image, s.number), pair),
     "dict": (lambda s: {"image": s.image, "number": s.number}, lambda b: [(b["image"], b["number"])]),
     "nested": (
         lambda s: {"pair": [(s.image,), {"number": s.number}]},
@@ -97,18 +108,15 @@ SAMPLES: dict[str, tuple[Callable[[Sample], Any], Callable[[Any], list[tuple[Any
     "named tuple": (lambda s: Named(s.image, s.number), lambda b: [(b.image, b.number)]),
     "strings": (lambda s: (s.image, str(s.number)), lambda b: [(b[0], list(map(int, b[1])))]),
     "list": (lambda s: [s.number, s.image], lambda b: [(b[1], b[0])]),
-    "two views": (
-        lambda s: (s.image, s.number, s.other),
-        lambda b: [(b[0], b[1]), (b[2], following(b[1]))],
-    ),
+    "two views": (lambda s: (s.image, s.number, s.other), lambda b: [(b[0], b[1]), (b[2], following(b[1]))]),
     "one view twice": (lambda s: (s.image, s.number, s.image), lambda b: [(b[0], b[1]), (b[2], b[1])]),
-    "an unused result": (lambda s: (s.with_one_unused(), s.number), lambda b: [(b[0], b[1])]),
-    "another attempt": (lambda s: (s.after_a_failure(), s.number), lambda b: [(b[0], b[1])]),
+    "an unused result": (lambda s: (s.with_one_unused(), s.number), pair),
+    "another attempt": (lambda s: (s.after_a_failure(), s.number), pair),
     "views in another order": (
         lambda s: {"second": s.other, "first": s.image, "number": s.number},
         lambda b: [(b["first"], b["number"]), (b["second"], following(b["number"]))],
     ),
-    "a tuple again": (lambda s: (s.image, s.number), lambda b: [(b[0], b[1])]),
+    "a tuple again": (lambda s: (s.image, s.number), pair),
 }
 
 
@@ -124,31 +132,36 @@ class Shaped(ImageFolder):
         return self.transform(self.loader(self.samples[index][0]))
 
 
+ALL = slice(None)
+
+
 def stacked(pairs: Any) -> tuple[Any, Any]:
     pairs = list(pairs)
     return torch.stack([image for image, _ in pairs]), [number for _, number in pairs]
 
 
-# What a collate_fn may make of samples, and which (images, numbers) the batch must then hold.
-COLLATES: dict[str, tuple[Callable[[list[Any]], Any], Callable[[Any], list[tuple[Any, Any]]]]] = {
-    "list": (list, lambda b: [stacked(b)]),
-    "zip": (lambda samples: list(zip(*samples)), lambda b: [stacked(zip(*b))]),
-    "last sample dropped": (lambda samples: default_collate(samples[:-1]), lambda b: [(b[0], b[1])]),
-    "first sample dropped": (lambda samples: default_collate(samples[1:]), lambda b: [(b[0], b[1])]),
-    "samples reversed": (lambda samples: default_collate(samples[::-1]), lambda b: [(b[0], b[1])]),
-    "torch.stack": (stacked, lambda b: [b]),
-    "object": (lambda samples: Plain(*default_collate(samples)), lambda b: [(b.image, b.number)]),
-    "slots": (lambda samples: Slotted(*default_collate(samples)), lambda b: [(b.image, b.number)]),
-    "deque": (deque, lambda b: [stacked(b)]),
+# What a collate_fn may make of samples, which (images, numbers) the batch must then hold, and of which samples.
+COLLATES: dict[str, tuple[Callable[[list[Any]], Any], Callable[[Any], Pairs], slice]] = {
+    "list": (list, lambda b: [stacked(b)], ALL),
+    "zip": (lambda samples: list(zip(*samples)), lambda b: [stacked(zip(*b))], ALL),
+    "last sample dropped": (lambda samples: default_collate(samples[:-1]), pair, slice(None, -1)),
+    "first sample dropped": (lambda samples: default_collate(samples[1:]), pair, slice(1, None)),
+    "samples reversed": (lambda samples: default_collate(samples[::-1]), pair, slice(None, None, -1)),
+    "torch.stack": (stacked, pair, ALL),
+    "object": (lambda samples: Plain(*default_collate(samples)), lambda b: [(b.image, b.number)], ALL),
+    "slots": (lambda samples: Slotted(*default_collate(samples)), lambda b: [(b.image, b.number)], ALL),
+    "deque": (deque, lambda b: [stacked(b)], ALL),
     "frozen dataclasses": (
         lambda samples: [Frozen(*sample) for sample in samples],
         lambda b: [stacked((each.image, each.number) for each in b)],
+        ALL,
     ),
     "many lists": (
         lambda samples: [[list(range(1000)) for _ in range(256)], default_collate(samples)],
-        lambda b: [(b[1][0], b[1][1])],
+        lambda b: pair(b[1]),
+        ALL,
     ),
-    "one sample": (lambda samples: samples[0], lambda b: [(b[0][None], [b[1]])]),
+    "one sample": (lambda samples: samples[0], lambda b: [(b[0][None], [b[1]])], slice(0, 1)),
 }
 
 
@@ -156,77 +169,28 @@ def collate_in_turn(samples: list[Any]) -> Any:
     return list(COLLATES.values())[samples[0][1] // BATCH][0](samples)
 
 
-@functools.cache
-def batches_of(name: str, root: Path, device: str, start_method: str, what: str) -> dict[str, Any]:
-    """A batch, or the exception in its place, of each way to put samples or batches together."""
-    arguments: dict[str, Any] = dict(num_workers=1, multiprocessing_context=start_method, timeout=30)
-    with Road(name, root, device) as road:
-        if what == "samples":
-            return dict(zip(SAMPLES, outcomes(road.loader(road.dataset(Shaped), **arguments))))
-        return dict(zip(COLLATES, outcomes(road.loader(collate_fn=collate_in_turn, **arguments))))
-
-
-def check_sample(road: Road, start_method: str, way: str) -> None:
-    batch = batches_of(road.name, road.root, road.device, start_method, "samples")[way]
-    assert not isinstance(batch, Exception), batch
-    start = BATCH * list(SAMPLES).index(way)
-    pairs = SAMPLES[way][1](batch)
-    assert list(pairs[0][1]) == list(range(start, start + BATCH))
+def assert_held(at: int, way: str, batch: Any, pairs_in: Callable[[Any], Pairs], kept: slice = ALL) -> None:
+    assert not isinstance(batch, Exception), (way, batch)
+    pairs = pairs_in(batch)
+    assert list(pairs[0][1]) == list(range(BATCH * at, BATCH * (at + 1)))[kept], way
     for images, numbers in pairs:
         assert_pictures_match(images, numbers)
 
 
-def check_collate(road: Road, start_method: str, way: str, kept: slice = slice(None)) -> None:
-    batch = batches_of(road.name, road.root, road.device, start_method, "collates")[way]
-    assert not isinstance(batch, Exception), batch
-    start = BATCH * list(COLLATES).index(way)
-    for images, numbers in COLLATES[way][1](batch):
-        assert list(numbers) == list(range(start, start + BATCH))[kept]
-        assert_pictures_match(images, numbers)
+def test_pictures_are_found_in_samples_of_any_structure(road: Road, start_method: str) -> None:
+    loader = road.loader(road.dataset(Shaped), num_workers=1, multiprocessing_context=start_method, timeout=30)
+    for at, (batch, (way, (_, pairs_in))) in enumerate(zip(outcomes(loader), SAMPLES.items(), strict=True)):
+        assert_held(at, way, batch, pairs_in)
 
 
-@pytest.mark.parametrize(
-    "way", ["tuple", "dict", "nested", "named tuple", "strings", "list", "one view twice", "a tuple again"]
-)
-def test_pictures_are_found_in_samples_of_any_structure(road: Road, start_method: str, way: str) -> None:
-    check_sample(road, start_method, way)
-
-
-@pytest.mark.parametrize("way", ["two views", "views in another order", "an unused result", "another attempt"])
-def test_a_sample_may_be_transformed_any_number_of_times(road: Road, start_method: str, way: str) -> None:
-    check_sample(road, start_method, way)
-
-
-@pytest.mark.parametrize("way", ["list", "zip", "one sample"])
-def test_a_collate_fn_may_leave_samples_as_they_are(road: Road, start_method: str, way: str) -> None:
-    check_collate(road, start_method, way, slice(0, 1) if way == "one sample" else slice(None))
-
-
-@pytest.mark.parametrize(
-    ("way", "kept"),
-    [
-        ("last sample dropped", slice(None, -1)),
-        ("first sample dropped", slice(1, None)),
-        ("samples reversed", slice(None, None, -1)),
-    ],
-    ids=["last dropped", "first dropped", "reversed"],
-)
-def test_a_collate_fn_may_drop_and_reorder_samples(road: Road, start_method: str, way: str, kept: slice) -> None:
-    check_collate(road, start_method, way, kept)
-
-
-def test_a_collate_fn_may_stack_tensors(road: Road, start_method: str) -> None:
-    if road.name == "produced":
-        # A stock loader collates in its workers, where no picture is decoded yet: an error of that batch.
-        batch = batches_of(road.name, road.root, road.device, start_method, "collates")["torch.stack"]
-        assert isinstance(batch, TypeError) and "no tensor yet" in str(batch)
-    else:
-        check_collate(road, start_method, "torch.stack")
-
-
-@pytest.mark.parametrize("way", ["object", "slots", "deque", "frozen dataclasses", "many lists"])
-def test_pictures_are_found_in_batches_of_any_structure(road: Road, start_method: str, way: str) -> None:
-    check_collate(road, start_method, way)
+def test_pictures_are_found_in_what_any_collate_fn_makes_of_samples(road: Road, start_method: str) -> None:
+    loader = road.loader(collate_fn=collate_in_turn, num_workers=1, multiprocessing_context=start_method, timeout=30)
+    for at, (batch, (way, (_, pairs_in, kept))) in enumerate(zip(outcomes(loader), COLLATES.items(), strict=True)):
+        if (way, road.name) == ("torch.stack", "produced"):
+            # A stock loader collates in its workers, where no picture is decoded yet: an error of that batch.
+            assert isinstance(batch, TypeError) and "no tensor yet" in str(batch)
+        else:
+            assert_held(at, way, batch, pairs_in, kept)
 
 
 def test_without_batches_every_picture_comes_by_itself(road: Road, start_method: str) -> None:
@@ -279,9 +243,7 @@ class Pooled(ImageFolder):
             return list(pool.map(self.__getitem__, indices))
 
 
-def test_a_thread_pool_in_getitems_and_batches_out_of_order_give_every_picture_once(
-    road: Road, start_method: str
-) -> None:
+def test_threads_in_getitems_and_batches_out_of_order_give_every_picture_once(road: Road, start_method: str) -> None:
     workers = 1 if start_method == "spawn" else 2
     batches = list(
         road.loader(road.dataset(Pooled), num_workers=workers, in_order=False, multiprocessing_context=start_method)
@@ -302,20 +264,20 @@ class Stream(IterableDataset[Any]):
             yield self.transform(self.read(self.paths[number])), number
 
 
-def test_an_iterable_dataset_gives_every_picture_once_in_each_epoch(road: Road, start_method: str) -> None:
+def test_an_iterable_dataset_gives_what_it_gives_under_torch_in_each_epoch(road: Road, start_method: str) -> None:
     paths = [path for path, _ in road.dataset().samples][:27]
-    stream = (
-        Stream(paths, TRANSFORM, EncodedImage.open)
-        if road.server is None
-        else Stream(paths, road.server.proxy, read_bytes)
-    )
-    loader = road.loader(stream, num_workers=2, persistent_workers=True, multiprocessing_context=start_method)
-    for _ in range(2):
-        seen: list[int] = []
-        for images, numbers in loader:
-            assert_pictures_match(images, numbers)
-            seen += numbers.tolist()
-        assert sorted(seen) == list(range(27))
+    transform, read = (TRANSFORM, EncodedImage.open) if road.server is None else (road.server.proxy, read_bytes)
+    of_workers = dict(num_workers=2, persistent_workers=True, multiprocessing_context=start_method)
+    for size, arguments in itertools.product((BATCH, None), ({}, of_workers)):
+        loader = road.loader(Stream(paths, transform, read), size, **arguments)
+        as_under_torch = list(StockLoader(Stream(paths, lambda _: 0, str), size, num_workers=len(arguments) and 2))
+        for _ in range(2):
+            for (images, numbers), (_, expected) in zip(loader, as_under_torch, strict=True):
+                assert torch.equal(torch.as_tensor(numbers), torch.as_tensor(expected))
+                if size is None:
+                    assert_pictures_match(images[None], [numbers])
+                else:
+                    assert_pictures_match(images, numbers)
 
 
 class Doubled(ImageFolder):
@@ -326,48 +288,31 @@ class Doubled(ImageFolder):
         return {"outputs": self.transform(a=a, b=b), "number": index}
 
 
-@pytest.mark.parametrize("name", ["server", "produced"])
-def test_two_inputs_and_two_outputs_of_a_sample_stay_together(
-    name: str, start_method: str, spelled_root: Path, device: str
-) -> None:
+@on_servers
+def test_two_inputs_and_two_outputs_of_a_sample_stay_together(road: Road, start_method: str) -> None:
     from nvidia.dali import fn, pipeline_def, types
 
-    on_gpu = device == "cuda"
+    on_gpu = road.device == "cuda"
 
     @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if on_gpu else None, exec_dynamic=True)
     def graph() -> Any:
-        decoded = [
-            fn.decoders.image(
-                fn.external_source(name=each, no_copy=True),
-                device="mixed" if on_gpu else "cpu",
-                output_type=types.RGB,
-            )
-            for each in ("a", "b")
-        ]
+        encoded = [fn.external_source(name=each, no_copy=True) for each in ("a", "b")]
+        kind = "mixed" if on_gpu else "cpu"
+        decoded = [fn.decoders.image(each, device=kind, output_type=types.RGB) for each in encoded]
         chosen: dict[str, Any] = dict(dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[255.0])
         return tuple(fn.crop_mirror_normalize(images, **chosen) for images in decoded)
 
-    with Road(name, spelled_root, device) as road:
-        road.server = ProxyServer(graph())
-        for batch in road.loader(road.dataset(Doubled), num_workers=1, multiprocessing_context=start_method):
-            first, second = batch["outputs"]
-            assert_pictures_match(first, batch["number"])
-            assert_pictures_match(second, following(batch["number"]))
+    road.server = ProxyServer(graph())
+    for batch in road.loader(road.dataset(Doubled), num_workers=1, multiprocessing_context=start_method):
+        first, second = batch["outputs"]
+        assert_pictures_match(first, batch["number"])
+        assert_pictures_match(second, following(batch["number"]))
 
 
-def upside_down_pipeline(device: str) -> Any:
-    from nvidia.dali import fn, pipeline_def, types
+def turned(images: Any) -> Any:
+    from nvidia.dali import fn
 
-    on_gpu = device == "cuda"
-
-    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if on_gpu else None, exec_dynamic=True)
-    def graph() -> Any:
-        encoded = fn.external_source(name="images", no_copy=True)
-        images = fn.decoders.image(encoded, device="mixed" if on_gpu else "cpu", output_type=types.RGB)
-        images = fn.flip(fn.resize(images, size=[32, 32]), horizontal=0, vertical=1)
-        return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[255.0])
-
-    return graph()
+    return fn.flip(resized(images), horizontal=0, vertical=1)
 
 
 UPSIDE_DOWN = transforms.Compose(
@@ -385,81 +330,70 @@ class Both(ImageFolder):
         return image, number, self.upside_down(self.loader(self.samples[index][0]))
 
 
-def test_a_sample_may_use_two_servers(start_method: str, spelled_root: Path, device: str) -> None:
-    with ProxyServer(picture_pipeline(device)) as a, ProxyServer(upside_down_pipeline(device)) as b:
-        dataset = picture_folder(spelled_root, a.proxy, read_bytes, Both)
-        dataset.upside_down = b.proxy
-        loader = StockLoader(dataset, BATCH, num_workers=1, multiprocessing_context=start_method)
-        batches = [b.produce_data(a.produce_data(batch)) for batch in loader]
-        assert_batches_match((upright, numbers) for upright, numbers, _ in batches)
-        assert_batches_match((reversed_.flip(2), numbers) for _, numbers, reversed_ in batches)
+@pytest.fixture
+def servers(device: str) -> Iterator[tuple[ProxyServer, ProxyServer]]:
+    """One that gives pictures as they are, and one that gives them upside down."""
+    with ProxyServer(picture_pipeline(device)) as upright, ProxyServer(picture_pipeline(device, then=turned)) as other:
+        yield upright, other
+
+
+Servers = tuple[ProxyServer, ProxyServer]
+
+
+def test_a_sample_may_use_two_servers(servers: Servers, start_method: str, spelled_root: Path) -> None:
+    a, b = servers
+    dataset = picture_folder(spelled_root, a.proxy, read_bytes, Both)
+    dataset.upside_down = b.proxy
+    loader = StockLoader(dataset, BATCH, num_workers=1, multiprocessing_context=start_method)
+    batches = [b.produce_data(a.produce_data(batch)) for batch in loader]
+    assert_batches_match((upright, numbers) for upright, numbers, _ in batches)
+    assert_batches_match((reversed_.flip(2), numbers) for _, numbers, reversed_ in batches)
 
 
 MIXED = [[0, 50, 3, 60], [49, 1, 95, 47], [10, 11, 12, 13], [58, 59], [48, 0]]
 """Batches of a concatenation of 48 pictures and the same 48 upside down: most hold both kinds."""
 
 
-def check_mixed(batches: list[Any]) -> None:
-    assert len(batches) == len(MIXED)
-    for (images, numbers), indices in zip(batches, MIXED):
+@pytest.mark.parametrize("met", ["two transforms", "a transform and a server", "two servers"])
+def test_two_ways_may_meet_in_one_batch(
+    met: str, servers: Servers, start_method: str, spelled_root: Path, device: str
+) -> None:
+    a, b = servers
+    upright = picture_folder(spelled_root, *((a.proxy, read_bytes) if met == "two servers" else ()))
+    upside_down = picture_folder(spelled_root, *((UPSIDE_DOWN,) if met == "two transforms" else (b.proxy, read_bytes)))
+    arguments: dict[str, Any] = dict(num_workers=1, multiprocessing_context=start_method)
+    dataset, sampler = ConcatDataset([upright, upside_down]), Batches(MIXED)
+    if met == "two servers":
+        stock = StockLoader(dataset, batch_sampler=sampler, **arguments)
+        batches = [b.produce_data(a.produce_data(batch)) for batch in stock]
+    else:
+        server = b if met == "a transform and a server" else None
+        batches = list(DataLoader(dataset, batch_sampler=sampler, device=device, server=server, **arguments))
+    for (images, numbers), indices in zip(batches, MIXED, strict=True):
         assert numbers.tolist() == [index % PICTURES for index in indices]
-        upright = [image.flip(1) if index >= PICTURES else image for image, index in zip(images, indices)]
-        assert_pictures_match(torch.stack(upright), numbers)
+        turned_back = [image.flip(1) if index >= PICTURES else image for image, index in zip(images, indices)]
+        assert_pictures_match(torch.stack(turned_back), numbers)
 
 
-def test_two_transforms_may_meet_in_one_batch(start_method: str, spelled_root: Path, device: str) -> None:
-    dataset = ConcatDataset([picture_folder(spelled_root), picture_folder(spelled_root, UPSIDE_DOWN)])
-    loader = DataLoader(
-        dataset,
-        batch_sampler=Batches(MIXED),
-        num_workers=1,
-        multiprocessing_context=start_method,
-        device=device,
-    )
-    check_mixed(list(loader))
-
-
-def test_a_transform_and_a_server_may_meet_in_one_batch(start_method: str, spelled_root: Path, device: str) -> None:
-    with ProxyServer(upside_down_pipeline(device)) as server:
-        by_hand = picture_folder(spelled_root, server.proxy, read_bytes)
-        loader = DataLoader(
-            ConcatDataset([picture_folder(spelled_root), by_hand]),
-            batch_sampler=Batches(MIXED),
-            num_workers=1,
-            multiprocessing_context=start_method,
-            device=device,
-            server=server,
-        )
-        check_mixed(list(loader))
-
-
-def test_two_servers_may_meet_in_one_batch(start_method: str, spelled_root: Path, device: str) -> None:
-    with ProxyServer(picture_pipeline(device)) as a, ProxyServer(upside_down_pipeline(device)) as b:
-        dataset = ConcatDataset([picture_folder(spelled_root, server.proxy, read_bytes) for server in (a, b)])
-        loader = StockLoader(dataset, batch_sampler=Batches(MIXED), num_workers=1, multiprocessing_context=start_method)
-        check_mixed([b.produce_data(a.produce_data(batch)) for batch in loader])
-
-
-def test_a_picture_of_another_server_than_the_loaders_is_named_as_such(spelled_root: Path, device: str) -> None:
-    with ProxyServer(picture_pipeline(device)) as a, ProxyServer(upside_down_pipeline(device)) as b:
-        dataset = ConcatDataset([picture_folder(spelled_root, s.proxy, read_bytes) for s in (a, b)])
-        found = outcomes(DataLoader(dataset, BATCH, num_workers=1, server=a))
-        assert_batches_match(found[:12])
-        assert len(found) == 24
-        assert all(isinstance(error, InputError) and error.code == "foreign-server" for error in found[12:])
+def test_a_picture_of_another_server_than_the_loaders_is_named_as_such(servers: Servers, spelled_root: Path) -> None:
+    dataset = ConcatDataset([picture_folder(spelled_root, server.proxy, read_bytes) for server in servers])
+    found = outcomes(DataLoader(dataset, BATCH, num_workers=1, server=servers[0]))
+    assert_batches_match(found[:BATCHES])
+    assert len(found) == 2 * BATCHES
+    assert all(isinstance(error, InputError) and error.code == "foreign-server" for error in found[BATCHES:])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_produce_data_may_be_asked_twice_for_the_same_pictures(workers: int, spelled_root: Path, device: str) -> None:
-    with Road("produced", spelled_root, device) as road:
-        assert road.server is not None
-        for batch in road.loader(num_workers=workers).loader:
-            references = tuple(batch)
-            for _ in range(2):
-                images, numbers = road.server.produce_data(references)
-                assert_pictures_match(images, numbers)
-            again = road.server.produce_data([images, numbers])
-            assert again[0] is images
+@on_roads("produced")
+def test_produce_data_may_be_asked_twice_for_the_same_pictures(road: Road, workers: int) -> None:
+    assert road.server is not None
+    for batch in road.loader(num_workers=workers).loader:
+        references = tuple(batch)
+        for _ in range(2):
+            images, numbers = road.server.produce_data(references)
+            assert_pictures_match(images, numbers)
+        again = road.server.produce_data([images, numbers])
+        assert again[0] is images
 
 
 def test_with_pin_memory_every_picture_is_right(road: Road, start_method: str) -> None:

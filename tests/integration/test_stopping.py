@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -10,10 +11,11 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
@@ -39,6 +41,7 @@ from ..faults import (
 )
 from ..limits import ERROR_S, STOP_S, WAIT_S
 from ..numbered import read_numbers
+from ..outcomes import raises
 from ..tiers import by_default
 from .roads import assert_batches_match, picture_folder, picture_pipeline, read_bytes
 
@@ -70,50 +73,29 @@ class WithLabels(Spelled):
         return image, index, "x" * 100_000
 
 
-def before_the_first_batch(root: Path, notes: Path, **arguments: Any) -> Any:
-    return iter(loader_of(root, **arguments))
-
-
-def after_the_first_batch(root: Path, notes: Path, **arguments: Any) -> Any:
+def after(count: int | None, root: Path, notes: Path, **arguments: Any) -> Any:
+    """After so many batches, or the whole epoch."""
     batches = iter(loader_of(root, **arguments))
-    assert numbers_of(next(batches)) == [0, 1, 2, 3]
-    return batches
-
-
-def in_mid_epoch(root: Path, notes: Path, **arguments: Any) -> Any:
-    batches = iter(loader_of(root, **arguments))
-    assert all_numbers(next(batches) for _ in range(6)) == list(range(24))
-    return batches
-
-
-def at_the_end(root: Path, notes: Path, **arguments: Any) -> Any:
-    batches = iter(loader_of(root, **arguments))
-    assert all_numbers(batches) == list(range(48))
+    assert all_numbers(itertools.islice(batches, count)) == list(range(48 if count is None else BATCH * count))
     return batches
 
 
 def after_an_error(root: Path, notes: Path, **arguments: Any) -> Any:
-    shutil.copytree(root, notes / "set")
-    loader = loader_of(notes / "set", **arguments)
+    loader = loader_of(shutil.copytree(root, notes / "set"), **arguments)
     Path(loader.dataset.samples[5][0]).unlink()
     batches = iter(loader)
     assert numbers_of(next(batches)) == [0, 1, 2, 3]
-    try:
+    with raises(ImageError):
         next(batches)
-        raise AssertionError("a missing file is an error")
-    except ImageError:
-        return batches
+    return batches
 
 
 def after_a_timeout(root: Path, notes: Path, **arguments: Any) -> Any:
     batches = iter(loader_of(root, Misstep(5, hang, notes), timeout=1, **arguments))
     assert numbers_of(next(batches)) == [0, 1, 2, 3]
-    try:
+    with pytest.raises(RuntimeError, match="timed out"):
         next(batches)
-        raise AssertionError("a hanging worker is a timeout")
-    except RuntimeError as error:
-        assert "timed out" in str(error)
-        return batches
+    return batches
 
 
 def with_slow_workers(root: Path, notes: Path, **arguments: Any) -> Any:
@@ -135,25 +117,21 @@ def deaf(worker_id: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def with_a_worker_that_ignores_sigterm(root: Path, notes: Path, **arguments: Any) -> Any:
-    return with_a_worker_that_sleeps(root, notes, worker_init_fn=deaf, **arguments)
-
-
 def with_a_worker_that_is_stopped(root: Path, notes: Path, **arguments: Any) -> Any:
     before = set(children_of())
-    batches = in_mid_epoch(root, notes, **arguments)
+    batches = after(6, root, notes, **arguments)
     for child in set(children_of()) - before:
         child.send_signal(signal.SIGSTOP)
     return batches
 
 
-def open_pipe(path: str) -> None:
+def open_pipe(path: str | Path) -> None:
     open(path, "rb").close()
 
 
 def with_a_worker_blocked_in_open(root: Path, notes: Path, **arguments: Any) -> Any:
     os.mkfifo(notes / "fifo")
-    misstep = Misstep(5, functools.partial(open_pipe, str(notes / "fifo")), notes)
+    misstep = Misstep(5, functools.partial(open_pipe, notes / "fifo"), notes)
     batches = iter(loader_of(root, misstep, **arguments))
     misstep.await_s()
     return batches
@@ -169,108 +147,73 @@ def with_full_queues(root: Path, notes: Path, **arguments: Any) -> Any:
     return batches
 
 
-STATES = [
-    before_the_first_batch,
-    after_the_first_batch,
-    in_mid_epoch,
-    at_the_end,
-    after_an_error,
-    after_a_timeout,
-    with_slow_workers,
-    with_a_worker_that_sleeps,
-    with_a_worker_that_ignores_sigterm,
-    with_a_worker_that_is_stopped,
-    with_a_worker_blocked_in_open,
-    with_full_queues,
-]
-ANY_STATE = pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__.replace("_", " "))
+STATES: dict[str, Callable[..., Any]] = {
+    "before the first batch": functools.partial(after, 0),
+    "after the first batch": functools.partial(after, 1),
+    "in mid epoch": functools.partial(after, 6),
+    "at the end": functools.partial(after, None),
+    "after an error": after_an_error,
+    "after a timeout": after_a_timeout,
+    "with slow workers": with_slow_workers,
+    "with a worker that sleeps": with_a_worker_that_sleeps,
+    "with a worker that ignores SIGTERM": functools.partial(with_a_worker_that_sleeps, worker_init_fn=deaf),
+    "with a worker that is stopped": with_a_worker_that_is_stopped,
+    "with a worker blocked in open": with_a_worker_blocked_in_open,
+    "with full queues": with_full_queues,
+}
 
 
-@ANY_STATE
-@PERSISTENT
-def test_dropping_a_loader_takes_but_a_moment(
-    spelled_root: Path, tmp_path: Path, state: Callable[..., Any], persistent: bool, device: str
-) -> None:
-    before = set(children_of())
-    batches = state(spelled_root, tmp_path, persistent_workers=persistent, device=device)
-    workers = list(set(children_of()) - before)
+@contextlib.contextmanager
+def at_once(workers: Sequence[psutil.Process] = ()) -> Iterator[None]:
+    """What is done within takes but a moment, in which these end, too."""
     start_s = time.monotonic()
-    del batches
+    yield
     assert time.monotonic() - start_s < STOP_S
     assert_gone(workers, start_s + STOP_S - time.monotonic())
 
 
-@pytest.mark.parametrize("state", [in_mid_epoch, with_a_worker_that_sleeps], ids=["in mid epoch", "a worker sleeps"])
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_that_are_not_forked_stop_as_fast(
-    spelled_root: Path, tmp_path: Path, state: Callable[..., Any], method: str
+@pytest.mark.parametrize("state", STATES)
+@PERSISTENT
+def test_dropping_a_loader_takes_no_time(
+    spelled_root: Path, tmp_path: Path, state: str, persistent: bool, device: str
 ) -> None:
     before = set(children_of())
-    batches = state(spelled_root, tmp_path, multiprocessing_context=method)
+    held = [STATES[state](spelled_root, tmp_path, persistent_workers=persistent, device=device)]
+    with at_once(list(set(children_of()) - before)):
+        held.clear()
+
+
+@pytest.mark.parametrize("state", ["in mid epoch", "with a worker that sleeps"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_that_are_not_forked_stop_as_fast(spelled_root: Path, tmp_path: Path, state: str, method: str) -> None:
+    before = set(children_of())
+    held = [STATES[state](spelled_root, tmp_path, multiprocessing_context=method)]
     workers = list(set(children_of()) - before)
     assert len(workers) == 2
-    start_s = time.monotonic()
-    del batches
-    assert time.monotonic() - start_s < STOP_S
-    assert_gone(workers, start_s + STOP_S - time.monotonic())
+    with at_once(workers):
+        held.clear()
 
 
 @PERSISTENT
-def test_an_iterator_dropped_in_another_thread_stops_as_fast(
-    spelled_root: Path, tmp_path: Path, persistent: bool
-) -> None:
+def test_an_iterator_dropped_in_a_thread_stops_as_fast(spelled_root: Path, tmp_path: Path, persistent: bool) -> None:
     held = [with_a_worker_that_sleeps(spelled_root, tmp_path, persistent_workers=persistent)]
-    workers = children_of()
-    start_s = time.monotonic()
-    in_thread(held.clear)
-    assert time.monotonic() - start_s < STOP_S
-    assert_gone(workers, start_s + STOP_S - time.monotonic())
+    with at_once(children_of()):
+        in_thread(held.clear)
 
 
-@PERSISTENT
-@pytest.mark.parametrize("how", ["break", "return", "raise"])
-def test_leaving_the_loop_while_a_worker_hangs_takes_but_a_moment(
-    spelled_root: Path, tmp_path: Path, persistent: bool, how: str
-) -> None:
-    misstep, left_s = Misstep(13, hang, tmp_path), 0.0
-
-    def train() -> None:
-        nonlocal left_s
-        for batch in loader_of(spelled_root, misstep, persistent_workers=persistent):
-            assert numbers_of(batch) == [0, 1, 2, 3]
-            misstep.await_s()
-            left_s = time.monotonic()
-            if how == "break":
-                break
-            if how == "return":
-                return
-            raise LookupError("mine")
-
-    try:
-        train()
-    except LookupError as error:
-        assert how == "raise"
-        error.__traceback__ = None
-    assert 0 < time.monotonic() - left_s < STOP_S
-    assert_gone(children_of(), STOP_S)
-
-
-def test_a_new_epoch_begins_at_once_after_one_that_was_left_with_a_hanging_worker(
-    spelled_root: Path, tmp_path: Path
-) -> None:
+def test_a_new_epoch_begins_at_once_where_a_worker_hangs_in_the_last(spelled_root: Path, tmp_path: Path) -> None:
     misstep = Misstep(13, hang, tmp_path)
     loader = loader_of(spelled_root, misstep)
     for _ in loader:
         misstep.await_s()
         break
-    start_s = time.monotonic()
-    batches = iter(loader)
-    assert numbers_of(next(batches)) == [0, 1, 2, 3]
-    assert time.monotonic() - start_s < STOP_S
+    with at_once():
+        batches = iter(loader)
+        assert numbers_of(next(batches)) == [0, 1, 2, 3]
     assert all_numbers(batches) == list(range(4, 48))
 
 
-def test_timeout_also_ends_the_wait_for_a_persistent_worker_that_hangs_from_the_epoch_before(
+def test_timeout_ends_the_wait_for_a_worker_that_hangs_from_the_epoch_before(
     spelled_root: Path, tmp_path: Path
 ) -> None:
     misstep = Misstep(13, hang, tmp_path)
@@ -312,18 +255,44 @@ CONTROL_C = {
         Spelled.__getstate__ = say_ready_and_hang
         for batch in loader_of(root, multiprocessing_context="spawn"): pass
     """,
+    "waiting for a worker that waits for a file": """
+        os.mkfifo(notes / "fifo")
+        for batch in loader_of(root, Misstep(13, lambda: (say_ready(), open_pipe(notes / "fifo")), notes)): pass
+    """,
     "waiting in the calling thread": "for batch in loader_of(root, lambda index: say_ready_and_hang(), 0): pass",
 }
 
 
-def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, int], None]) -> None:
+ALONE = (
+    "waiting for a batch in mid epoch",
+    "waiting for a worker that waits for a file",
+    "in the body, with a worker that sleeps",
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "interrupt"),
+    by_default(
+        {name: (body, os.killpg) for name, body in CONTROL_C.items()}
+        | {f"{name}, of the trainer alone": (CONTROL_C[name], os.kill) for name in ALONE},
+        "waiting for a batch in mid epoch",
+        "between two epochs of persistent workers",
+        "while a spawned worker is given the dataset",
+        "waiting for a worker that waits for a file, of the trainer alone",
+        "in the body, with a worker that sleeps, of the trainer alone",
+    ),
+)
+def test_control_c_stops_the_training_and_its_workers_at_once(
+    spelled_root: Path, tmp_path: Path, body: str, interrupt: Callable[[int, int], None]
+) -> None:
     # The interpreter takes a while to end, with torch in it; so the script says when it begins to.
     steps = ("\n" + " " * 12).join(line.strip() for line in body.strip().splitlines())
     # Python loses an interrupt that comes in the middle of a fork; then the end of the workers ends the training.
     in_a_fork = "worker_init_fn" in body
     stop, stop_s = ("(KeyboardInterrupt, RuntimeError)", ERROR_S) if in_a_fork else ("KeyboardInterrupt", STOP_S)
     script = f"""
-        notes = Path({str(folder)!r})
+        from tests.integration.test_stopping import open_pipe
+        notes = Path({str(tmp_path)!r})
         def train():
             {steps}
         try:
@@ -333,7 +302,7 @@ def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, i
             print("stopped", time.monotonic(), flush=True)
             sys.exit(130)
     """
-    with training(folder, root, script) as process:
+    with training(tmp_path, spelled_root, script) as process:
         await_line(process, "ready")
         children = children_of(process.pid)
         start_s = time.monotonic()
@@ -345,35 +314,6 @@ def interrupted(folder: Path, root: Path, body: str, interrupt: Callable[[int, i
         assert_gone(children, STOP_S)
         if "spawn" not in body and not in_a_fork:  # where a worker says that its dataset never came
             assert "Traceback" not in errors
-
-
-@pytest.mark.parametrize(
-    "body",
-    by_default(
-        CONTROL_C,
-        "waiting for a batch in mid epoch",
-        "between two epochs of persistent workers",
-        "while a spawned worker is given the dataset",
-    ),
-)
-def test_control_c_stops_the_training_and_its_workers_at_once(spelled_root: Path, tmp_path: Path, body: str) -> None:
-    interrupted(tmp_path, spelled_root, body, os.killpg)
-
-
-@pytest.mark.parametrize(
-    "body",
-    by_default(
-        {
-            name: CONTROL_C[name]
-            for name in ("waiting for a batch in mid epoch", "in the body, with a worker that sleeps")
-        },
-        "in the body, with a worker that sleeps",
-    ),
-)
-def test_an_interrupt_of_the_trainer_alone_stops_it_and_its_workers(
-    spelled_root: Path, tmp_path: Path, body: str
-) -> None:
-    interrupted(tmp_path, spelled_root, body, os.kill)
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------
@@ -398,66 +338,16 @@ def numbers_of_bytes(batch: Any) -> list[int]:
     return numbers_of((images.float() / 255, indices))
 
 
-@pytest.mark.parametrize("hanging", [False, True], ids=["", "a worker sleeps"])
-def test_leaving_a_server_in_mid_epoch_takes_but_a_moment(
-    spelled_root: Path, tmp_path: Path, hanging: bool, device: str
-) -> None:
-    misstep = Misstep(13, hang, tmp_path) if hanging else None
-    before = set(children_of())
-    with server_of(device) as server:
-        loader = DataLoader(
-            Spelled(spelled_root, misstep, transform=server.proxy, loader=read), BATCH, num_workers=2, server=server
-        )
-        batches = iter(loader)
-        assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
-        if misstep is not None:
-            misstep.await_s()
-        start_s = time.monotonic()
-    assert time.monotonic() - start_s < STOP_S
-    workers = list(set(children_of()) - before)
-    start_s = time.monotonic()
-    del batches, loader, server
-    assert time.monotonic() - start_s < STOP_S
-    assert_gone(workers, start_s + STOP_S - time.monotonic())
-
-
 @pytest.mark.parametrize("started", [False, True], ids=["never started", "started"])
-def test_dropping_a_server_that_was_not_closed_takes_but_a_moment(
-    spelled_root: Path, started: bool, device: str
-) -> None:
+def test_dropping_a_server_that_is_open_takes_no_time(spelled_root: Path, started: bool, device: str) -> None:
     server = server_of(device)
     if started:
         server.start_thread()
     loader = DataLoader(Spelled(spelled_root, transform=server.proxy, loader=read), BATCH, num_workers=1, server=server)
     batches = iter(loader)
     assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
-    start_s = time.monotonic()
-    del server, loader, batches
-    assert time.monotonic() - start_s < STOP_S
-
-
-def test_a_server_that_was_left_with_runs_under_way_starts_again_with_right_pictures(
-    spelled_root: Path, device: str
-) -> None:
-    server = server_of(device)
-    loader = DataLoader(Spelled(spelled_root, transform=server.proxy, loader=read), BATCH, num_workers=2, server=server)
-    for _ in range(3):
-        with server:
-            batches = iter(loader)
-            assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
-    with server:
-        assert [number for batch in loader for number in numbers_of_bytes(batch)] == list(range(48))
-
-
-def test_an_error_in_a_with_block_leaves_it_at_once_and_is_that_error(spelled_root: Path, device: str) -> None:
-    start_s = 0.0
-    with pytest.raises(LookupError, match="mine"), server_of(device) as server:
-        for _ in DataLoader(
-            Spelled(spelled_root, transform=server.proxy, loader=read), BATCH, num_workers=1, server=server
-        ):
-            start_s = time.monotonic()
-            raise LookupError("mine")
-    assert 0 < time.monotonic() - start_s < STOP_S
+    with at_once():
+        del server, loader, batches
 
 
 def test_stopping_starts_no_thread(spelled_root: Path, tmp_path: Path) -> None:
@@ -478,9 +368,8 @@ def test_what_was_taken_before_a_stop_stays_right(spelled_root: Path, device: st
 
 def test_a_stop_in_a_forked_child_is_harmless_there_too(spelled_root: Path, tmp_path: Path) -> None:
     held = [with_a_worker_that_sleeps(spelled_root, tmp_path)]
-    start_s = time.monotonic()
-    assert in_fork(held.clear) == 0
-    assert time.monotonic() - start_s < STOP_S
+    with at_once():
+        assert in_fork(held.clear) == 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a destructor
@@ -536,9 +425,7 @@ def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: P
 
 
 @PERSISTENT
-def test_loops_that_are_left_early_leave_their_memory_to_the_next(
-    spelled_root: Path, persistent: bool, device: str
-) -> None:
+def test_loops_that_are_left_leave_their_memory_to_the_next(spelled_root: Path, persistent: bool, device: str) -> None:
     loader = loader_of(spelled_root, persistent_workers=persistent, device=device)
     arenas = set()
     for _ in range(12):

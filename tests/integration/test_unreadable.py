@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, read_image
-from torchvision.transforms import functional
 
 from proxyloader import (
     DataLoader,
@@ -32,12 +30,12 @@ from proxyloader import (
     ProxyServer,
     World,
 )
-from proxyloader.data.bad_samples import is_about_the_file
 from proxyloader.data.jpeg import read_jpeg_header
 
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
-from .test_bad_input import a_device_without_end, broken_tables, cut_in_the_scan, empty, missing, text
+from .roads import picture_pipeline, read_bytes
+from .test_bad_input import a_device_without_end, broken_tables, cut_in_the_scan, empty, missing, text, too_many_pixels
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH = 24, 4
@@ -87,6 +85,7 @@ WAYS = pytest.mark.parametrize(
     [FOUND_BY_THE_WORKER, FOUND_BY_DALI, missing, empty, a_device_without_end],
     ids=["text", "broken tables", "missing", "empty", "a device"],
 )
+EITHER = pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
 
 
 class ReadByTorchvision(Numbered):
@@ -101,7 +100,7 @@ DEPRECATED = pytest.mark.filterwarnings("ignore:The image decoding and encoding 
 @DEPRECATED
 @pytest.mark.parametrize("translate", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_files_that_torchvision_cannot_read_are_left_out(
+def test_what_torchvision_cannot_read_is_left_out(
     spelled: Numbered, workers: int, translate: bool, device: str
 ) -> None:
     for index, how in {5: missing, 6: empty, 23: text}.items():
@@ -117,74 +116,32 @@ def test_files_that_torchvision_cannot_read_are_left_out(
     assert spelled.samples[5][0] in loader.errors[0].reason
 
 
-@DEPRECATED
-def test_an_error_of_torchvisions_about_the_machine_is_none_of_a_file() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        read_image("/nowhere.jpg")
-    assert is_about_the_file(caught.value)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        with pytest.raises(RuntimeError) as caught:
-            read_image(__file__)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert not is_about_the_file(caught.value)
-
-
-def test_an_error_of_a_users_own_is_none_of_a_file() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.ones(2) @ torch.ones(3)
-    assert not is_about_the_file(caught.value)
-
-
-@WAYS
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("own_collate", [False, True], ids=["", "own collate_fn"])
-def test_a_skipped_sample_leaves_the_batch_with_its_label_and_all_others_stay(
-    spelled: Numbered, how: Any, workers: int, own_collate: bool, device: str
-) -> None:
-    damage(spelled, how, 5, 6, 23)
-    collate_fn = torch.utils.data.default_collate if not own_collate else collate
-    loader = DataLoader(spelled, BATCH, num_workers=workers, collate_fn=collate_fn, on_error="skip", device=device)
-    for _ in range(2):
-        found = numbers_of(list(loader), spelled)
-        assert found == [[0, 1, 2, 3], [4, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
-    assert [error.index for error in loader.errors] == [5, 6, 23] and loader.errors.total == 6
-    assert len(loader) == 6
-
-
 def collate(samples: list[Any]) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
 @WAYS
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_replaced_sample_is_the_next_that_can_be_read_with_its_own_label(
-    spelled: Numbered, how: Any, workers: int, device: str
+@pytest.mark.parametrize("own_collate", [False, True], ids=["", "own collate_fn"])
+def test_a_sample_leaves_with_its_label_or_is_the_next_that_can_be_read_with_its_own(
+    spelled: Numbered, how: Any, workers: int, own_collate: bool, device: str
 ) -> None:
     damage(spelled, how, 5, 6, 23)
-    loader = DataLoader(spelled, BATCH, num_workers=workers, on_error="replace", device=device)
-    found = numbers_of(list(loader), spelled)
-    assert found[1] == [4, 7, 7, 7] and found[5] == [20, 21, 22, 0]
-    assert [len(batch) for batch in found] == [4] * 6 and found[0] == [0, 1, 2, 3]
-    assert sorted({error.index for error in loader.errors}) == [5, 6, 23]
+    collate_fn = collate if own_collate else torch.utils.data.default_collate
+    arguments: dict[str, Any] = dict(num_workers=workers, collate_fn=collate_fn, device=device)
+    loader = DataLoader(spelled, BATCH, on_error="skip", **arguments)
+    for _ in range(2):
+        found = numbers_of(list(loader), spelled)
+        assert found == [[0, 1, 2, 3], [4, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+    assert [error.index for error in loader.errors] == [5, 6, 23] and loader.errors.total == 6
+    assert len(loader) == 6
+    replacing = DataLoader(spelled, BATCH, on_error="replace", **arguments)
+    found[1], found[5] = [4, 7, 7, 7], [20, 21, 22, 0]
+    assert numbers_of(list(replacing), spelled) == found
+    assert sorted({error.index for error in replacing.errors}) == [5, 6, 23]
 
 
-@WAYS
-def test_raising_is_the_default_and_is_counted_too(spelled: Numbered, how: Any, device: str) -> None:
-    paths = damage(spelled, how, 9)
-    for workers in (0, 1):
-        loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
-        found = outcomes(loader)
-        error = found.pop(2)
-        assert isinstance(error, ImageError)
-        assert (error.index, error.path) == (9, paths[0]) and error.reason and error.reason in str(error)
-        assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
-        assert [(e.index, e.path, e.reason) for e in loader.errors] == [(9, paths[0], error.reason)]
-
-
-@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+@EITHER
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: Any, workers: int, device: str) -> None:
     damage(spelled, how, 8, 9, 10, 11)
@@ -194,9 +151,9 @@ def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: 
     assert [index for _, _, index in single] == [*range(8), *range(12, 24)]
 
 
-@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
+@EITHER
 @pytest.mark.parametrize("workers", [0, 2])
-def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
+def test_processes_take_as_many_steps_whatever_is_skipped(
     spelled: Numbered, how: Any, workers: int, device: str
 ) -> None:
     damage(spelled, how, 3, 16, 17, 18, 19, 20)
@@ -212,14 +169,20 @@ def test_processes_that_share_a_dataset_take_as_many_steps_whatever_is_skipped(
     assert [len(batches) for batches in found] == [3] * 4
 
 
-def test_several_that_dali_cannot_decode_do_not_hide_each_other(spelled: Numbered) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_that_dali_cannot_decode_is_raised_by_default(spelled: Numbered, workers: int, device: str) -> None:
     paths = damage(spelled, FOUND_BY_DALI, 9, 10)
-    error = outcomes(DataLoader(spelled, BATCH, num_workers=1, device="cpu"))[2]
-    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", *paths))
+    loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
+    found = outcomes(loader)
+    error = found.pop(2)
+    assert isinstance(error, ImageError) and (error.index, error.path) == (9, paths[0])
+    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", error.reason, *paths))
+    assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
+    assert [(each.index, each.path) for each in loader.errors] == [(9, paths[0]), (10, paths[1])]
 
 
 @pytest.mark.parametrize("batch_size", [BATCH, None])
-def test_a_stream_has_no_next_sample_in_the_place_of_a_batch(
+def test_a_stream_has_no_next_sample(
     spelled: Numbered, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(spelled, FOUND_BY_DALI, 8, 9, 10, 11)
@@ -230,8 +193,8 @@ def test_a_stream_has_no_next_sample_in_the_place_of_a_batch(
     assert found == left if batch_size is None else torch.cat(found).tolist() == left
 
 
-@pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
-def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
+@EITHER
+def test_an_epoch_without_a_readable_sample_is_an_error(
     spelled: Numbered, how: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = damage(spelled, how, *range(SIZE))
@@ -247,9 +210,7 @@ def test_an_epoch_without_one_readable_sample_is_an_error_not_an_empty_loop(
     assert "is replaced by" not in caplog.text
 
 
-def test_each_sample_is_one_line_in_the_log_and_not_one_per_epoch(
-    spelled: Numbered, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_sample_is_one_line_in_the_log_of_all_epochs(spelled: Numbered, caplog: pytest.LogCaptureFixture) -> None:
     paths = damage(spelled, text, 3) + damage(spelled, broken_tables, 4)
     loader = DataLoader(spelled, BATCH, num_workers=1, persistent_workers=True, on_error="skip", device="cpu")
     with caplog.at_level(logging.WARNING, "proxyloader"):
@@ -313,24 +274,18 @@ class OpensItself(ImageFolder):
         return self.transform(Image.open(path).convert("RGB")), label, index
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-@pytest.mark.parametrize("how", [text, missing, empty], ids=["text", "missing", "empty"])
-def test_what_a_dataset_of_ones_own_cannot_open_counts_too(spelled: Numbered, on_error: Any, how: Any) -> None:
-    paths = damage(spelled, how, 5)
-    dataset = OpensItself(spelled.root, TRANSFORM, allow_empty=True) if how is not missing else spelled
-    dataset.samples, dataset.targets = spelled.samples, spelled.targets
-    loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
+@pytest.mark.parametrize("how", [text, missing, empty, cut_in_the_scan], ids=lambda how: how.__name__)
+def test_what_a_dataset_cannot_open_itself_counts_too(spelled: Numbered, on_error: Any, how: Any, workers: int) -> None:
+    (path,) = damage(spelled, how, 5)
+    dataset = OpensItself(spelled.root, TRANSFORM)
+    dataset.samples, dataset.targets = spelled.samples, spelled.targets  # with what is missing
+    loader = DataLoader(dataset, BATCH, num_workers=workers, on_error=on_error, device="cpu")
     expected = [4, 6, 7] if on_error == "skip" else [4, 6, 6, 7]
     assert numbers_of(list(loader), spelled)[1] == expected
-    assert loader.errors[0].index == 5 and paths[0] in f"{loader.errors[0].path} {loader.errors[0].reason}"
-
-
-def test_the_file_is_named_that_a_datasets_own_code_read_when_pillow_failed(spelled: Numbered) -> None:
-    paths = damage(spelled, cut_in_the_scan, 5)
-    loader = DataLoader(OpensItself(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error="skip", device="cpu")
-    assert numbers_of(list(loader), spelled)[1] == [4, 6, 7]
-    assert [(each.index, each.path) for each in loader.errors] == [(5, paths[0])]
-    assert "Truncated" in loader.errors[0].reason
+    assert [(each.index, each.path) for each in loader.errors] == [(5, path)]
+    assert how is not cut_in_the_scan or "Truncated" in loader.errors[0].reason
 
 
 class PastesIts(OpensItself):
@@ -353,14 +308,30 @@ def test_the_file_is_named_whose_pixels_pillow_could_not_read(spelled: Numbered)
 class Fails(Numbered):
     """Raises at one index what has nothing to do with the file there."""
 
-    error: Exception
+    error: Exception | Callable[[], Any]
 
     def __getitem__(self, index: int) -> Any:
         if index == 5:
-            raise self.error
+            if isinstance(self.error, Exception):
+                raise self.error
+            self.error()
         return super().__getitem__(index)
 
 
+def multiply_what_does_not_fit() -> None:
+    torch.ones(2) @ torch.ones(3)
+
+
+def read_without_descriptors() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        read_image(__file__)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@DEPRECATED
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize(
     "error",
@@ -374,17 +345,19 @@ class Fails(Numbered):
         OSError("of a library that reads from a network"),
         SyntaxError("of a module that the dataset imports"),
         MemoryError("mine"),
+        multiply_what_does_not_fit,
+        read_without_descriptors,
     ],
-    ids=["a bug", "files", "a mount", "a disk", "busy", "a connection", "a network", "a module", "no memory"],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", repr(value)),
 )
 def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
-    spelled: Numbered, on_error: Any, error: Exception
+    spelled: Numbered, on_error: Any, error: Exception | Callable[[], Any]
 ) -> None:
     dataset = Fails(spelled.root, TRANSFORM)
     dataset.error = error
     loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
     found = outcomes(loader)
-    assert isinstance(found.pop(1), type(error))
+    assert isinstance(found.pop(1), type(error) if isinstance(error, Exception) else RuntimeError)
     assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 8, 12, 16, 20)]
     assert len(loader.errors) == 0
 
@@ -393,7 +366,7 @@ def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("opens_itself", [False, True], ids=["", "opens itself"])
-def test_an_error_of_the_disk_is_raised_where_torch_raises_it(
+def test_errors_of_the_disk_are_raised_as_by_torch(
     spelled: Numbered, on_error: Any, workers: int, opens_itself: bool
 ) -> None:
     path = spelled.samples[9][0]
@@ -419,22 +392,6 @@ class ForgetsToConvert(Numbered):
         return self.transform(image), index
 
 
-@pytest.mark.parametrize("translate", ["all", True])
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_a_picture_that_the_dataset_forgot_to_convert_is_its_bug_and_not_skipped(
-    spelled: Numbered, on_error: Any, translate: Any
-) -> None:
-    arguments = dict(num_workers=1, on_error=on_error, device="cpu", translate=translate)
-    loader = DataLoader(ForgetsToConvert(spelled.root, TRANSFORM), BATCH, **arguments)
-    found = outcomes(loader)
-    error = found.pop(1)
-    if translate == "all":
-        assert isinstance(error, InputError) and (error.code, error.index) == ("wrong-mode", 5)
-    else:  # a grey picture cannot be stacked upon others, as under torch
-        assert type(error) is RuntimeError and "these are (1, " in str(error)
-    assert len(found) == 5 and len(loader.errors) == 0
-
-
 class ConvertsAnUndecodedImage(Numbered):
     def __getitem__(self, index: int) -> Any:
         path, label = self.samples[index]
@@ -443,12 +400,26 @@ class ConvertsAnUndecodedImage(Numbered):
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_a_conversion_that_needs_pixels_is_the_datasets_bug_and_not_skipped(spelled: Numbered, on_error: Any) -> None:
-    dataset = ConvertsAnUndecodedImage(spelled.root, TRANSFORM)
-    loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
+@pytest.mark.parametrize(
+    ("kind", "translate", "message"),
+    [
+        (ForgetsToConvert, "all", "RGB"),
+        (ForgetsToConvert, True, "these are (1, "),  # a grey picture cannot be stacked upon others, as under torch
+        (ConvertsAnUndecodedImage, True, "must be of one size"),  # one has a single channel
+    ],
+)
+def test_a_picture_in_another_mode_is_never_skipped(
+    spelled: Numbered, kind: Any, translate: Any, message: str, on_error: Any
+) -> None:
+    arguments: dict[str, Any] = dict(num_workers=1, on_error=on_error, device="cpu", translate=translate)
+    loader = DataLoader(kind(spelled.root, TRANSFORM), BATCH, **arguments)
     found = outcomes(loader)
     error = found.pop(1)
-    assert isinstance(error, RuntimeError) and "must be of one size" in str(error)  # one has a single channel
+    assert message in str(error)
+    if translate == "all":
+        assert isinstance(error, InputError) and (error.code, error.index) == ("wrong-mode", 5)
+    else:
+        assert isinstance(error, RuntimeError) and (kind is not ForgetsToConvert or type(error) is RuntimeError)
     assert len(found) == 5 and len(loader.errors) == 0
 
 
@@ -521,69 +492,34 @@ def test_only_numbers_have_a_next(spelled: Numbered) -> None:
         list(DataLoader(dataset, BATCH, sampler=names, on_error="replace", device="cpu"))
 
 
-def decode(device: str) -> Any:
-    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if device == "cuda" else None, exec_dynamic=True)
-    def graph() -> Any:
-        encoded = fn.external_source(name="images", no_copy=True)
-        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
-        return fn.transpose(fn.resize(images, size=[32, 32]), perm=[2, 0, 1])
-
-    return graph()
-
-
-def read_bytes(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
-    spelled: Numbered, workers: int, device: str
+    spelled: Numbered, workers: int, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(spelled, text, 5)
     damage(spelled, broken_tables, 6, 12)
-    with ProxyServer(decode(device)) as server:
+    with ProxyServer(picture_pipeline(device)) as server:
         dataset = Numbered(spelled.root, transform=server.proxy, loader=read_bytes)
         arguments: dict[str, Any] = dict(num_workers=workers, server=server)
         loader = DataLoader(dataset, BATCH, on_error="skip", **arguments)
         for at, (images, labels, indices) in enumerate(loader):
-            assert read_numbers(images, white=255) == indices.tolist()
+            assert read_numbers(images, white=1.0) == indices.tolist()
             assert len(labels) == len(indices) == (2 if at == 1 else 3 if at == 3 else 4)
         assert sorted(error.index for error in loader.errors) == [5, 6, 12]
+        lines = [line for line in caplog.messages if line.startswith("dataset[5] is left out: ")]
+        assert len(lines) == 1 and "the pipeline fails on it: fn.decoders.image: " in lines[0] and "\n" not in lines[0]
+        (error,) = [error for error in loader.errors if error.index == 5]
+        assert error.path == "" and error.reason in lines[0]
         replaced = list(DataLoader(dataset, BATCH, on_error="replace", **arguments))
         assert [i.tolist() for _, _, i in replaced][:2] == [[0, 1, 2, 3], [4, 7, 7, 7]]
-        assert read_numbers(replaced[1][0], white=255) == [4, 7, 7, 7]
+        assert read_numbers(replaced[1][0], white=1.0) == [4, 7, 7, 7]
         error = outcomes(DataLoader(dataset, BATCH, **arguments))[1]
         assert isinstance(error, PipelineError) and (error.code, error.indices) == ("failed", [4, 5, 6, 7])
 
 
-def test_the_log_says_in_a_line_what_a_hand_written_pipeline_failed_on(
-    spelled: Numbered, device: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    damage(spelled, text, 5)
-    with ProxyServer(decode(device)) as server:
-        dataset = Numbered(spelled.root, transform=server.proxy, loader=read_bytes)
-        loader = DataLoader(dataset, BATCH, on_error="skip", server=server)
-        assert sum(len(images) for images, _, _ in loader) == SIZE - 1
-    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert line.startswith("dataset[5] is left out: the pipeline fails on it: fn.decoders.image: ") and "\n" not in line
-    assert loader.errors[0].path == "" and loader.errors[0].reason in line
-
-
-def declared(side_px: int) -> Callable[[Path], None]:
-    def enlarge(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        frame = data.find(b"\xff\xc0")
-        data[frame + 5 : frame + 9] = 2 * side_px.to_bytes(2, "big")
-        path.write_bytes(bytes(data))
-
-    return enlarge
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_with_more_pixels_than_allowed_is_refused_before_it_is_decoded(
-    spelled: Numbered, workers: int, device: str
-) -> None:
-    (path,) = damage(spelled, declared(60_000), 9)
+def test_an_image_with_more_pixels_than_allowed_is_not_decoded(spelled: Numbered, workers: int, device: str) -> None:
+    (path,) = damage(spelled, too_many_pixels, 9)
     error = outcomes(DataLoader(spelled, BATCH, num_workers=workers, device=device))[2]
     assert isinstance(error, ImageError) and (error.code, error.index, error.path) == ("too-large", 9, path)
     assert "3600000000 pixels" in error.reason
@@ -634,36 +570,3 @@ def test_a_warning_of_pillows_limit_may_be_made_an_error(spelled: Numbered, monk
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with pytest.raises(Image.DecompressionBombWarning):
                 next(iter(DataLoader(spelled, 1, device="cpu")))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("content", [b"", b"no image" * 40])
-def test_the_path_is_known_where_a_datasets_own_code_opens_what_is_no_image(
-    spelled: Numbered, content: bytes, workers: int
-) -> None:
-    class Own(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> Any:
-            return TRANSFORM(Image.open(spelled.samples[index][0]).convert("RGB"))
-
-    Path(spelled.samples[2][0]).write_bytes(content)
-    loader = DataLoader(Own(), 4, num_workers=workers, on_error="skip", device="cpu")
-    assert sum(map(len, loader)) == 3
-    assert [(each.index, each.path) for each in loader.errors] == [(2, spelled.samples[2][0])]
-
-
-def test_an_unknown_way_is_refused_with_those_that_are_known(spelled: Numbered) -> None:
-    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"):
-        DataLoader(spelled, on_error="ignore")  # type: ignore[arg-type]
-
-
-def test_tensors_of_a_batch_that_lost_samples_are_what_default_collate_makes(spelled: Numbered) -> None:
-    damage(spelled, text, 1)
-    loader = DataLoader(spelled, BATCH, num_workers=1, on_error="skip", device="cpu")
-    images, _, _ = next(iter(loader))
-    assert images.shape == (3, 3, 32, 32) and images.dtype == torch.float32
-    assert torch.allclose(
-        images[0], functional.resize(functional.to_tensor(spelled.loader(spelled.samples[0][0])), [32, 32]), atol=0.02
-    )
