@@ -97,8 +97,9 @@ def by_dali(loader: Any) -> Any:
     seen = epochs(loader)
     if isinstance(loader, proxyloader.DataLoader):
         assert loader.backend.startswith(f"DALI on {loader.device}: "), loader.backend
-        assert loader._counts._by_dali + loader._counts._by_pillow > 0
-        assert not loader._counts._in_workers, f"the workers made {loader._counts._in_workers} images"
+        stats = loader.stats()
+        assert stats.images_by_dali + stats.images_by_pillow > 0
+        assert not stats.images_by_workers, f"the workers made {stats.images_by_workers} images"
     return seen
 
 
