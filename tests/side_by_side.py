@@ -189,5 +189,7 @@ def _assert_same_tensor(ours: torch.Tensor, theirs: torch.Tensor, where: str) ->
 
 
 def is_of_images(tensor: torch.Tensor) -> bool:
-    """(..., 3, H, W)."""
-    return tensor.dtype == torch.float32 and tensor.ndim >= 3 and tensor.shape[-3] == 3 and tensor.numel() > 0
+    """(..., 3, H, W), or (..., 1, H, W) of more than a row or a column."""
+    if tensor.dtype != torch.float32 or tensor.ndim < 3 or not tensor.numel():
+        return False
+    return tensor.shape[-3] == 3 or (tensor.shape[-3] == 1 and min(tensor.shape[-2:]) > 1)

@@ -62,20 +62,15 @@ class Opened(Dataset[Any]):
         return self.use(path), label
 
 
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 def each(loader: Any, dataset: Any, **arguments: Any) -> list[Any]:
-    return [sample for batch in loader(dataset, 3, collate_fn=as_list, **arguments) for sample in batch]
+    return [sample for batch in loader(dataset, 3, collate_fn=list, **arguments) for sample in batch]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", PIL)
 def test_a_pil_image_leaves_it(photos: Path, name: str, workers: int) -> None:
     dataset = Opened(photos, PIL[name])
-    ours = each(proxyloader.DataLoader, dataset, num_workers=workers, device="cpu")
-    theirs = each(StockLoader, dataset, num_workers=workers)
+    ours, theirs = (each(kind, dataset, num_workers=workers) for kind in (proxyloader.DataLoader, StockLoader))
     for (mine, label), (other, right) in zip(ours, theirs, strict=True):
         assert (label, mine.mode, mine.size, mine.info) == (right, other.mode, other.size, other.info)
         assert np.array_equal(np.asarray(mine), np.asarray(other))
@@ -123,13 +118,14 @@ def assert_close(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("name", TV)
 def test_an_image_of_torchvisions_leaves_it(photos: Path, name: str, workers: int, device: str) -> None:
     dataset = Photos(photos, TV[name])
-    for arguments in (dict(batch_size=None), dict(batch_size=3, collate_fn=as_list), dict(batch_size=3)):
+    for arguments in (dict(batch_size=None), dict(batch_size=3, collate_fn=list), dict(batch_size=3)):
         ours = list(proxyloader.DataLoader(dataset, num_workers=workers, device=device, **arguments))
         theirs = list(StockLoader(dataset, num_workers=workers, **arguments))
         assert kinds(ours) == kinds(theirs)
         assert_close(ours, theirs)
-        images = [batch["image"] for batch in ours] if arguments["batch_size"] is None else []
-        for image in images if name == "DALI's" else []:
+        if name != "DALI's" or arguments["batch_size"] is not None:
+            continue
+        for image in (batch["image"] for batch in ours):
             assert image.device.type == device
             flipped = v2.RandomHorizontalFlip(1)({"depth": torch.eye(40, 48), "image": image})
             assert torch.equal(flipped["image"], image.flip(-1)) and torch.equal(flipped["depth"], torch.eye(40, 48))
