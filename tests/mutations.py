@@ -397,7 +397,7 @@ MUTATIONS = [
         "workers/draws_ahead.py",
         "            generator.set_state(self._states[0])",
         "            generator.set_state(self._states[-1])",
-        "integration/test_torch_contract_use.py",
+        "integration/test_torch_contract.py",
     ),
     Mutation(
         "Ctrl-C while DALI is imported leaves a part of it, with which no loader works",

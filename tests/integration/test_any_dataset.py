@@ -504,9 +504,7 @@ def test_workers_may_be_started_in_any_way(name: str, start: str, photos: Path, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mix", [v2.MixUp, v2.CutMix])
-def test_mixing_in_a_collate_fn_draws_what_the_stock_loader_draws(
-    mix: Any, workers: int, photos: Path, device: str
-) -> None:
+def test_mixing_in_a_collate_fn_draws_what_torchs_does(mix: Any, workers: int, photos: Path, device: str) -> None:
     def collate(samples: Any) -> Any:
         return mix(num_classes=24)(*default_collate(samples))
 

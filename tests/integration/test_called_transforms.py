@@ -217,9 +217,7 @@ def test_whoever_makes_them_batches_are_the_stock_loaders(photos: Path, kind: An
 
 
 @WORKERS
-def test_images_that_a_dataset_hands_over_encoded_are_those_that_it_opens(
-    photos: Path, workers: int, device: str
-) -> None:
+def test_images_that_are_handed_over_encoded_are_those_that_are_opened(photos: Path, workers: int, device: str) -> None:
     found = []
     transform = v1.Compose([CROP, FLIP, TO_TENSOR, NORMALIZE])
     for dataset in (ImageFolder(str(photos), transform), by(one_by_one, Encoded)(photos), OneByOne(photos)):
@@ -384,9 +382,7 @@ class TwoScheduled(Scheduled):
 
 @WORKERS
 @pytest.mark.parametrize(("dataset_class", "most"), [(Scheduled, 2), (TwoScheduled, 3)])
-def test_pipelines_that_no_epoch_uses_any_more_are_gone(
-    photos: Path, dataset_class: Any, most: int, workers: int, device: str
-) -> None:
+def test_pipelines_that_are_not_used_go(photos: Path, dataset_class: Any, most: int, workers: int, device: str) -> None:
     dataset, kept = dataset_class(photos), []
     loader = DataLoader(dataset, 8, num_workers=workers, device=device)
     for epoch in range(5):

@@ -58,9 +58,7 @@ def in_threads(*runs: Callable[[], Any]) -> None:
 
 
 @WORKERS
-def test_children_that_go_on_with_what_they_inherited_or_drop_it_do_no_harm(
-    spelled_root: Path, arguments: Any, device: str
-) -> None:
+def test_children_that_use_what_they_inherited_do_no_harm(spelled_root: Path, arguments: Any, device: str) -> None:
     held: list[Any] = [loader_of(spelled_root, device=device, **arguments)]
     held.append(iter(held[0]))
     numbers = all_numbers(itertools.islice(held[1], 3))
@@ -85,9 +83,7 @@ def test_children_that_go_on_with_what_they_inherited_or_drop_it_do_no_harm(
 
 
 @WORKERS
-def test_a_child_may_iterate_over_an_inherited_loader_while_its_parent_goes_on(
-    spelled_root: Path, tmp_path: Path, arguments: Any
-) -> None:
+def test_a_child_may_iterate_while_its_parent_goes_on(spelled_root: Path, tmp_path: Path, arguments: Any) -> None:
     loader = loader_of(spelled_root, **arguments)
     batches = iter(loader)
     numbers = all_numbers(itertools.islice(batches, 3))

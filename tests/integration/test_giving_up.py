@@ -29,8 +29,14 @@ SAMPLES = 2 * LOOK_AT + 24
 HERE = Path(__file__).name
 
 
+def opened(path: Path) -> Image.Image:
+    return Image.open(path).convert("RGB")
+
+
 class Photos(Dataset[Any]):
     """Opens each photograph several times in an epoch, as there are few of them."""
+
+    sample: Callable[[Any, Path], Any] = staticmethod(lambda transform, path: transform(opened(path)))
 
     def __init__(self, root: Path) -> None:
         self.paths, self.transform = sorted(root.rglob("*.jpg")), TRANSFORM
@@ -39,31 +45,21 @@ class Photos(Dataset[Any]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> Any:
-        return self.sample(self.paths[index % len(self.paths)]), index
-
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.open(path).convert("RGB"))
+        return self.sample(self.transform, self.paths[index % len(self.paths)]), index
 
 
-class AsNumpy(Photos):
-    def sample(self, path: Path) -> Any:
-        return super().sample(path).numpy() + 1
+def photos_with(sample: Callable[[Any, Path], Any]) -> type[Photos]:
+    return type("PhotosWith", (Photos,), {"sample": staticmethod(sample)})
 
 
-class WithMean(Photos):
-    def sample(self, path: Path) -> Any:
-        image = super().sample(path)
-        return image, float(image.mean())
+def with_mean(transform: Any, path: Path) -> Any:
+    image = transform(opened(path))
+    return image, float(image.mean())
 
 
-class Blurred(Photos):
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.open(path).convert("RGB").filter(ImageFilter.GaussianBlur(1)))
-
-
-class OfArrays(Photos):
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.fromarray(np.asarray(Image.open(path).convert("RGB"))[:80, :80].copy()))
+AsNumpy = photos_with(lambda transform, path: transform(opened(path)).numpy() + 1)
+Blurred = photos_with(lambda transform, path: transform(opened(path).filter(ImageFilter.GaussianBlur(1))))
+OfArrays = photos_with(lambda transform, path: transform(Image.fromarray(np.asarray(opened(path))[:80, :80].copy())))
 
 
 class Folder(ImageFolder):
@@ -83,7 +79,7 @@ def folder(root: Path) -> Any:
     return dataset
 
 
-USING_PIXELS = [AsNumpy, WithMean, Blurred, folder]
+USING_PIXELS = [AsNumpy, photos_with(with_mean), Blurred, folder]
 
 
 class Texts(Dataset[Any]):
@@ -136,7 +132,7 @@ def test_batches_and_draws_are_torchs(make: Callable[..., Any], workers: int, pe
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", USING_PIXELS)
-def test_it_names_the_line_that_uses_the_pixels_once(
+def test_it_names_the_line(
     make: Callable[..., Any], workers: int, photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = DataLoader(make(photos), 8, num_workers=workers, device="cpu")
@@ -147,7 +143,7 @@ def test_it_names_the_line_that_uses_the_pixels_once(
 
 
 @pytest.mark.parametrize("make", WITHOUT_PHOTOGRAPHS)
-def test_without_photographs_the_iterator_is_torchs_from_the_second_epoch_on(
+def test_without_photographs_the_iterator_becomes_torchs(
     make: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = DataLoader(make(), 8, device="cpu")
@@ -155,34 +151,24 @@ def test_without_photographs_the_iterator_is_torchs_from_the_second_epoch_on(
     assert loader.backend.startswith("torch: ")
     assert loader._pool is not None and loader._pool.is_torchs
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
-    stats = loader.stats()
-    assert (
-        stats.images
-        == stats.images_by_workers
-        == sum(len(batch[0]) if len(batch) < 3 else len(batch) for batch in loaded(loader))
-    )
+    stats, images = loader.stats(), sum(len(batch[0]) if len(batch) < 3 else len(batch) for batch in loaded(loader))
+    assert stats.images == stats.images_by_workers == images
     assert stats.batches == len(loaded(loader))
 
 
 def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches() -> None:
-    def build() -> Any:
-        torch.manual_seed(1)
-        return DataLoader(Texts(), 8, shuffle=True, device="cpu")
-
-    loader = build()
+    loader, resumed = (DataLoader(Texts(), 8, shuffle=True, device="cpu") for _ in range(2))
     loaded(loader)
     batches = iter(loader)
     next(batches), next(batches)
-    state = loader.state_dict()
+    resumed.load_state_dict(loader.state_dict())
     rest = [batch[1]["index"].tolist() for batch in batches]
-    resumed = build()
-    resumed.load_state_dict(state)
     assert [batch[1]["index"].tolist() for batch in resumed] == rest and len(rest) == SAMPLES // 8 - 2
 
 
 def test_a_stream_that_torchs_loader_reads_resumes_in_the_same_loader() -> None:
     loader = DataLoader(Rows(), 8, num_workers=2, persistent_workers=True, translate=False, device="cpu")
-    batches, state = iter(loader), {}
+    batches = iter(loader)
     for _ in range(5):
         next(batches)
     state = loader.state_dict()
@@ -258,10 +244,8 @@ def test_the_hooks_are_gone_when_no_loader_defers(photos: Path) -> None:
 def test_a_loader_that_fails_for_a_gpu_decides_nothing_for_others(photos: Path) -> None:
     """A warp is torchvision's on a CPU, and would be DALI's on a GPU."""
 
-    class Rotated(Photos):
-        def sample(self, path: Path) -> Any:
-            turn = transforms.RandomRotation(30, interpolation=transforms.InterpolationMode.BILINEAR)
-            return TRANSFORM(turn(Image.open(path).convert("RGB")))
+    turn = transforms.RandomRotation(30, interpolation=transforms.InterpolationMode.BILINEAR)
+    Rotated = photos_with(lambda transform, path: transform(turn(opened(path))))
 
     def build(kind: Any) -> Any:
         loader, other = kind(Rotated(photos), 8), DataLoader(Rotated(photos), 8)

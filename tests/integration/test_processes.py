@@ -95,9 +95,7 @@ def assert_lost_and_replaced(loader: Any, misstep: Misstep, consumed: Any) -> No
 
 @ANYWHERE
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_a_killed_worker_is_an_error_at_once_and_the_next_epoch_is_right(
-    spelled_root: Path, tmp_path: Path, method: str, consumed: Any
-) -> None:
+def test_a_killed_worker_is_an_error_at_once(spelled_root: Path, tmp_path: Path, method: str, consumed: Any) -> None:
     misstep = Misstep(13, be_killed, tmp_path)
     workers = 2 if method == "fork" else 1  # the others take seconds to start one
     loader = loader_of(spelled_root, misstep, workers, multiprocessing_context=method)
@@ -107,7 +105,7 @@ def test_a_killed_worker_is_an_error_at_once_and_the_next_epoch_is_right(
 @ANYWHERE
 @PERSISTENT
 @pytest.mark.parametrize("death", [leave, leave_at_once, crash], ids=["sys.exit", "os._exit", "a segmentation fault"])
-def test_so_is_a_worker_that_ends(
+def test_a_worker_that_ends_is_too(
     spelled_root: Path, tmp_path: Path, death: Callable[[], None], persistent: bool, consumed: Any
 ) -> None:
     misstep = Misstep(13, death, tmp_path)
@@ -117,9 +115,7 @@ def test_so_is_a_worker_that_ends(
 
 @ANYWHERE
 @PERSISTENT
-def test_a_loop_that_asks_again_after_a_worker_was_lost_ends(
-    spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
-) -> None:
+def test_a_loop_that_asks_again_ends(spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any) -> None:
     loader = loader_of(spelled_root, Misstep(33, be_killed, tmp_path), persistent_workers=persistent)
     batches = iter(loader)
     found: list[Any] = []
@@ -155,7 +151,7 @@ class SlowButOne:
 
 @ANYWHERE
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "in any order"])
-def test_a_worker_that_goes_on_delivering_does_not_hide_one_that_died(
+def test_a_worker_that_delivers_hides_no_loss(
     spelled_root: Path, tmp_path: Path, in_order: bool, consumed: Any
 ) -> None:
     misstep = Misstep(5, be_killed, tmp_path)
@@ -166,7 +162,7 @@ def test_a_worker_that_goes_on_delivering_does_not_hide_one_that_died(
 
 
 @ANYWHERE
-def test_a_loss_while_the_loop_trains_is_told_at_the_next_batch_or_those_before_it(
+def test_a_loss_while_the_loop_trains_is_told_at_the_next_batch(
     spelled_root: Path, tmp_path: Path, consumed: Any
 ) -> None:
     misstep = Misstep(13, be_killed, tmp_path)
@@ -253,7 +249,7 @@ def take_a_gigabyte() -> None:
 
 @ANYWHERE
 @PERSISTENT
-def test_a_worker_out_of_memory_is_a_memory_error_of_its_batch_and_all_others_are_right(
+def test_no_memory_is_an_error_of_its_batch(
     spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
 ) -> None:
     misstep = Misstep(13, take_a_gigabyte, tmp_path)
@@ -263,9 +259,7 @@ def test_a_worker_out_of_memory_is_a_memory_error_of_its_batch_and_all_others_ar
     assert consumed(lambda: all_numbers(loader)) == list(range(48))
 
 
-def test_of_a_file_larger_than_the_workers_memory_no_more_is_read_than_there_is_room_for(
-    spelled_root: Path, tmp_path: Path
-) -> None:
+def test_of_a_file_larger_than_the_workers_memory_a_part_is_read(spelled_root: Path, tmp_path: Path) -> None:
     dataset = Spelled(shutil.copytree(spelled_root, tmp_path / "set"))
     with open(dataset.samples[13][0], "ab") as file:
         file.truncate(1 << 30)  # by zeros behind the JPEG
@@ -378,9 +372,7 @@ def test_a_collate_fn_makes_what_cannot_be_pickled_without_workers_and_fails_wit
 
 @ANYWHERE
 @PERSISTENT
-def test_timeout_is_an_error_in_time_and_the_next_epoch_is_right(
-    spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
-) -> None:
+def test_timeout_is_an_error_in_time(spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any) -> None:
     loader = loader_of(spelled_root, Misstep(13, hang, tmp_path), timeout=1, persistent_workers=persistent)
 
     def consume() -> float:
@@ -511,7 +503,7 @@ def test_a_killed_trainer_leaves_no_worker_and_no_memory_behind(spelled_root: Pa
 
 
 @pytest.mark.parametrize("error", [None, LookupError, OSError], ids=str)
-def test_dropping_a_loader_in_mid_epoch_needs_no_garbage_collector(
+def test_dropping_a_loader_needs_no_collector(
     spelled_root: Path, tmp_path: Path, error: type[Exception] | None
 ) -> None:
     root = shutil.copytree(spelled_root, tmp_path / "set")

@@ -89,16 +89,12 @@ PERSISTENT = {"num_workers": 2, "persistent_workers": True}
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}, PERSISTENT | {"prefetch_factor": 1}, PERSISTENT], ids=str)
 @pytest.mark.parametrize("transform", [TRAIN, VALIDATION, TRAIN_V2], ids=["train", "validation", "train v2"])
-def test_shuffled_epochs_are_those_of_the_stock_loader(
-    folder: ImageFolder, transform: Any, how: dict[str, Any], device: str
-) -> None:
+def test_shuffled_epochs_are_torchs(folder: ImageFolder, transform: Any, how: dict[str, Any], device: str) -> None:
     folder.transform = transform
     assert_same_epochs(folder, device, count=3, batch_size=10, **how)
 
 
-def test_decoding_alone_is_exact_on_the_cpu_and_within_one_level_on_the_jpeg_engine_or_three_by_cuda(
-    folder: ImageFolder, device: str
-) -> None:
+def test_decoding_is_exact_on_the_cpu_and_within_levels_on_a_gpu(folder: ImageFolder, device: str) -> None:
     folder.transform = DECODE
     theirs = batches(StockLoader, folder, 1, batch_size=12)
     ours = batches(proxyloader.DataLoader, folder, 1, batch_size=12, device=device)

@@ -62,9 +62,7 @@ def stacked(samples: list[Any]) -> Any:
     + [(FIVE, None), (FIVE, stacked)],
     ids=["one transform twice", "two transforms", "named", "FiveCrop", "FiveCrop, stacked"],
 )
-def test_a_transform_that_gives_several(
-    folder: ImageFolder, transform: Any, collate_fn: Any, workers: int, device: str
-) -> None:
+def test_one_gives_several(folder: ImageFolder, transform: Any, collate_fn: Any, workers: int, device: str) -> None:
     folder.transform = transform
     assert_as_torch(lambda kind: kind(folder, 10, True, num_workers=workers, collate_fn=collate_fn), device=device)
 
