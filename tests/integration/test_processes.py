@@ -86,31 +86,21 @@ def numbers_until_lost(batches: Any, consumed: Callable[[Callable[[], Any]], Any
     return numbers, lost_s
 
 
-def assert_lost_and_replaced(loader: Any, misstep: Misstep, consumed: Any) -> None:
-    numbers, lost_s = numbers_until_lost(loader, consumed)
-    assert lost_s - misstep.await_s() < ERROR_S
-    assert numbers == list(range(len(numbers))) and len(numbers) <= 12
-    assert consumed(lambda: all_numbers(loader)) == list(range(48))
-
-
-@ANYWHERE
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_a_killed_worker_is_an_error_at_once(spelled_root: Path, tmp_path: Path, method: str, consumed: Any) -> None:
-    misstep = Misstep(13, be_killed, tmp_path)
-    workers = 2 if method == "fork" else 1  # the others take seconds to start one
-    loader = loader_of(spelled_root, misstep, workers, multiprocessing_context=method)
-    assert_lost_and_replaced(loader, misstep, consumed)
+DEATHS = {"killed": be_killed, "sys.exit": leave, "os._exit": leave_at_once, "a segmentation fault": crash}
 
 
 @ANYWHERE
 @PERSISTENT
-@pytest.mark.parametrize("death", [leave, leave_at_once, crash], ids=["sys.exit", "os._exit", "a segmentation fault"])
-def test_a_worker_that_ends_is_too(
+@pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS.keys())
+def test_a_worker_that_dies_is_an_error_at_once_and_the_next_epoch_is_right(
     spelled_root: Path, tmp_path: Path, death: Callable[[], None], persistent: bool, consumed: Any
 ) -> None:
     misstep = Misstep(13, death, tmp_path)
     loader = loader_of(spelled_root, misstep, persistent_workers=persistent)
-    assert_lost_and_replaced(loader, misstep, consumed)
+    numbers, lost_s = numbers_until_lost(loader, consumed)
+    assert lost_s - misstep.await_s() < ERROR_S
+    assert numbers == list(range(len(numbers))) and len(numbers) <= 12
+    assert consumed(lambda: all_numbers(loader)) == list(range(48))
 
 
 @ANYWHERE
