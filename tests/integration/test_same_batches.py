@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, random_split
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
@@ -118,6 +118,18 @@ class Renamed(ImageFolder):
         return image, 10 * target
 
 
+def a_subset(folder: ImageFolder) -> Any:
+    return Subset(folder, list(range(40, 3, -3)))
+
+
+def a_random_split(folder: ImageFolder) -> Any:
+    return random_split(folder, [0.7, 0.3], torch.Generator().manual_seed(1))[1]
+
+
+def nested(folder: ImageFolder) -> Any:
+    return Subset(ConcatDataset([a_subset(folder), a_random_split(folder)]), list(range(2, 20)))
+
+
 def a_concatenation_of_two_transforms(folder: ImageFolder) -> Any:
     other = ImageFolder(folder.root, VALIDATION)
     return ConcatDataset([Subset(folder, range(0, 48, 5)), Subset(other, range(1, 48, 5))])
@@ -139,7 +151,7 @@ def a_folder_with_a_loader_of_its_own(folder: ImageFolder) -> Any:
 
 
 MADE = [
-    *(a_concatenation_of_two_transforms, a_subclass),
+    *(a_subset, a_random_split, nested, a_concatenation_of_two_transforms, a_subclass),
     *(a_folder_with_target_transform_and_filter, a_folder_with_a_loader_of_its_own),
 ]
 
