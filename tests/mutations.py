@@ -210,7 +210,7 @@ a state of another seed is taken
     workers/test_request_sampler.py
 after a break the next order is drawn from a generator that is too far ahead
     workers/draws_ahead.py:DrawsAhead.undo | self._states[0] => self._states[-1]
-    integration/test_torch_contract_use.py
+    integration/test_torch_contract.py
 Ctrl-C while DALI is imported leaves a part of it, with which no loader works
     dali/api.py: | with interrupts_deferred(): => if interrupts_deferred:
     test_lifetime.py

@@ -97,8 +97,9 @@ def by_dali(loader: Any) -> Any:
     seen = epochs(loader)
     if isinstance(loader, proxyloader.DataLoader):
         assert loader.backend.startswith(f"DALI on {loader.device}: "), loader.backend
-        assert loader._counts._by_dali + loader._counts._by_pillow > 0
-        assert not loader._counts._in_workers, f"the workers made {loader._counts._in_workers} images"
+        stats = loader.stats()
+        assert stats.images_by_dali + stats.images_by_pillow > 0
+        assert not stats.images_by_workers, f"the workers made {stats.images_by_workers} images"
     return seen
 
 
@@ -188,5 +189,7 @@ def _assert_same_tensor(ours: torch.Tensor, theirs: torch.Tensor, where: str) ->
 
 
 def is_of_images(tensor: torch.Tensor) -> bool:
-    """(..., 3, H, W)."""
-    return tensor.dtype == torch.float32 and tensor.ndim >= 3 and tensor.shape[-3] == 3 and tensor.numel() > 0
+    """(..., 3, H, W), or (..., 1, H, W) of more than a row or a column."""
+    if tensor.dtype != torch.float32 or tensor.ndim < 3 or not tensor.numel():
+        return False
+    return tensor.shape[-3] == 3 or (tensor.shape[-3] == 1 and min(tensor.shape[-2:]) > 1)

@@ -36,6 +36,11 @@ def numbers_of(loader: Any) -> list[list[int]]:
     return [numbers.tolist() for _, numbers in loader]
 
 
+def given_and_prepared(photos: Path, case: Case, kind: str = "ours") -> tuple[Any, Any]:
+    given = case.loader(kind, str(photos))
+    return given, case.accelerator().prepare(given)
+
+
 BY_DEFAULT = ("dispatched", "seedable", "own batches", "skipping", "stream")
 
 
@@ -59,7 +64,11 @@ def test_a_prepared_loader_gives_what_torchs_gives(photos: Path, case: Case) -> 
     ],
 )
 def test_two_processes_get_what_torchs_loader_gives_them(photos: Path, tmp_path: Path, names: list[str]) -> None:
-    told = in_two_processes(tmp_path / "meet", str(photos), json.dumps(names))
+    script, given = "from tests.integration.accelerated import main; main()", (tmp_path / "meet", photos)
+    environment = {"OMP_NUM_THREADS": "1"}
+    done = scripts.run_ranks(script, *given, json.dumps(names), ranks=2, timeout_s=4 * WAIT_S, environment=environment)
+    assert [each.returncode for each in done] == [0, 0], "\n".join(each.stderr for each in done)
+    told = [json.loads(line) for each in done for line in each.stdout.splitlines() if line.startswith("{")]
     assert [each["rank"] for each in told] == [0, 1]
     assert all("num_shards=2" in each["refused"] and "without num_shards" in each["refused"] for each in told)
     for name in names:
@@ -76,21 +85,6 @@ def test_two_processes_get_what_torchs_loader_gives_them(photos: Path, tmp_path:
         assert told[0][f"left {name}"] != told[1][f"left {name}"]
 
 
-def in_two_processes(meet: Path, *arguments: str) -> list[Any]:
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
-    script = "from tests.integration.accelerated import main; main()"
-    started = [
-        scripts.start(script, meet, *arguments, environment=group | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
-    ]
-    try:
-        outputs = [each.communicate(timeout=4 * WAIT_S) for each in started]
-    finally:
-        for each in started:
-            scripts.end(each)
-    assert [each.returncode for each in started] == [0, 0], "\n".join(errors for _, errors in outputs)
-    return [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
-
-
 @torchdata_warns
 @pytest.mark.parametrize("config", [{}, {"use_seedable_sampler": True}], ids=["plain", "seedable"])
 def test_a_state_of_mid_epoch_brings_back_what_was_left(photos: Path, config: dict[str, Any]) -> None:
@@ -105,8 +99,7 @@ def test_a_state_of_mid_epoch_brings_back_what_was_left(photos: Path, config: di
 @torchdata_warns
 @pytest.mark.parametrize("config", [{}, {"dispatch_batches": True}], ids=["plain", "dispatched"])
 def test_without_a_state_it_says_what_a_state_needs(photos: Path, config: dict[str, Any]) -> None:
-    loader = Case(config).accelerator().prepare(Case().loader("ours", str(photos)))
-    stock = Case(config).accelerator().prepare(Case().loader("torch", str(photos)))
+    (_, loader), (_, stock) = (given_and_prepared(photos, Case(config), kind) for kind in ("ours", "torch"))
     next(iter(loader))
     with pytest.raises(AttributeError):
         stock.state_dict()
@@ -138,13 +131,8 @@ def test_save_state_and_load_state_keep_the_loaders_place(photos: Path, tmp_path
 
 def test_with_a_seed_the_epoch_is_the_one_that_accelerate_is_told(photos: Path) -> None:
     case = Case(arguments={"seed": 3})
-
-    def prepared() -> Any:
-        return case.accelerator().prepare(case.loader("ours", str(photos)))
-
-    loader = prepared()
+    (_, loader), (_, again) = (given_and_prepared(photos, case) for _ in range(2))
     whole = [list(loader) for _ in range(3)]
-    again = prepared()
     again.set_epoch(1)
     left = data_loader.skip_first_batches(again, 5)
     assert_same(list(left), whole[1][5:])
@@ -171,9 +159,7 @@ def test_a_state_that_was_loaded_before_is_kept(photos: Path) -> None:
 def test_options_are_kept(photos: Path) -> None:
     options = {"dtype": torch.float16, "memory_format": torch.channels_last, "seed": 7, "on_error": "skip"}
     options |= {"prefetch": 3, "num_threads": 2, "translate": "all", "check_scans": False}
-    case = Case(arguments=options)
-    given = case.loader("ours", str(photos))
-    prepared = case.accelerator().prepare(given)
+    given, prepared = given_and_prepared(photos, Case(arguments=options))
     images, _ = next(iter(data_loader.skip_first_batches(prepared, 1)))
     assert images.dtype == torch.float16 and images.is_contiguous(memory_format=torch.channels_last)
     list(prepared)
@@ -184,9 +170,7 @@ def test_options_are_kept(photos: Path) -> None:
 def test_batches_may_come_in_any_order(photos: Path, caplog: pytest.LogCaptureFixture, config: dict[str, Any]) -> None:
     if config:
         pytest.importorskip("torchdata")
-    case = Case(config, {"in_order": False, "num_workers": 2})
-    given = case.loader("ours", str(photos))
-    prepared = case.accelerator().prepare(given)
+    given, prepared = given_and_prepared(photos, Case(config, {"in_order": False, "num_workers": 2}))
     assert sorted(chain(*numbers_of(prepared))) == list(range(SAMPLES))
     assert_ours(prepared, given)
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -217,10 +201,13 @@ def test_batches_are_skipped_of_a_loader_that_is_not_prepared(photos: Path) -> N
     assert numbers_of(data_loader.skip_first_batches(stream, 2)) == numbers_of(stream)[2:]
 
 
-def test_a_prepared_loader_is_a_copy_after_pickle(photos: Path) -> None:
-    case = Case(arguments={"seed": 3})
-    prepared = case.accelerator().prepare(case.loader("ours", str(photos)))
-    assert_same(list(pickle.loads(pickle.dumps(prepared.base_dataloader))), list(prepared))
+def test_a_prepared_loader_counts_for_itself_and_is_a_copy_after_pickle(photos: Path) -> None:
+    given, prepared = given_and_prepared(photos, Case(arguments={"seed": 3}))
+    copied = pickle.loads(pickle.dumps(prepared.base_dataloader))
+    assert_same(list(copied), list(prepared))
+    stats = prepared.stats()
+    assert (stats.batches, stats.images, stats.images_by_dali) == (FULL, SAMPLES, SAMPLES)
+    assert given.stats().batches == 0
 
 
 def test_torchs_loader_beside_this_one_stays_torchs(photos: Path) -> None:
@@ -252,12 +239,3 @@ def test_another_accelerate_gives_torchs_loader_and_one_warning(
 def test_nothing_is_said_where_accelerate_is_not_used(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = proxyloader.DataLoader(samples(str(photos)), BATCH, device="cpu")
     assert not loader._is_accelerate_prepared and not caplog.records
-
-
-def test_a_prepared_loader_counts_for_itself(photos: Path) -> None:
-    given = Case().loader("ours", str(photos))
-    prepared = Case().accelerator().prepare(given)
-    numbers_of(prepared)
-    stats = prepared.stats()
-    assert (stats.batches, stats.images, stats.images_by_dali) == (FULL, SAMPLES, SAMPLES)
-    assert given.stats().batches == 0

@@ -8,10 +8,13 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import json
 import logging
 import random
 import re
+import shutil
 import struct
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,14 +27,18 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate, get_worker_info
 from torch.utils.data import DataLoader as StockLoader
+from torchvision import datasets as torchvisions
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.datasets import MNIST, FashionMNIST, ImageFolder
+from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_image, read_image
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 import proxyloader
+
+from ..side_by_side import assert_as_torch, by_dali, epochs
 
 pytestmark = [
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
@@ -39,14 +46,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # as WebDataset leaves them
 ]
 
-MEAN_LEVELS = 0.5
-"""Largest mean difference of a batch, in levels of 255."""
-
 TRAIN = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
-TRAIN_V2 = v2.Compose(
-    [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-)
+TO_TENSOR, TO_FLOAT = v1.ToTensor(), v2.ToDtype(torch.float32, scale=True)
+TRAIN_V2 = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), TO_FLOAT])
+FIVE = v2.Compose([v2.ToImage(), v2.FiveCrop(48), TO_FLOAT, v2.Normalize([0.5], [0.25])])
 NORMALIZE = v1.Normalize([0.5] * 3, [0.25] * 3)
+CROP = v1.RandomCrop(40)
 
 
 def installed(name: str) -> Any:
@@ -86,18 +91,6 @@ class Photo(Photographs):
 # --- functions that a dataset calls with the path and the index of a sample
 
 
-def by_a_global(path: Path, index: int) -> Any:
-    return TRAIN(opened(path)), index
-
-
-def with_v2(path: Path, index: int) -> Any:
-    return TRAIN_V2(opened(path), index)
-
-
-def made_for_each(path: Path, index: int) -> Any:
-    return v1.Compose([v1.RandomCrop(64, pad_if_needed=True), v1.ToTensor()])(opened(path)), index
-
-
 def one_by_one(path: Path, index: int) -> Any:
     image = v1.RandomResizedCrop(32)(opened(path))
     image = v1.ColorJitter(0.2)(image) if image.width > 40 else image
@@ -105,18 +98,9 @@ def one_by_one(path: Path, index: int) -> Any:
 
 
 def two_views(path: Path, index: int) -> Any:
-    image = opened(path)
-    return TRAIN(image), TRAIN(image)
-
-
-def five_crops(path: Path, index: int) -> Any:
-    to_float = v2.ToDtype(torch.float32, scale=True)
-    transform = v2.Compose([v2.ToImage(), v2.FiveCrop(48), to_float, v2.Normalize([0.5], [0.25])])
-    return transform(opened(path)), index
-
-
-def as_a_dict(path: Path, index: int) -> Any:
-    return {"pixel_values": TRAIN(opened(path)), "labels": index, "path": path.name}
+    """And an image of another sample."""
+    image, other = opened(path), opened(max(path.parent.iterdir()))
+    return {"views": [TRAIN(image), TRAIN(image)], "other": TRAIN_V2(other), "path": path.name}
 
 
 def in_a_block(path: Path, index: int) -> Any:
@@ -124,8 +108,10 @@ def in_a_block(path: Path, index: int) -> Any:
         return TRAIN(image.convert("RGB")), index
 
 
-def upright(path: Path, index: int) -> Any:
-    return TRAIN(ImageOps.exif_transpose(Image.open(path)).convert("RGB")), index
+def behind_a_block(path: Path, index: int) -> Any:
+    with path.open("rb") as file, Image.open(file) as image:
+        converted = image.convert("RGB")
+    return TRAIN(converted), index
 
 
 def with_arithmetic(path: Path, index: int) -> Any:
@@ -134,13 +120,14 @@ def with_arithmetic(path: Path, index: int) -> Any:
     return image, image.shape[-1], torch.stack([image, image.flip(-1)])
 
 
-def in_a_lambda(path: Path, index: int) -> Any:
-    return v1.Compose([*TRAIN.transforms, v1.Lambda(lambda image: image.clamp(0.1, 0.9))])(opened(path)), index
-
-
 def with_noise(path: Path, index: int) -> Any:
     image = TRAIN(opened(path))
     return image + 0.1 * torch.randn_like(image), index
+
+
+def with_all_generators(path: Path, index: int) -> Any:
+    image = CROP(opened(path)) if random.random() < 0.5 else opened(path)
+    return TRAIN(image) * float(np.random.rand()) + torch.rand(3, 1, 1), index
 
 
 def looked_at_now_and_then(path: Path, index: int) -> Any:
@@ -156,10 +143,6 @@ def read_by_torchvision(path: Path, index: int) -> Any:
 def decoded_by_torchvision(path: Path, index: int) -> Any:
     data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
     return TRAIN_V2(decode_image(data, ImageReadMode.RGB)), index
-
-
-def divided(path: Path, index: int) -> Any:
-    return read_image(str(path))[:, :90, :90].float() / 255, index
 
 
 def of_kornia(path: Path, index: int) -> Any:
@@ -184,30 +167,9 @@ def of_opencv_as_a_tensor(path: Path, index: int) -> Any:
     return v1.Resize((32, 32), antialias=True)(image), index
 
 
-def in_grey(path: Path, index: int) -> Any:
-    return TRAIN(Image.open(path).convert("L")), index
-
-
 def with_a_mask(path: Path, index: int) -> Any:
     image = opened(path)
     return TRAIN_V2(image, tv_tensors.Mask(np.zeros((image.height, image.width), np.uint8)))
-
-
-def by_pillow(path: Path, index: int) -> Any:
-    return v1.ToTensor()(opened(path).resize((32, 32)).rotate(10)), index
-
-
-def with_a_function_of_pillows(path: Path, index: int) -> Any:
-    transform = v1.Compose([v1.RandomResizedCrop(32), v1.Lambda(lambda image: image.rotate(10)), v1.ToTensor()])
-    return transform(opened(path)), index
-
-
-def as_an_array(path: Path, index: int) -> Any:
-    return TRAIN(opened(path)).numpy(), index
-
-
-def by_functions(path: Path, index: int) -> Any:
-    return F.to_tensor(F.resize(opened(path), [32, 32])), index
 
 
 class Tilted(v1.RandomResizedCrop):
@@ -215,14 +177,23 @@ class Tilted(v1.RandomResizedCrop):
         return super().forward(img).rotate(10)
 
 
-def with_a_subclass(path: Path, index: int) -> Any:
-    return v1.Compose([Tilted(32), v1.ToTensor()])(opened(path)), index
+TILT = v1.Lambda(lambda image: image.rotate(10))
 
 
 # --- datasets
 
 
+class Around(Photographs):
+    """As a wrapper of a library: transforms are called in the dataset inside, and again outside."""
+
+    def __init__(self, root: Path) -> None:
+        inner = ImageFolder(str(root), v1.Compose([v1.Resize(60), v1.RandomCrop(50)]))
+        super().__init__(root, lambda path, index: (NORMALIZE(TO_TENSOR(CROP(inner[index][0]))), index))
+
+
 class Cached(Photographs):
+    """Keeps its images, in workers that go on."""
+
     def __init__(self, root: Path) -> None:
         super().__init__(root, self.taken)
         self.images: dict[int, Image.Image] = {}
@@ -240,8 +211,7 @@ class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        for index in range(first, len(self.paths), step):
-            yield by_a_global(self.paths[index], index)
+        return ((TRAIN(opened(self.paths[k])), k) for k in range(first, len(self.paths), step))
 
 
 class Arrays(Dataset[Any]):
@@ -266,52 +236,63 @@ class Pngs(ImageFolder):
         super().__init__(str(root.parent / "pngs"), transform)
 
 
-class Zipped(Photographs):
+class Archived(Photographs):
+    """All files in one, which each process opens by itself."""
+
     def __init__(self, root: Path) -> None:
         super().__init__(root, self.taken)
-        self.path = root.parent / "photos.zip"
-        self.archive: Any = None
-        with zipfile.ZipFile(self.path, "w") as archive:
-            for index, path in enumerate(self.paths):
-                archive.write(path, f"{index}.jpg")
+        self.path, self.archive = f"{tempfile.mkdtemp(dir=root.parent)}/archive", None
+        self.write([path.read_bytes() for path in self.paths])
 
     def taken(self, path: Path, index: int) -> Any:
-        self.archive = self.archive or zipfile.ZipFile(self.path)
+        self.archive = self.archive or self.open()
+        return TRAIN(Image.open(io.BytesIO(self.read(self.archive, index))).convert("RGB")), index
+
+
+class Zipped(Archived):
+    def write(self, files: list[bytes]) -> None:
+        with zipfile.ZipFile(self.path, "w") as archive:
+            for index, data in enumerate(files):
+                archive.writestr(f"{index}.jpg", data)
+
+    def open(self) -> Any:
+        return zipfile.ZipFile(self.path)
+
+    def taken(self, path: Path, index: int) -> Any:
+        self.archive = self.archive or self.open()
         with self.archive.open(f"{index}.jpg") as file:
             return TRAIN(Image.open(file).convert("RGB")), index
 
 
-class InLmdb(Photographs):
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, self.taken)
-        self.path = str(root.parent / f"lmdb{random.random()}")
-        self.database: Any = None
+class InLmdb(Archived):
+    def write(self, files: list[bytes]) -> None:
         with installed("lmdb").open(self.path, map_size=1 << 26) as database, database.begin(write=True) as writes:
-            for index, path in enumerate(self.paths):
-                writes.put(b"%d" % index, path.read_bytes())
+            for index, data in enumerate(files):
+                writes.put(b"%d" % index, data)
 
-    def taken(self, path: Path, index: int) -> Any:
-        if self.database is None:
-            self.database = importlib.import_module("lmdb").open(self.path, readonly=True, lock=False)
-        with self.database.begin() as reads:
-            return TRAIN(Image.open(io.BytesIO(reads.get(b"%d" % index))).convert("RGB")), index
+    def open(self) -> Any:
+        return importlib.import_module("lmdb").open(self.path, readonly=True, lock=False)
+
+    def read(self, database: Any, index: int) -> bytes:
+        with database.begin() as reads:
+            data: bytes = reads.get(b"%d" % index)
+        return data
 
 
-class InHdf5(Photographs):
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, self.taken)
+class InHdf5(Archived):
+    def write(self, files: list[bytes]) -> None:
         h5py = installed("h5py")
-        self.path = root.parent / f"photos{random.random()}.h5"
-        self.files: Any = None
         with h5py.File(self.path, "w") as file:
-            files = file.create_dataset("files", len(self.paths), h5py.vlen_dtype(np.uint8))
-            for index, path in enumerate(self.paths):
-                files[index] = np.fromfile(path, np.uint8)
+            written = file.create_dataset("files", len(files), h5py.vlen_dtype(np.uint8))
+            for index, data in enumerate(files):
+                written[index] = np.frombuffer(data, np.uint8)
 
-    def taken(self, path: Path, index: int) -> Any:
-        if self.files is None:
-            self.files = importlib.import_module("h5py").File(self.path)["files"]
-        return TRAIN(Image.open(io.BytesIO(self.files[index].tobytes())).convert("RGB")), index
+    def open(self) -> Any:
+        return importlib.import_module("h5py").File(self.path)
+
+    def read(self, file: Any, index: int) -> bytes:
+        data: bytes = file["files"][index].tobytes()
+        return data
 
 
 def hugging_face(root: Path) -> Any:
@@ -344,6 +325,36 @@ def of_timm(root: Path) -> Any:
     return Photo(root, train_transform=transform)
 
 
+def copied(root: Path, name: Callable[[int], str]) -> Iterator[int]:
+    """Twenty photographs under names of a dataset's own; gives their numbers."""
+    for number, path in enumerate(sorted(root.glob("*/*.jpg"))[:20]):
+        target = root.parent / name(number)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+        yield number
+
+
+def food101(root: Path) -> Any:
+    names = {k: f"{'apple_pie' if k % 2 else 'waffles'}/{k}" for k in range(20)}
+    list(copied(root, lambda k: f"food-101/images/{names[k]}.jpg"))
+    (root.parent / "food-101" / "meta").mkdir(exist_ok=True)
+    by_class = {kind: [name for name in names.values() if name.startswith(kind)] for kind in ("apple_pie", "waffles")}
+    (root.parent / "food-101" / "meta" / "train.json").write_text(json.dumps(by_class))
+    return torchvisions.Food101(str(root.parent), transform=TRAIN)
+
+
+def pets(root: Path) -> Any:
+    lines = [f"a_{k} {k % 2 + 1} 1 1" for k in copied(root, "oxford-iiit-pet/images/a_{}.jpg".format)]
+    (root.parent / "oxford-iiit-pet" / "annotations").mkdir(exist_ok=True)
+    (root.parent / "oxford-iiit-pet" / "annotations" / "trainval.txt").write_text("\n".join(lines))
+    return torchvisions.OxfordIIITPet(str(root.parent), transform=TRAIN)
+
+
+def euro_sat(root: Path) -> Any:
+    list(copied(root, lambda k: f"eurosat/2750/class{k % 2}/{k}.jpg"))
+    return torchvisions.EuroSAT(str(root.parent), transform=TRAIN)
+
+
 Make = Callable[[Path], Any]
 
 
@@ -351,31 +362,44 @@ def of(get: Callable[[Path, int], Any]) -> Make:
     return functools.partial(Photographs, get=get)
 
 
+def with_each(*transforms: Any) -> Make:
+    """One object, made anew for each sample."""
+    return of(lambda path, index: (v1.Compose([*transforms])(opened(path)), index))
+
+
 BY_DALI: dict[str, Make] = {
     "ImageFolder": lambda root: ImageFolder(str(root), TRAIN),
     "ImageFolder with a Lambda on tensors": lambda root: ImageFolder(
         str(root), v1.Compose([*TRAIN.transforms, v1.Lambda(lambda image: image * 2)])
     ),
+    "Food101": food101,
+    "OxfordIIITPet": pets,
+    "EuroSAT": euro_sat,
     "an attribute .transform": lambda root: Photo(root, transform=TRAIN),
     "an attribute .tf": lambda root: Photo(root, tf=TRAIN),
     "an attribute .train_transform": lambda root: Photo(root, train_transform=TRAIN_V2),
-    "a global": of(by_a_global),
-    "v2 with a label": of(with_v2),
-    "made in __getitem__": of(made_for_each),
+    "a global": of(lambda path, index: (TRAIN(opened(path)), index)),
+    "v2 with a label": of(lambda path, index: TRAIN_V2(opened(path), index)),
+    "made in __getitem__": with_each(v1.Resize((48, 48)), v1.RandomCrop(64, pad_if_needed=True), TO_TENSOR, NORMALIZE),
     "one by one": of(one_by_one),
-    "two views": of(two_views),
-    "five crops": of(five_crops),
-    "a dict": of(as_a_dict),
+    "two views and a dict": of(two_views),
+    "five crops": of(lambda path, index: (FIVE(opened(path)), index)),
+    "all generators": of(with_all_generators),
+    "as opened": of(lambda path, index: (TRAIN(Image.open(path)), index)),
+    "opened by torchvision": of(lambda path, index: (TRAIN(default_loader(str(path))), index)),
     "opened in a block": of(in_a_block),
-    "turned upright": of(upright),
+    "opened in a block before": of(behind_a_block),
+    "turned upright": of(lambda path, index: (TRAIN(ImageOps.exif_transpose(Image.open(path)).convert("RGB")), index)),
     "arithmetic": of(with_arithmetic),
-    "a Lambda on tensors": of(in_a_lambda),
+    "a Lambda on tensors": with_each(*TRAIN.transforms, v1.Lambda(lambda image: image.clamp(0.1, 0.9))),
+    "Lambdas around transforms": with_each(v1.Lambda(lambda image: CROP(image)), v1.Lambda(lambda x: 1 - TO_TENSOR(x))),
     "noise": of(with_noise),
     "read_image": of(read_by_torchvision),
     "decode_image": of(decoded_by_torchvision),
-    "read_image and arithmetic": of(divided),
+    "read_image and arithmetic": of(lambda path, index: (read_image(str(path))[:, :90, :90].float() / 255, index)),
     "kornia behind": of(of_kornia),
     "timm's transform": of_timm,
+    "a dataset around another": Around,
     "a cache of images": Cached,
     "a stream": Stream,
     "zip": Zipped,
@@ -394,52 +418,43 @@ IN_WORKERS: dict[str, Make] = {
     "albumentations": of(of_albumentations),
     "OpenCV and ToPILImage": of(of_opencv),
     "OpenCV and ToTensor": of(of_opencv_as_a_tensor),
-    "grey": of(in_grey),
+    "grey": of(lambda path, index: (TRAIN(Image.open(path).convert("L")), index)),
     "a mask": of(with_a_mask),
-    "Pillow's own operations": of(by_pillow),
-    "a Lambda on PIL images": of(with_a_function_of_pillows),
-    "PNGs and a Lambda on PIL images": lambda root: Pngs(
-        root, v1.Compose([v1.Lambda(lambda image: image.rotate(10)), *TRAIN.transforms])
-    ),
-    "NumPy": of(as_an_array),
-    "torchvision's functions": of(by_functions),
-    "a subclass of a transform": of(with_a_subclass),
+    "Pillow's own operations": of(lambda path, index: (TO_TENSOR(opened(path).resize((32, 32)).rotate(10)), index)),
+    "a Lambda on PIL images": with_each(v1.RandomResizedCrop(32), TILT, TO_TENSOR),
+    "PNGs and a Lambda on PIL images": lambda root: Pngs(root, v1.Compose([TILT, *TRAIN.transforms])),
+    "NumPy": of(lambda path, index: (TRAIN(opened(path)).numpy(), index)),
+    "torchvision's functions": of(lambda path, index: (F.to_tensor(F.resize(opened(path), [32, 32])), index)),
+    "a subclass of a transform": with_each(Tilted(32), TO_TENSOR),
     "MNIST": lambda root: Arrays((28, 28)),
     "CIFAR": lambda root: Arrays((32, 32, 3)),
 }
 
 
-def loaded(kind: Any, dataset: Any, num_workers: int, **options: Any) -> tuple[list[Any], Any]:
-    """All batches of an epoch under a seed, and the loader."""
-    torch.manual_seed(3)
-    random.seed(3)
-    np.random.seed(3)
-    is_stream = isinstance(dataset, IterableDataset)
-    loader = kind(dataset, batch_size=8, shuffle=None if is_stream else True, num_workers=num_workers, **options)
-    return list(loader), loader
+def loaded_from(make: Make, root: Path, workers: int, persistent: bool = False, **ours: Any) -> Any:
+    """What ``assert_as_torch`` builds; ``ours`` are arguments of this loader alone."""
+
+    def build(kind: Any) -> Any:
+        dataset = make(root)
+        how: dict[str, Any] = ours if kind is not StockLoader else {}
+        how = how | ({} if isinstance(dataset, IterableDataset) else {"shuffle": True})
+        is_kept = persistent or (make is Cached and workers > 0)
+        return kind(dataset, 8, num_workers=workers, persistent_workers=is_kept, **how)
+
+    return build
 
 
-def leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return leaves([item for pair in value.items() for item in pair])
-    return [leaf for each in value for leaf in leaves(each)] if isinstance(value, (list, tuple)) else [value]
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [value] if isinstance(value, torch.Tensor) else [each for part in parts for each in tensors_in(part)]
 
 
-def assert_same(ours: list[Any], stock: list[Any], device: str | None = None) -> None:
-    found, wanted = leaves(ours), leaves(stock)
-    assert len(found) == len(wanted) and len(ours) == len(stock)
-    for one, other in zip(found, wanted):
-        if not isinstance(other, torch.Tensor):
-            assert one == other
-        elif other.is_floating_point() or other.ndim > 1:
-            assert (one.shape, one.dtype, type(one)) == (other.shape, other.dtype, torch.Tensor)
-            assert device is None or one.device.type == device
-            levels = (
-                255 * (one.cpu().double() - other.double()).abs().mean() / (1 if other.is_floating_point() else 255)
-            )
-            assert levels < MEAN_LEVELS
-        else:
-            assert torch.equal(one.cpu(), other)
+def by_dali_on_its_device(loader: Any) -> Any:
+    seen = by_dali(loader)
+    if isinstance(loader, proxyloader.DataLoader):
+        images = [each for epoch in seen["epochs"] for each in tensors_in(epoch["batches"]) if each.ndim > 1]
+        assert {each.device.type for each in images} == {loader.device}
+    return seen
 
 
 def images_by(text: str) -> tuple[int, ...]:
@@ -450,33 +465,30 @@ def images_by(text: str) -> tuple[int, ...]:
     return tuple(int(number.replace(",", "")) for number in found.groups()) if found else (0, 0, 0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.fixture
+def root(photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Path:
+    """Of photographs, in a folder to write to. All of the log is kept."""
+    caplog.set_level(logging.INFO, "proxyloader")
+    (tmp_path / "photos").symlink_to(photos, target_is_directory=True)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", BY_DALI)
 def test_dali_decodes_it_and_the_batches_are_the_stock_loaders(
-    name: str, num_workers: int, photos: Path, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture
+    name: str, workers: int, root: Path, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = tmp_path / "photos"
-    root.symlink_to(photos, target_is_directory=True)
-    caplog.set_level(logging.INFO, "proxyloader")
-    stock, _ = loaded(StockLoader, BY_DALI[name](root), num_workers)
-    ours, loader = loaded(proxyloader.DataLoader, BY_DALI[name](root), num_workers, device=device)
-    assert_same(ours, stock, device)
-    by_dali, by_pillow, in_workers = images_by(caplog.text)
-    assert by_dali >= 24 and by_pillow == in_workers == 0
-    assert loader.backend.startswith(f"DALI on {device}: ")
+    assert_as_torch(loaded_from(BY_DALI[name], root, workers), by_dali_on_its_device, device=device)
+    decoded, by_pillow, in_workers = images_by(caplog.text)
+    assert decoded >= 20 and by_pillow == in_workers == 0
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", IN_WORKERS)
 def test_what_the_workers_make_is_the_stock_loaders_and_the_log_says_so(
-    name: str, num_workers: int, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, workers: int, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = tmp_path / "photos"
-    root.symlink_to(photos, target_is_directory=True)
-    caplog.set_level(logging.INFO, "proxyloader")
-    stock, _ = loaded(StockLoader, IN_WORKERS[name](root), num_workers)
-    ours, _ = loaded(proxyloader.DataLoader, IN_WORKERS[name](root), num_workers, device="cpu")
-    assert_same(ours, stock)
+    assert_as_torch(loaded_from(IN_WORKERS[name], root, workers))
     _, by_pillow, in_workers = images_by(caplog.text)
     assert by_pillow + in_workers > 0
     assert ("That is torch's speed" in caplog.text) == (name != "CIFAR")  # of an array nothing is decoded
@@ -486,37 +498,33 @@ def test_what_the_workers_make_is_the_stock_loaders_and_the_log_says_so(
 @pytest.mark.parametrize("name", ["an attribute .tf", "one by one", "read_image", "MNIST"])
 def test_workers_may_be_started_in_any_way(name: str, start: str, photos: Path, device: str) -> None:
     make = (BY_DALI | IN_WORKERS)[name]
-    stock, _ = loaded(StockLoader, make(photos), 1)
-    ours, _ = loaded(proxyloader.DataLoader, make(photos), 1, device=device, multiprocessing_context=start)
-    assert_same(ours, stock)
+    build = loaded_from(make, photos, 1, persistent=True, multiprocessing_context=start)
+    assert_as_torch(build, by_dali if name in BY_DALI else epochs, device=device)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mix", [v2.MixUp, v2.CutMix])
-def test_mixing_in_a_collate_fn_draws_what_the_stock_loader_draws(
-    mix: Any, num_workers: int, photos: Path, device: str
-) -> None:
+def test_mixing_in_a_collate_fn_draws_what_torchs_does(mix: Any, workers: int, photos: Path, device: str) -> None:
     def collate(samples: Any) -> Any:
-        images, labels = default_collate(samples)
-        return mix(num_classes=24)(images, labels)
+        return mix(num_classes=24)(*default_collate(samples))
 
-    dataset = of(by_a_global)(photos)
-    stock, _ = loaded(StockLoader, dataset, num_workers, collate_fn=collate)
-    ours, _ = loaded(proxyloader.DataLoader, dataset, num_workers, collate_fn=collate, device=device)
-    assert_same(ours, stock)
-    for (_, labels), (_, wanted) in zip(ours, stock):
-        assert torch.equal(labels.cpu(), wanted)
+    dataset = BY_DALI["a global"](photos)
+    assert_as_torch(lambda kind: kind(dataset, 8, True, num_workers=workers, collate_fn=collate), device=device)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["ImageFolder", "one by one", "OpenCV and ToPILImage"])
-def test_a_dataset_may_be_left_to_torch(name: str, num_workers: int, photos: Path, device: str) -> None:
-    make = (BY_DALI | IN_WORKERS)[name]
-    stock, _ = loaded(StockLoader, make(photos), num_workers)
-    ours, loader = loaded(proxyloader.DataLoader, make(photos), num_workers, device=device, translate=False)
-    assert_same(ours, stock, device)
-    assert all(torch.equal(one[0].cpu(), other[0]) for one, other in zip(ours, stock))
-    assert loader.backend == "torch: translate=False"
+def test_a_dataset_may_be_left_to_torch(name: str, workers: int, photos: Path, device: str) -> None:
+    make, batches = (BY_DALI | IN_WORKERS)[name], []
+
+    def kept(loader: Any) -> Any:
+        batches.append(list(loader))
+        assert not isinstance(loader, proxyloader.DataLoader) or loader.backend == "torch: translate=False"
+        return batches[-1]
+
+    assert_as_torch(loaded_from(make, photos, workers, translate=False), kept, device=device)
+    assert all(torch.equal(theirs.cpu(), ours.cpu()) for theirs, ours in zip(*map(tensors_in, batches), strict=True))
+    assert {each.device.type for each in tensors_in(batches[1]) if each.ndim > 1} == {device}
 
 
 @pytest.mark.parametrize("make", [MNIST, FashionMNIST, "a part", "both"])
@@ -526,49 +534,65 @@ def test_grey_arrays_of_torchvisions_datasets_are_left_to_torch(make: Any, tmp_p
         raw.mkdir(parents=True)
         for kind in ("train", "t10k"):
             images = np.random.default_rng(0).integers(0, 256, (24, 28, 28), np.uint8)
-            (raw / f"{kind}-images-idx3-ubyte").write_bytes(
-                struct.pack(">IIII", 2051, *images.shape) + images.tobytes()
-            )
+            header = struct.pack(">IIII", 2051, *images.shape)
+            (raw / f"{kind}-images-idx3-ubyte").write_bytes(header + images.tobytes())
             (raw / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 24) + bytes(range(24)))
     transform = v1.Compose([v1.RandomCrop(28, padding=2), v1.ToTensor(), v1.Normalize((0.13,), (0.31,))])
     one, other = (cls(str(tmp_path), transform=transform) for cls in (MNIST, FashionMNIST))
-    dataset = {"a part": Subset(one, range(16)), "both": ConcatDataset([one, other])}.get(make)
-    dataset = dataset or make(str(tmp_path), transform=transform)
-    stock, _ = loaded(StockLoader, dataset, 2)
-    ours, loader = loaded(proxyloader.DataLoader, dataset, 2, device=device)
-    assert_same(ours, stock, device)
-    left = "torch: its images are grey arrays, which DALI does not take"
-    assert (loader.backend == left) is (device == "cpu")
+    dataset = {"a part": Subset(one, range(16)), "both": ConcatDataset([one, other]), MNIST: one}.get(make, other)
+
+    def use(loader: Any) -> Any:
+        if isinstance(loader, proxyloader.DataLoader):
+            left = "torch: its images are grey arrays, which DALI does not take"
+            assert (loader.backend == left) is (device == "cpu")
+        return epochs(loader)
+
+    assert_as_torch(lambda kind: kind(dataset, 8, True, num_workers=2), use, device=device)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_file_that_torchvision_cannot_decode_may_be_left_out(num_workers: int, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_catches_the_error_of_a_damaged_file_does(photos: Path, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "a").mkdir()
+    for number, path in enumerate(sorted(photos.glob("*/*.jpg"))[:20]):
+        data = path.read_bytes()
+        kept = {3: 0, 5: 60, 7: len(data) // 2, 9: len(data) - 2}.get(number, len(data))
+        (tmp_path / "a" / f"{number:02}.jpg").write_bytes(data[:kept])
+    paths = sorted(tmp_path.glob("a/*.jpg"))
+
+    def leaves_out(path: Path, index: int) -> Any:
+        try:
+            return TRAIN(opened(path)), index
+        except OSError:
+            return TRAIN(opened(paths[0])), 0
+
+    assert_as_torch(lambda kind: kind(Photographs(tmp_path, leaves_out), 8, num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_torchvision_cannot_decode_may_be_left_out(workers: int, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for index, path in enumerate(sorted(photos.glob("*/*.jpg"))[:8]):
         data = path.read_bytes()
         (tmp_path / "a" / f"{index}.jpg").write_bytes(data[: len(data) // 2] if index == 5 else data)
-    dataset = of(read_by_torchvision)(tmp_path)
-    loader = proxyloader.DataLoader(dataset, 4, num_workers=num_workers, device="cpu", on_error="skip")
+    dataset = Photographs(tmp_path, read_by_torchvision)
+    loader = proxyloader.DataLoader(dataset, 4, num_workers=workers, device="cpu", on_error="skip")
     assert [labels.tolist() for _, labels in loader] == [[0, 1, 2, 3], [4, 6, 7]]
     assert [sample.index for sample in loader.errors] == [5]
     with pytest.raises(RuntimeError, match="incomplete or truncated"):
-        list(proxyloader.DataLoader(dataset, 4, num_workers=num_workers, device="cpu"))
+        list(proxyloader.DataLoader(dataset, 4, num_workers=workers, device="cpu"))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("first", [".png", ".jpg"])
 def test_who_makes_an_image_does_not_depend_on_the_first_of_its_batch(
-    first: str, num_workers: int, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    first: str, workers: int, root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
-    paths = sorted(photos.glob("*/*.jpg"))[:8]
-    for index, path in enumerate(paths[4:]):
-        paths[4 + index] = tmp_path / f"{index}.png"
-        Image.open(path).save(paths[4 + index])
-    dataset = of(read_by_torchvision)(photos)
-    dataset.paths = sorted(paths, key=lambda path: path.suffix != first)
-    torch.manual_seed(3)
-    ours = list(proxyloader.DataLoader(dataset, 8, num_workers=num_workers, device="cpu"))
-    torch.manual_seed(3)
-    assert_same(ours, list(StockLoader(dataset, 8, num_workers=num_workers)))
+    dataset = Photographs(root, read_by_torchvision)
+    for index in range(4, 8):
+        png = tmp_path / f"{index}.png"
+        Image.open(dataset.paths[index]).save(png)
+        dataset.paths[index] = png
+    dataset.paths = sorted(dataset.paths[:8], key=lambda path: path.suffix != first)
+    assert_as_torch(lambda kind: kind(dataset, 8, num_workers=workers))
     assert images_by(caplog.text) == (4, 0, 4)

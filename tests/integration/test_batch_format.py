@@ -6,11 +6,10 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
-from torch.utils.data import ConcatDataset, Dataset, default_collate
+from torch.utils.data import ConcatDataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
@@ -18,6 +17,9 @@ from torchvision.transforms.autoaugment import RandAugment
 
 from proxyloader import DataLoader, ProxyServer
 from proxyloader.dali.output_format import OutputFormat, stacked
+
+from .roads import read_bytes
+from .test_any_dataset import Photographs, opened
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TRAINING = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
@@ -31,6 +33,7 @@ FLOATS = {
     "five": v2.Compose([v2.FiveCrop(20), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
     "left to torchvision on a CPU": v1.Compose([v1.RandomResizedCrop(32), RandAugment(), v1.ToTensor()]),
 }
+RESIZED = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
 WHOLE = v1.Compose([v1.RandomCrop((20, 30)), v1.PILToTensor()])
 FORMATS = [torch.contiguous_format, torch.channels_last]
 FLOAT_TYPES = [None, torch.float16, torch.bfloat16, torch.float32]
@@ -74,13 +77,6 @@ def test_whole_levels(photos: Path, dtype: Any, memory_format: Any, device: str)
     assert_as_converted(ImageFolder(str(photos), WHOLE), device, dtype, memory_format, num_workers=2)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_of_two_plans(photos: Path, workers: int, device: str) -> None:
-    other = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
-    dataset = ConcatDataset([ImageFolder(str(photos), TRAINING), ImageFolder(str(photos), other)])
-    assert_as_converted(dataset, device, torch.float16, torch.channels_last, num_workers=workers)
-
-
 def collated(samples: list[Any]) -> Any:
     return default_collate(samples)
 
@@ -89,9 +85,15 @@ def as_lists(samples: list[Any]) -> Any:
     return [list(part) for part in zip(*samples)]
 
 
-def test_a_collate_fn_of_the_users(photos: Path, device: str) -> None:
-    dataset = ImageFolder(str(photos), TRAINING)
-    assert_as_converted(dataset, device, torch.float16, torch.channels_last, collate_fn=collated)
+def test_two_plans_a_collate_fn_and_samples_that_are_left_out(photos: Path, tmp_path: Path, device: str) -> None:
+    folder, other = (ImageFolder(str(photos), transform) for transform in (TRAINING, RESIZED))
+    how = device, torch.float16, torch.channels_last
+    for workers in (0, 2):
+        assert_as_converted(ConcatDataset([folder, other]), *how, num_workers=workers)
+    assert_as_converted(folder, *how, collate_fn=collated)
+    (tmp_path / "bad.jpg").write_bytes(Path(folder.samples[3][0]).read_bytes()[:700])
+    folder.samples[3] = str(tmp_path / "bad.jpg"), 0
+    assert_as_converted(folder, *how, on_error="skip")
 
 
 def test_images_of_several_sizes(photos: Path, device: str) -> None:
@@ -105,25 +107,19 @@ def test_images_of_several_sizes(photos: Path, device: str) -> None:
                 assert torch.equal(image, before.to(dtype or before.dtype))
 
 
-def test_samples_that_are_left_out_change_nothing(photos: Path, tmp_path: Path, device: str) -> None:
-    folder = ImageFolder(str(photos), TRAINING)
-    (tmp_path / "bad.jpg").write_bytes(Path(folder.samples[3][0]).read_bytes()[:700])
-    folder.samples[3] = str(tmp_path / "bad.jpg"), 0
-    assert_as_converted(folder, device, torch.float16, torch.channels_last, on_error="skip")
+REFUSED = {
+    r"dtype=torch.uint8, and the transform gives floats.*PILToTensor": (TRAINING, {"dtype": torch.uint8}),
+    r"dtype=torch.float16, and the transform gives uint8.*what becomes of 255": (WHOLE, {"dtype": torch.float16}),
+    r"dtype is one of torch.uint8, torch.float16, .*, got torch.int32": (None, {"dtype": torch.int32}),
+    r"memory_format is .*, got torch.channels_last_3d": (None, {"memory_format": torch.channels_last_3d}),
+}
 
 
-def test_what_would_have_to_be_scaled_is_refused(photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the transform gives floats.*PILToTensor"):
-        DataLoader(ImageFolder(str(photos), TRAINING), dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"dtype=torch.float16, and the transform gives uint8.*what becomes of 255"):
-        DataLoader(ImageFolder(str(photos), WHOLE), dtype=torch.float16)
-
-
-def test_what_images_are_not_handed_out_in_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"dtype is one of torch.uint8, torch.float16, .*, got torch.int32"):
-        DataLoader([1], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"memory_format is .*, got torch.channels_last_3d"):
-        DataLoader([1], memory_format=torch.channels_last_3d)
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_images_are_not_handed_out_in_is_refused(photos: Path, message: str) -> None:
+    transform, arguments = REFUSED[message]
+    with pytest.raises(ValueError, match=message):
+        DataLoader([1] if transform is None else ImageFolder(str(photos), transform), **arguments)
 
 
 def test_images_are_stacked_in_the_format_that_they_have() -> None:
@@ -138,19 +134,6 @@ def test_batches_of_any_structure_keep_it() -> None:
     batch = OutputFormat(torch.float16, torch.channels_last).of_batch({"a": [images, "b"], "c": (masks, 3)})
     assert torch.equal(batch["a"][0], images.half()) and batch["a"][0].is_contiguous(memory_format=torch.channels_last)
     assert batch["a"][1] == "b" and batch["c"][0] is masks and batch["c"][1] == 3
-
-
-class Untranslated(Dataset[Any]):
-    """Keeps its transform where nobody looks for it."""
-
-    def __init__(self, root: Path, transform: Any) -> None:
-        self.folder = ImageFolder(str(root), transform)
-
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.folder[index]
 
 
 def by_hand(device: str) -> Any:
@@ -173,10 +156,6 @@ class Floats(ImageFolder):
         return floats, label
 
 
-def read_bytes(path: str) -> np.ndarray[Any, Any]:
-    return np.fromfile(path, np.uint8)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("collate_fn", [None, collated], ids=["", "a collate_fn"])
 def test_a_hand_written_pipeline(photos: Path, workers: int, collate_fn: Any, device: str) -> None:
@@ -189,9 +168,8 @@ def test_a_hand_written_pipeline(photos: Path, workers: int, collate_fn: Any, de
 
 def assert_outputs_as_converted(dataset: Any, device: str, dtype: Any, memory_format: Any, **arguments: Any) -> None:
     plain = batches_of(dataset, device, **arguments)
-    for found, wanted in zip(
-        batches_of(dataset, device, dtype=dtype, memory_format=memory_format, **arguments), plain, strict=True
-    ):
+    batches = batches_of(dataset, device, dtype=dtype, memory_format=memory_format, **arguments)
+    for found, wanted in zip(batches, plain, strict=True):
         floats, levels, means = found[0]
         assert floats.dtype == (dtype or torch.float32) and levels.dtype == torch.uint8
         assert torch.equal(floats, wanted[0][0].to(floats.dtype)) and torch.equal(levels, wanted[0][1])
@@ -203,7 +181,8 @@ def assert_outputs_as_converted(dataset: Any, device: str, dtype: Any, memory_fo
 def test_a_hand_written_pipeline_beside_a_transform(photos: Path, device: str) -> None:
     with ProxyServer(by_hand(device)) as server:
         theirs = Floats(str(photos), server.proxy, loader=read_bytes)
-        both = ConcatDataset([ImageFolder(str(photos), v1.Compose([v1.Resize((20, 30)), v1.ToTensor()])), theirs])
+        ours = ImageFolder(str(photos), v1.Compose([v1.Resize((20, 30)), v1.ToTensor()]))
+        both = ConcatDataset([ours, theirs])
         assert_as_converted(both, device, torch.float16, torch.channels_last, server=server)
 
 
@@ -213,13 +192,10 @@ def test_a_hand_written_pipeline_that_fails_on_an_image(photos: Path, tmp_path: 
     folder.samples[3] = str(tmp_path / "bad.jpg"), 0
     with ProxyServer(by_hand(device)) as server:
         folder.transform = server.proxy
-        for on_error in ("skip", "replace"):
-            assert_outputs_as_converted(
-                folder, device, torch.float16, torch.channels_last, server=server, on_error=on_error
-            )
-        one_by_one = DataLoader(
-            folder, None, server=server, on_error="replace", dtype=torch.float16, num_workers=1, device=device
-        )
+        how = {"server": server, "on_error": "replace"}
+        for more in ({}, {"on_error": "skip"}):
+            assert_outputs_as_converted(folder, device, torch.float16, torch.channels_last, **how | more)
+        one_by_one = DataLoader(folder, None, dtype=torch.float16, num_workers=1, device=device, **how)
         assert {images.dtype for (images, _, _), _ in one_by_one} == {torch.float16}
 
 
@@ -239,7 +215,8 @@ def test_a_hand_written_pipeline_makes_no_whole_levels_of_floats(photos: Path, d
     ids=["met", "not translated"],
 )
 def test_floats_never_become_whole_levels(photos: Path, arguments: Any, message: str, device: str) -> None:
-    loader = DataLoader(Untranslated(photos, TRAINING), 8, dtype=torch.uint8, device=device, **arguments)
+    dataset = Photographs(photos, lambda path, index: (TRAINING(opened(path)), index))  # which nobody looks for
+    loader = DataLoader(dataset, 8, dtype=torch.uint8, device=device, **arguments)
     with pytest.raises(ValueError, match=message):
         next(iter(loader))
 

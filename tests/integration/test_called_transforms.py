@@ -8,7 +8,8 @@ import inspect
 import io
 import logging
 import pickle
-import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,93 +18,65 @@ import pytest
 import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import default_loader
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage
 
 from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
-from ..tiers import by_default
 
 TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 CROP, FLIP, TO_TENSOR = v1.RandomCrop(40), v1.RandomVerticalFlip(), v1.ToTensor()
-V2 = v2.Compose([v2.RandomResizedCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 class Paths(Dataset[Any]):
     """Opens the photographs by itself."""
 
-    def __init__(self, root: str) -> None:
-        self.samples = ImageFolder(root).samples
+    of: Callable[[Any], Any] = staticmethod(lambda image: image)
+
+    def __init__(self, root: str | Path) -> None:
+        self.samples = ImageFolder(str(root)).samples
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def opened(self, index: int) -> Image.Image:
+    def opened(self, index: int) -> Any:
         return Image.open(self.samples[index][0]).convert("RGB")
 
     def __getitem__(self, index: int) -> Any:
         return self.of(self.opened(index)), self.samples[index][1]
 
-    def of(self, image: Image.Image) -> Any:
-        raise NotImplementedError
+
+class Encoded(Paths):
+    def opened(self, index: int) -> Any:
+        return EncodedImage.open(self.samples[index][0])
 
 
-class UnderAnyName(Paths):
-    augmentation = TRANSFORM
-
-    def of(self, image: Image.Image) -> Any:
-        return self.augmentation(image)
+def by(of: Callable[[Any], Any], base: type[Paths] = Paths) -> Any:
+    """A dataset that calls this function with each image."""
+    return type(getattr(of, "__name__", "Dataset"), (base,), {"of": staticmethod(of)})
 
 
-class InADict(Paths):
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.by_phase = {"train": [TRANSFORM], "test": None}
-
-    def of(self, image: Image.Image) -> Any:
-        return self.by_phase["train"][0](image)  # type: ignore[index]
+def one_by_one(image: Any) -> Any:
+    return NORMALIZE(TO_TENSOR(FLIP(CROP(image))))
 
 
-class MadeEachTime(Paths):
-    def of(self, image: Image.Image) -> Any:
-        return v1.Compose([v1.Resize((48, 48)), v1.RandomCrop(32), v1.ToTensor(), NORMALIZE])(image)
+OneByOne = by(one_by_one)
 
 
-class OneByOne(Paths):
-    def of(self, image: Image.Image) -> Any:
-        image = FLIP(CROP(image))
-        return NORMALIZE(TO_TENSOR(image))
-
-
-class BySize(Paths):
+def by_size(image: Any) -> Any:
     """Looks at the image between two transforms."""
-
-    def of(self, image: Image.Image) -> Any:
-        image = v1.Resize(50)(image)
-        width, height = image.size
-        if width > height and image.mode == "RGB":
-            image = FLIP(image)
-        return TO_TENSOR(v1.CenterCrop(min(width, height))(image))
-
-
-class InAClosure(Paths):
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.of = lambda image: TRANSFORM(image)  # type: ignore[method-assign]
-
-
-class InALambda(Paths):
-    transform = v1.Compose([v1.Lambda(lambda image: CROP(image)), v1.Lambda(lambda image: 1 - TO_TENSOR(image))])
-
-    def of(self, image: Image.Image) -> Any:
-        return self.transform(image)
+    image = v1.Resize(50)(image)
+    width, height = image.size
+    if width > height and image.mode == "RGB":
+        image = FLIP(image)
+    return TO_TENSOR(v1.CenterCrop(min(width, height))(image))
 
 
 class OwnCrop(v1.RandomCrop):
@@ -113,170 +86,47 @@ class OwnCrop(v1.RandomCrop):
         return super().__call__(image.rotate(90))
 
 
-class WithASubclass(Paths):
-    def of(self, image: Image.Image) -> Any:
-        return TO_TENSOR(OwnCrop(40)(image))
-
-
-class ByV2(Paths):
-    augmentation = V2
-
-    def of(self, image: Image.Image) -> Any:
-        return self.augmentation(image)
-
-
-class LabelsThroughV2(Paths):
-    def __getitem__(self, index: int) -> Any:
-        return V2(self.opened(index), self.samples[index][1])
-
-
-class DrawsBeside(Paths):
-    """From all three generators, between the transforms."""
-
-    def of(self, image: Image.Image) -> Any:
-        if random.random() < 0.5:
-            image = CROP(image)
-        image = v1.RandomResizedCrop(32)(image)
-        return TO_TENSOR(image) * float(np.random.rand()) + torch.rand(3, 1, 1)
-
-
-class Sometimes(Paths):
+def sometimes(image: Any) -> Any:
     """Applies by hand what RandomApply would."""
-
-    def of(self, image: Image.Image) -> Any:
-        image = v1.CenterCrop(48)(image)
-        for transform in (v1.ColorJitter(0.4, 0.4, 0.4), v1.RandomGrayscale(1.0), v1.RandomRotation(20)):
-            if torch.rand(1) < 0.5:
-                image = transform(image)
-        return TO_TENSOR(image)
+    image = v1.CenterCrop(48)(image)
+    for transform in (v1.ColorJitter(0.4, 0.4, 0.4), v1.RandomGrayscale(1.0), v1.RandomRotation(20)):
+        if torch.rand(1) < 0.5:
+            image = transform(image)
+    return TO_TENSOR(image)
 
 
-class TwoImages(Paths):
-    """As in contrastive learning, and a picture of another sample beside it."""
-
-    def __getitem__(self, index: int) -> Any:
-        image, other = self.opened(index), self.opened((index + 7) % len(self))
-        return {"views": [TRANSFORM(image), TRANSFORM(image)], "other": V2(other), "index": index}
+def passes_an_array(image: Any) -> Any:
+    """Through numpy, as libraries of augmentations do."""
+    return NORMALIZE(TO_TENSOR(np.asarray(CROP(image))[:, ::-1].copy()))
 
 
-class ReadBySomeoneElse(OneByOne):
-    def opened(self, index: int) -> Image.Image:
-        image: Image.Image = default_loader(self.samples[index][0])
-        return image
+def passes_an_image_on(image: Any) -> Any:
+    """v2's transforms go on from an image of tv_tensors."""
+    tensor = v2.functional.to_image(CROP(image))
+    assert isinstance(tensor, tv_tensors.Image)
+    return v2.ToDtype(torch.float32, scale=True)(v2.RandomHorizontalFlip()(tensor))
 
 
-class FromAnOpenFile(OneByOne):
-    def opened(self, index: int) -> Image.Image:
-        with open(self.samples[index][0], "rb") as file:
-            return Image.open(file).convert("RGB")
+def draws(image: Any) -> Any:
+    """On the pixels, between two transforms."""
+    image = CROP(image)
+    image.putpixel((3, 4), (255, 0, 0))
+    image.paste((0, 255, 0), (5, 5, 9, 9))
+    return TO_TENSOR(FLIP(image))
 
 
-class Around(Dataset[Any]):
-    """As a wrapper of a library: the transform is called in the dataset inside, and again outside."""
-
-    def __init__(self, root: str) -> None:
-        self.inner = ImageFolder(root, v1.Compose([v1.Resize(60), v1.RandomCrop(50)]))
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = self.inner[index]
-        return NORMALIZE(TO_TENSOR(CROP(image))), label, index
+def catches(image: Any) -> Any:
+    """Leaves out what cannot be transformed."""
+    try:
+        return TO_TENSOR(v1.RandomCrop((110, 150))(image))
+    except ValueError:
+        return torch.zeros(3, 110, 150)
 
 
-class InAStream(IterableDataset[Any]):
-    def __init__(self, root: str) -> None:
-        self.inner = OneByOne(root)
-
-    def __iter__(self) -> Any:
-        info = torch.utils.data.get_worker_info()
-        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
-        return (self.inner[index] for index in range(first, len(self.inner), step))
-
-
-BY_DALI = [
-    UnderAnyName,
-    InADict,
-    MadeEachTime,
-    OneByOne,
-    InAClosure,
-    InALambda,
-    ByV2,
-    LabelsThroughV2,
-    DrawsBeside,
-    TwoImages,
-    ReadBySomeoneElse,
-    FromAnOpenFile,
-    Around,
-    InAStream,
-]
-
-
-def loader_over(dataset_class: Any, photos: Path, workers: int, **arguments: Any) -> Any:
-    def build(kind: Any) -> Any:
-        dataset = dataset_class(str(photos))
-        shuffle = not isinstance(dataset, IterableDataset)
-        return kind(dataset, 8, shuffle=shuffle, num_workers=workers, **arguments)
-
-    return build
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset_class", BY_DALI)
-def test_they_are_met_and_dali_makes_the_stock_loaders_batches(
-    photos: Path, dataset_class: Any, workers: int, device: str
-) -> None:
-    assert_as_torch(loader_over(dataset_class, photos, workers), by_dali, device=device)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset_class", [WithASubclass, Sometimes, BySize], ids=lambda cls: cls.__name__)
-def test_what_only_torchvision_can_do_is_done_by_it(
-    photos: Path, dataset_class: Any, workers: int, device: str
-) -> None:
-    arguments = {"collate_fn": list} if dataset_class is BySize else {}
-    assert_as_torch(loader_over(dataset_class, photos, workers, **arguments), device=device)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dataset_class", by_default({cls.__name__: cls for cls in (OneByOne, TwoImages)}, "TwoImages"))
-def test_workers_that_are_spawned_meet_them_too(photos: Path, dataset_class: Any, device: str) -> None:
-    build = loader_over(dataset_class, photos, 1, multiprocessing_context="spawn", persistent_workers=True)
-    assert_as_torch(build, by_dali, device=device)
-
-
-def collate_with_a_transform(samples: list[Any]) -> Any:
-    """The images are transformed when the batch is made."""
-    return torch.stack([TRANSFORM(image) for image, _ in samples]), [label for _, label in samples]
-
-
-class Untransformed(Paths):
-    def of(self, image: Image.Image) -> Any:
-        return image
-
-
-class Encoded(OneByOne):
-    def opened(self, index: int) -> Any:
-        return EncodedImage.open(self.samples[index][0])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_images_that_a_dataset_hands_over_encoded_are_those_that_it_opens(
-    photos: Path, workers: int, device: str
-) -> None:
-    found = []
-    for dataset_class in (Encoded, OneByOne):
-        torch.manual_seed(0)
-        found.append([*DataLoader(dataset_class(str(photos)), 12, num_workers=workers, device=device)])
-    for (ours, labels), (opened, its_labels) in zip(*found, strict=True):
-        assert torch.equal(ours, opened) and torch.equal(labels, its_labels)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_transform_in_a_collate_fn_is_met(photos: Path, workers: int, device: str) -> None:
-    build = loader_over(Untransformed, photos, workers, collate_fn=collate_with_a_transform)
-    assert_as_torch(build, by_dali if workers else epochs, device=device)
+class InThreads(Paths):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        with ThreadPoolExecutor(4) as threads:
+            return [(TRANSFORM(image), k) for image, k in zip(threads.map(self.opened, indices), indices)]
 
 
 class ATransformPerImage(Paths):
@@ -287,27 +137,13 @@ class ATransformPerImage(Paths):
         return TO_TENSOR(v1.CenterCrop(24)(image)), index
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_would_need_too_many_pipelines_is_torchvisions(photos: Path, workers: int, device: str) -> None:
-    assert_as_torch(loader_over(ATransformPerImage, photos, workers), device=device)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_transform_of_one_image_alone_gets_no_pipeline(photos: Path, workers: int, device: str) -> None:
-    loader = DataLoader(ATransformPerImage(str(photos)), 8, num_workers=workers, device=device)
-    assert len(list(loader)) == 6
-    assert loader._servers.kept == {} and loader.backend.startswith("torch: the workers have made all")
-
-
 class ChangesSettings(Paths):
     """Other settings for each image, of transforms that stay: set again after the call, and one changed in place."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        self.crop, self.flip = (
-            v1.RandomResizedCrop(32, scale=(0.1, 0.2)),
-            v1.RandomApply([v1.RandomHorizontalFlip(0.2)]),
-        )
+        self.crop = v1.RandomResizedCrop(32, scale=(0.1, 0.2))
+        self.flip = v1.RandomApply([v1.RandomHorizontalFlip(0.2)])
         self.normalize = v1.Normalize([0.5] * 3, [0.25] * 3)
         self.augmentation = v1.Compose([self.crop, self.flip, v1.ToTensor(), self.normalize])
 
@@ -336,86 +172,6 @@ class ChangesAndUses(ChangesSettings):
         return image, float(image.mean()), label
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset_class", [ChangesSettings, ChangesItsTransform, ChangesAndUses])
-def test_settings_are_those_of_the_call(photos: Path, dataset_class: Any, workers: int, device: str) -> None:
-    assert_as_torch(loader_over(dataset_class, photos, workers), device=device)
-
-
-class UsesAllValues(OneByOne):
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return image, float(image.mean()), label
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_default_dtype_is_that_of_the_call(photos: Path, workers: int) -> None:
-    dataset = UnderAnyName(str(photos))
-    try:
-        for dtype in (torch.float32, torch.float64, torch.float32):
-            torch.set_default_dtype(dtype)
-            for loader in (StockLoader(dataset, 8, num_workers=workers), DataLoader(dataset, 8, num_workers=workers)):
-                assert {images.dtype for images, _ in loader} == {dtype}
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_whose_values_were_used_is_made_once(photos: Path, workers: int, device: str) -> None:
-    """So the values that the dataset has seen are those of the batch, to the bit."""
-    build = loader_over(UsesAllValues, photos, workers)
-    assert_as_torch(build, device=device)
-    for images, means, _ in DataLoader(UsesAllValues(str(photos)), 8, num_workers=workers, device=device):
-        assert [float(image.mean()) for image in images.cpu()] == means.tolist()
-
-
-class PassesAnArray(Paths):
-    """Through numpy, as libraries of augmentations do."""
-
-    def of(self, image: Image.Image) -> Any:
-        array = np.asarray(CROP(image))[:, ::-1].copy()
-        return NORMALIZE(TO_TENSOR(array))
-
-
-class PassesAnImageOn(Paths):
-    """v2's transforms go on from an image of tv_tensors."""
-
-    def of(self, image: Image.Image) -> Any:
-        tensor = v2.functional.to_image(CROP(image))
-        assert isinstance(tensor, tv_tensors.Image)
-        return v2.ToDtype(torch.float32, scale=True)(v2.RandomHorizontalFlip()(tensor))
-
-
-class Draws(Paths):
-    """On the pixels, between two transforms."""
-
-    def of(self, image: Image.Image) -> Any:
-        image = CROP(image)
-        image.putpixel((3, 4), (255, 0, 0))
-        image.paste((0, 255, 0), (5, 5, 9, 9))
-        return TO_TENSOR(FLIP(image))
-
-
-class Catches(Paths):
-    """Leaves out what cannot be transformed."""
-
-    def of(self, image: Image.Image) -> Any:
-        try:
-            return TO_TENSOR(v1.RandomCrop((110, 150))(image))
-        except ValueError:
-            return torch.zeros(3, 110, 150)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    "dataset_class", [PassesAnArray, PassesAnImageOn, Draws, Catches], ids=lambda cls: cls.__name__
-)
-def test_who_uses_pixels_between_transforms_gets_the_stock_loaders(
-    photos: Path, dataset_class: Any, workers: int, device: str
-) -> None:
-    assert_as_torch(loader_over(dataset_class, photos, workers), device=device)
-
-
 class ChangesItsCompose(Paths):
     """Other parts from image to image, also of a Compose inside."""
 
@@ -436,10 +192,83 @@ def stacked_values(samples: list[Any]) -> Any:
     return torch.from_numpy(np.stack([image.numpy() for image, _ in samples])), [label for _, label in samples]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_compose_that_is_changed_later_has_done_what_it_did(photos: Path, workers: int, device: str) -> None:
-    build = loader_over(ChangesItsCompose, photos, workers, collate_fn=stacked_values)
-    assert_as_torch(build, device=device)
+COLLATES = {by_size: list, ChangesItsCompose: stacked_values}
+
+
+def loader_over(dataset_class: Any, photos: Path, workers: int, **arguments: Any) -> Any:
+    return lambda kind: kind(dataset_class(str(photos)), 8, shuffle=True, num_workers=workers, **arguments)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(by_size, lambda image: TO_TENSOR(OwnCrop(40)(image)), sometimes),
+        *(passes_an_array, passes_an_image_on, draws, catches, InThreads),
+        *(ATransformPerImage, ChangesSettings, ChangesItsTransform, ChangesAndUses, ChangesItsCompose),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_whoever_makes_them_batches_are_the_stock_loaders(photos: Path, kind: Any, device: str) -> None:
+    dataset_class, arguments = kind if isinstance(kind, type) else by(kind), {}
+    if kind in COLLATES:
+        arguments["collate_fn"] = COLLATES[kind]
+    for workers in (0, 2):
+        assert_as_torch(loader_over(dataset_class, photos, workers, **arguments), device=device)
+
+
+@WORKERS
+def test_images_that_are_handed_over_encoded_are_those_that_are_opened(photos: Path, workers: int, device: str) -> None:
+    found = []
+    transform = v1.Compose([CROP, FLIP, TO_TENSOR, NORMALIZE])
+    for dataset in (ImageFolder(str(photos), transform), by(one_by_one, Encoded)(photos), OneByOne(photos)):
+        torch.manual_seed(0)
+        found.append([*DataLoader(dataset, 12, num_workers=workers, device=device)])
+    for (images, labels), *others in zip(*found, strict=True):
+        assert all(torch.equal(images, ours) and torch.equal(labels, its_labels) for ours, its_labels in others)
+
+
+def collate_with_a_transform(samples: list[Any]) -> Any:
+    """The images are transformed when the batch is made."""
+    return torch.stack([TRANSFORM(image) for image, _ in samples]), [label for _, label in samples]
+
+
+@WORKERS
+def test_a_transform_in_a_collate_fn_is_met(photos: Path, workers: int, device: str) -> None:
+    build = loader_over(Paths, photos, workers, collate_fn=collate_with_a_transform)
+    assert_as_torch(build, by_dali if workers else epochs, device=device)
+
+
+@WORKERS
+def test_a_transform_of_one_image_alone_gets_no_pipeline(photos: Path, workers: int, device: str) -> None:
+    loader = DataLoader(ATransformPerImage(photos), 8, num_workers=workers, device=device)
+    assert len(list(loader)) == 6 and loader.stats().images_by_workers == 48
+    assert loader._servers.kept == {} and loader.backend.startswith("torch: the workers have made all")
+
+
+@WORKERS
+def test_the_default_dtype_is_that_of_the_call(photos: Path, workers: int) -> None:
+    dataset = by(TRANSFORM)(photos)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            for kind in (StockLoader, DataLoader):
+                assert {images.dtype for images, _ in kind(dataset, 8, num_workers=workers)} == {dtype}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class UsesAllValues(OneByOne):  # type: ignore[misc,valid-type]
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image, float(image.mean()), label
+
+
+@WORKERS
+def test_an_image_whose_values_were_used_is_made_once(photos: Path, workers: int, device: str) -> None:
+    """So the values that the dataset has seen are those of the batch, to the bit."""
+    assert_as_torch(loader_over(UsesAllValues, photos, workers), device=device)
+    for images, means, _ in DataLoader(UsesAllValues(photos), 8, num_workers=workers, device=device):
+        assert [float(image.mean()) for image in images.cpu()] == means.tolist()
 
 
 def inverted(module: Any, given: Any, made: Any) -> Any:
@@ -462,19 +291,10 @@ def hooked(how: str) -> Any:
     return transform
 
 
-HOOKS = ["hook", "hook before", "hook of a part", "forward"]
-
-
-@pytest.mark.parametrize("how", HOOKS)
+@pytest.mark.parametrize("how", ["hook", "hook before", "hook of a part", "forward"])
 def test_what_torch_calls_beside_a_transform_is_called(photos: Path, how: str) -> None:
-    class Hooked(Paths):
-        augmentation = hooked(how)
-
-        def of(self, image: Image.Image) -> Any:
-            return self.augmentation(image)
-
-    assert_as_torch(loader_over(Hooked, photos, 0))
-    assert_as_torch(loader_over(lambda root: ImageFolder(root, hooked(how)), photos, 0))
+    for dataset_class in (by(hooked(how)), lambda root: ImageFolder(root, hooked(how))):
+        assert_as_torch(loader_over(dataset_class, photos, 0))
 
 
 class LabelsThroughV1(Paths):
@@ -521,15 +341,9 @@ def test_any_compose_is_called_as_torch_calls_it(photos: Path, device: str) -> N
     assert_as_torch(loader_over(OddComposes, photos, 0), by_dali, device=device)
 
 
-class ALambdaBehind(Encoded):
-    augmentation = v1.Compose([CROP, TO_TENSOR, v1.Lambda(lambda image: image * 0.5)])
-
-    def of(self, image: Image.Image) -> Any:
-        return self.augmentation(image)
-
-
 def test_images_that_are_handed_over_encoded_go_through_any_compose(photos: Path, device: str) -> None:
-    loader = DataLoader(ALambdaBehind(str(photos)), 12, device=device)
+    transform = v1.Compose([CROP, TO_TENSOR, v1.Lambda(lambda image: image * 0.5)])
+    loader = DataLoader(by(transform, Encoded)(photos), 12, device=device)
     assert len([*loader]) == 4 and loader.stats().images_by_dali == 48
 
 
@@ -539,21 +353,12 @@ def plain_or_image(samples: list[Any]) -> Any:
 
 @pytest.mark.parametrize(
     "last",
-    [
-        [v2.ToPureTensor()],
-        [v1.Normalize([0.5], [0.5])],
-        [v2.Normalize([0.5], [0.5])],
-    ],
+    [v2.ToPureTensor(), v1.Normalize([0.5], [0.5]), v2.Normalize([0.5], [0.5])],
     ids=["ToPureTensor", "of v1", "of v2"],
 )
-def test_an_image_is_of_torchs_class(photos: Path, last: list[Any]) -> None:
-    transform = v2.Compose([v2.RandomCrop(40), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), *last])
-
-    class Composed(Paths):
-        def of(self, image: Image.Image) -> Any:
-            return transform(image)
-
-    for dataset in (Composed, lambda root: ImageFolder(root, transform)):
+def test_an_image_is_of_torchs_class(photos: Path, last: Any) -> None:
+    transform = v2.Compose([v2.RandomCrop(40), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), last])
+    for dataset in (by(transform), lambda root: ImageFolder(root, transform)):
         assert_as_torch(loader_over(dataset, photos, 0, collate_fn=plain_or_image))
 
 
@@ -563,82 +368,63 @@ class Scheduled(Paths):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.crop = v1.RandomResizedCrop(32)
-        self.augmentation = v1.Compose([self.crop, TO_TENSOR])
-
-    def of(self, image: Image.Image) -> Any:
-        return self.augmentation(image)
+        self.of = v1.Compose([self.crop, TO_TENSOR])
 
 
 class TwoScheduled(Scheduled):
     """And one that stays, for half of the images."""
 
-    def of(self, image: Image.Image) -> Any:
-        return TO_TENSOR(CROP(image))[:, :32, :32] if torch.rand(1) < 0.5 else super().of(image)
+    def __getitem__(self, index: int) -> Any:
+        if torch.rand(1) < 0.5:
+            return super().__getitem__(index)
+        return TO_TENSOR(CROP(self.opened(index)))[:, :32, :32], self.samples[index][1]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize(("dataset_class", "most"), [(Scheduled, 2), (TwoScheduled, 3)])
-def test_pipelines_that_no_epoch_uses_any_more_are_gone(
-    photos: Path, dataset_class: Any, most: int, workers: int, device: str
-) -> None:
-    dataset = dataset_class(str(photos))
+def test_pipelines_that_are_not_used_go(photos: Path, dataset_class: Any, most: int, workers: int, device: str) -> None:
+    dataset, kept = dataset_class(photos), []
     loader = DataLoader(dataset, 8, num_workers=workers, device=device)
-    kept = []
     for epoch in range(5):
         dataset.crop.scale = (0.1 + epoch / 10, 1.0)
         assert len([*loader]) == 6
         kept.append(set(loader._servers.kept))
     assert [len(each) for each in kept[1:]] == [most] * 4
     assert len(set.union(*kept)) == most + 3, "each epoch has had its own"
-    stays = set.intersection(*kept)
-    assert len(stays) == most - 2
+    assert len(set.intersection(*kept)) == most - 2
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_parts_of_such_datasets_are_met_too(photos: Path, workers: int, device: str) -> None:
     def both(root: str) -> Any:
-        return ConcatDataset([Subset(OneByOne(root), range(0, 40, 3)), Subset(Around40(root), range(1, 40, 3))])
+        other = by(v1.Compose([v1.RandomResizedCrop(40), TO_TENSOR]))
+        return ConcatDataset([Subset(OneByOne(root), range(0, 40, 3)), Subset(other(root), range(1, 40, 3))])
 
     assert_as_torch(loader_over(both, photos, workers), by_dali, device=device)
 
 
-class Around40(Around):
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index)[:2]
-
-
 def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "proxyloader"):
-        loader = DataLoader(OneByOne(str(photos)), 8, num_workers=1, persistent_workers=True, device="cpu")
+        loader = DataLoader(OneByOne(photos), 8, num_workers=1, persistent_workers=True, device="cpu")
         assert loader.backend == "DALI on cpu, if the dataset calls transforms on JPEGs"
         for _ in range(2):
             list(loader)
     assert loader.backend.startswith("DALI on cpu: ") and "Normalize" in loader.backend
-    assert repr(loader) == f"<proxyloader.DataLoader of OneByOne, 48 samples: {loader.backend}>"
+    assert repr(loader) == f"<proxyloader.DataLoader of one_by_one, 48 samples: {loader.backend}>"
     begun, counted = [record.getMessage() for record in caplog.records]
-    assert "OneByOne, 48 samples: DALI on cpu" in begun
-    assert "OneByOne, 48 samples" in counted and "DALI decoded 48 images" in counted
+    assert "one_by_one, 48 samples: DALI on cpu" in begun
+    assert "one_by_one, 48 samples" in counted and "DALI decoded 48 images" in counted
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_without_translation_torch_loads_the_dataset_to_the_bit(photos: Path, workers: int) -> None:
-    found = []
-    for kind in (StockLoader, functools.partial(DataLoader, translate=False, device="cpu")):
-        torch.manual_seed(3)
-        loader = kind(OneByOne(str(photos)), 8, shuffle=True, num_workers=workers)
-        found.append(list(loader))
-    assert loader.backend == "torch: translate=False"
-    for (images, labels), (stock, stock_labels) in zip(*found, strict=True):
-        assert torch.equal(images, stock) and torch.equal(labels, stock_labels)
 
 
 def test_outside_a_loader_transforms_are_torchvisions(photos: Path) -> None:
     """Also after a loader without workers has met them in this process."""
-    dataset = OneByOne(str(photos))
+    dataset = OneByOne(photos)
     list(DataLoader(dataset, 8, device="cpu"))
     image, _ = dataset[0]
     assert type(image) is torch.Tensor and type(CROP(dataset.opened(0))) is Image.Image
+    with Image.open(dataset.samples[0][0]) as plain:
+        assert type(plain) is JpegImageFile
     collated = default_collate([functools.partial(OneByOne.__getitem__, dataset)(k) for k in range(2)])
     assert type(collated[0]) is torch.Tensor
 

@@ -98,16 +98,13 @@ def indices_are_in_shared_memory(base: Path) -> Made:
     return Subset(ImageFolder(str(make_folder(base)), TRANSFORM), list(chosen)), lambda: chosen.add_(FILES // 2)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        class_folders_are_links,
-        samples_are_outside_of_the_root,
-        files_are_written_through_a_mapping,
-        labels_are_in_shared_memory,
-        indices_are_in_shared_memory,
-    ],
-)
+CHANGES = [
+    *(class_folders_are_links, samples_are_outside_of_the_root, files_are_written_through_a_mapping),
+    *(labels_are_in_shared_memory, indices_are_in_shared_memory),
+]
+
+
+@pytest.mark.parametrize("make", CHANGES)
 def test_the_next_epoch_sees_what_was_changed(make: Callable[[Path], Made], tmp_path: Path) -> None:
     def epochs(kind: Any) -> list[Any]:
         dataset, change = make(tmp_path / kind.__module__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import multiprocessing
 import os
 import sys
@@ -44,54 +45,48 @@ WORKERS = pytest.mark.parametrize(
 )
 
 
+def in_threads(*runs: Callable[[], Any]) -> None:
+    threads = [threading.Thread(target=run, daemon=True) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
 # --- a fork in mid epoch ---------------------------------------------------------------------------------------------
 
 
 @WORKERS
-def test_a_child_that_drops_what_it_inherited_does_no_harm(spelled_root: Path, arguments: Any, device: str) -> None:
+def test_children_that_use_what_they_inherited_do_no_harm(spelled_root: Path, arguments: Any, device: str) -> None:
     held: list[Any] = [loader_of(spelled_root, device=device, **arguments)]
     held.append(iter(held[0]))
-    numbers = all_numbers(next(held[1]) for _ in range(3))
+    numbers = all_numbers(itertools.islice(held[1], 3))
 
-    def drop() -> None:
-        held.clear()
-        gc.collect()
-
-    assert in_fork(drop) == 0
-    assert in_thread(lambda: numbers + all_numbers(held[1])) == ALL
-    assert all_numbers(held[0]) == ALL
-
-
-@WORKERS
-def test_a_child_that_goes_on_with_an_inherited_iterator_does_no_harm(
-    spelled_root: Path, arguments: Any, device: str
-) -> None:
-    loader = loader_of(spelled_root, device=device, **arguments)
-    batches = iter(loader)
-    numbers = all_numbers(next(batches) for _ in range(3))
-
-    def resume() -> None:
+    def go_on() -> None:
         rest = []
         try:
-            rest = all_numbers(batches)
+            rest = all_numbers(held[1])
         except AssertionError:
             raise
         except Exception as error:
             assert str(error)
         assert rest in ([], ALL[12:])
 
-    assert in_fork(resume) == 0
-    assert in_thread(lambda: numbers + all_numbers(batches)) == ALL
-    assert all_numbers(loader) == ALL
+    def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    assert in_fork(go_on) == 0 and in_fork(drop) == 0
+    assert in_thread(lambda: numbers + all_numbers(held[1])) == ALL
+    assert all_numbers(held[0]) == ALL
 
 
 @WORKERS
-def test_a_child_may_iterate_over_an_inherited_loader_while_its_parent_goes_on(
-    spelled_root: Path, tmp_path: Path, arguments: Any
-) -> None:
+def test_a_child_may_iterate_while_its_parent_goes_on(spelled_root: Path, tmp_path: Path, arguments: Any) -> None:
     loader = loader_of(spelled_root, **arguments)
     batches = iter(loader)
-    numbers = all_numbers(next(batches) for _ in range(3))
+    numbers = all_numbers(itertools.islice(batches, 3))
     begun, resume = tmp_path / "begun", tmp_path / "go_on"
 
     def child() -> None:
@@ -101,27 +96,14 @@ def test_a_child_may_iterate_over_an_inherited_loader_while_its_parent_goes_on(
         await_true(resume.exists)
         assert found + all_numbers(own) == ALL
 
-    ended: list[int] = []
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            child()
-            code = 0
-        finally:
-            os._exit(code)
-    try:
-        await_true(begun.exists)
-        numbers += all_numbers(next(batches) for _ in range(3))
-        resume.touch()
-        numbers += all_numbers(batches)
-        await_true(lambda: ended.extend(status for done, status in [os.waitpid(pid, os.WNOHANG)] if done) or ended)
-    finally:
-        if not ended:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(ended[0]) == 0
-    assert numbers == ALL
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    await_true(begun.exists)
+    numbers += all_numbers(itertools.islice(batches, 3))
+    resume.touch()
+    assert numbers + all_numbers(batches) == ALL
+    process.join(WAIT_S)
+    assert process.exitcode == 0
 
 
 def consume_in_child(loader: Any, results: Any) -> None:
@@ -161,11 +143,8 @@ def test_a_loader_goes_to_another_process_in_mid_epoch(spelled_root: Path, metho
     assert numbers + all_numbers(batches) == ALL
 
 
-def test_a_loader_in_a_daemon_process(spelled_root: Path) -> None:
-    assert in_process(consume_in_child, loader_of(spelled_root, workers=0), daemon=True) == ALL
-
-
 def test_workers_in_a_daemon_process_are_refused_as_by_torch(spelled_root: Path) -> None:
+    assert in_process(consume_in_child, loader_of(spelled_root, workers=0), daemon=True) == ALL
     found = in_process(consume_in_child, loader_of(spelled_root), daemon=True)
     assert found == "AssertionError: daemonic processes are not allowed to have children"
 
@@ -183,11 +162,10 @@ def test_a_fork_while_a_thread_waits_for_a_batch(spelled_root: Path, tmp_path: P
     assert found == ALL
 
 
-@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
-def test_garbage_collected_in_a_forked_worker_is_harmless(spelled_root: Path, tmp_path: Path, workers: int) -> None:
+def test_garbage_of_a_loop_with_workers_is_harmless_in_a_forked_worker(spelled_root: Path, tmp_path: Path) -> None:
     gc.disable()  # until the workers collect what is left here
     try:
-        cycle: list[Any] = [iter(loader_of(spelled_root, workers=workers))]
+        cycle: list[Any] = [iter(loader_of(spelled_root))]
         numbers_of(next(cycle[0]))
         cycle.append(cycle)
         del cycle
@@ -214,28 +192,15 @@ def test_workers_may_be_forked_after_the_device_was_used(spelled_root: Path, dev
 
 
 @WORKERS
-def test_a_thread_may_have_a_loader(spelled_root: Path, arguments: Any, device: str) -> None:
-    loader = loader_of(spelled_root, device=device, **arguments)
-    for _ in range(2):
-        assert in_thread(lambda: all_numbers(loader)) == ALL
-
-
-@WORKERS
 def test_four_threads_may_have_a_loader_each(spelled_root: Path, arguments: Any, device: str) -> None:
     dataset, found = Spelled(spelled_root), {}
-    persistent = arguments.get("persistent_workers", False)
+    how = {"num_workers": arguments["workers"], "persistent_workers": "persistent_workers" in arguments}
 
     def epochs(name: int) -> None:
-        loader = DataLoader(
-            dataset, BATCH + name, num_workers=arguments["workers"], persistent_workers=persistent, device=device
-        )
+        loader = DataLoader(dataset, BATCH + name, device=device, **how)
         found[name] = [all_numbers(loader) for _ in range(2)]
 
-    threads = [threading.Thread(target=epochs, args=(name,), daemon=True) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
+    in_threads(*(functools.partial(epochs, name) for name in range(4)))
     assert found == {name: [ALL, ALL] for name in range(4)}
 
 
@@ -361,11 +326,7 @@ def test_samplers_of_threads_that_start_workers_may_wait_for_each_other(spelled_
         how: Any = dict(num_workers=1, multiprocessing_context="fork", device="cpu")
         found.append(all_numbers(DataLoader(dataset, BATCH, sampler=MeetsOthers(barrier), **how)))
 
-    threads = [threading.Thread(target=epoch, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
+    in_threads(epoch, epoch)
     assert found == [ALL, ALL]
 
 
@@ -392,15 +353,9 @@ def test_a_seed_holds_beside_those_of_other_threads(dataset: Any, epochs: int, a
     for seed in range(4):
         loops(seed, alone)
     before = torch.get_rng_state()
-    threads = [threading.Thread(target=loops, args=(seed, together), daemon=True) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
+    in_threads(*(functools.partial(loops, seed, together) for seed in range(4)))
     assert together == alone
-    if (
-        "num_workers" in arguments
-    ):  # else samples are fetched in these threads, under a default generator that is theirs
+    if "num_workers" in arguments:  # else samples are fetched here, under a default generator that is theirs
         assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -412,28 +367,6 @@ def test_an_iterator_may_go_from_thread_to_thread(spelled_root: Path, arguments:
         numbers += in_thread(lambda: numbers_of(next(batches)))
     assert numbers == ALL
     assert in_thread(lambda: next(batches, None)) is None
-
-
-def test_an_iterator_may_be_shared_by_threads_that_take_turns(spelled_root: Path, device: str) -> None:
-    batches, lock, numbers = iter(loader_of(spelled_root, device=device)), threading.Lock(), []
-
-    def take() -> None:
-        while True:
-            with lock:
-                batch = next(batches, None)
-            if batch is None:
-                return
-            numbers.append(numbers_of(batch))
-
-    threads = [threading.Thread(target=take, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert sorted(numbers) == [ALL[k : k + BATCH] for k in range(0, 48, BATCH)]
-
-
-# --- several loaders -------------------------------------------------------------------------------------------------
 
 
 class HandedOn:
@@ -491,36 +424,14 @@ def test_workers_that_a_pool_of_threads_starts_exit_cleanly(spelled_root: Path, 
         assert pool.submit(statuses).result() == [0, 0]
 
 
+# --- several loaders -------------------------------------------------------------------------------------------------
+
+
 def test_three_loaders_in_step_over_one_dataset(spelled_root: Path, device: str) -> None:
     dataset = Spelled(spelled_root)
     loaders = [DataLoader(dataset, BATCH, num_workers=workers, device=device) for workers in (0, 1, 2)]
     rows = list(zip(*loaders))
     assert [all_numbers(column) for column in zip(*rows)] == [ALL] * 3
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
-def test_a_loader_inside_the_loop_of_another(spelled_root: Path, persistent: bool, device: str) -> None:
-    train = loader_of(spelled_root, workers=1, persistent_workers=persistent, device=device)
-    validation = loader_of(spelled_root, workers=1, persistent_workers=persistent, device=device)
-    numbers = []
-    for k, batch in enumerate(train):
-        numbers += numbers_of(batch)
-        if k % 4 == 1:
-            assert all_numbers(validation) == ALL
-        if k % 4 == 3:
-            for other in validation:
-                assert numbers_of(other) == ALL[:BATCH]
-                break
-    assert numbers == ALL
-
-
-def test_a_loader_inside_its_own_loop(spelled_root: Path, device: str) -> None:
-    loader, numbers = loader_of(spelled_root, device=device), []
-    for k, batch in enumerate(loader):
-        numbers += numbers_of(batch)
-        if k % 5 == 1:
-            assert all_numbers(loader) == ALL
-    assert numbers == ALL
 
 
 def test_two_loops_at_once_over_persistent_workers_share_an_iterator_as_with_torch(spelled_root: Path) -> None:
@@ -533,24 +444,10 @@ def test_two_loops_at_once_over_persistent_workers_share_an_iterator_as_with_tor
         nested = []
         for k, batch in enumerate(loader):
             nested.append(numbers_of(batch))
-            if k == 1:
-                nested += [numbers_of(each) for each in loader]
-        return [first, outer is inner, pairs, nested, [numbers_of(batch) for batch in loader]]
+            nested += map(numbers_of, loader) if k == 1 else []
+        return [first, outer is inner, pairs, nested, [*map(numbers_of, loader)]]
 
     assert told(DataLoader) == told(torch.utils.data.DataLoader)
-
-
-def leave_untouched(loader: Any) -> None:
-    pass
-
-
-def leave_at_once(loader: Any) -> None:
-    iter(loader)
-
-
-def leave_in_mid_epoch(loader: Any) -> None:
-    for _ in loader:
-        break
 
 
 def leave_with_an_error(loader: Any) -> None:
@@ -561,11 +458,7 @@ def leave_with_an_error(loader: Any) -> None:
         pass
 
 
-def leave_at_the_end(loader: Any) -> None:
-    assert all_numbers(loader) == ALL
-
-
-WAYS = [leave_untouched, leave_at_once, leave_in_mid_epoch, leave_with_an_error, leave_at_the_end]
+WAYS = [lambda loader: None, iter, lambda loader: next(iter(loader)), leave_with_an_error, all_numbers]
 
 
 def kept_by_this_process() -> dict[str, int]:
@@ -575,9 +468,8 @@ def kept_by_this_process() -> dict[str, int]:
 def test_thirty_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spelled_root: Path, device: str) -> None:
     def use(loaders: int) -> None:
         for k in range(loaders):
-            loader = loader_of(
-                spelled_root, workers=k % 3, persistent_workers=k % 3 > 0 and k % 2 > 0, device=device, num_threads=1
-            )
+            persistent = k % 3 > 0 and k % 2 > 0
+            loader = loader_of(spelled_root, None, k % 3, persistent_workers=persistent, device=device, num_threads=1)
             WAYS[k % len(WAYS)](loader)
 
     use(15)  # all ways with all numbers of workers
@@ -594,7 +486,7 @@ def test_thirty_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spell
 def test_workers_of_dropped_loaders_are_gone_when_the_next_loader_starts(spelled_root: Path) -> None:
     for _ in range(5):
         before = children_of()
-        leave_in_mid_epoch(loader_of(spelled_root))
+        next(iter(loader_of(spelled_root)))
         assert_gone([child for child in children_of() if child not in before], STOP_S)
 
 

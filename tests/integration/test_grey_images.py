@@ -6,11 +6,12 @@ Without a GPU torchvision makes them. So that DALI makes them here, too, the wor
 from __future__ import annotations
 
 import functools
-import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL
 import pytest
 import torch
@@ -22,12 +23,16 @@ from torchvision.transforms import v2
 
 import proxyloader
 
-from .test_any_dataset import Photographs, assert_same, images_by, loaded
+from ..side_by_side import Failed, assert_as_torch, one_epoch
+from .test_any_dataset import Photographs
 
 pytestmark = [
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
     pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
 ]
+
+MEAN_LEVELS = 0.5
+"""Largest mean difference of a batch, in levels of 255."""
 
 TO_TENSOR = [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
 CROP = v1.RandomResizedCrop(48)
@@ -132,74 +137,61 @@ def make(request: pytest.FixtureRequest, photos: Path, grey_photos: Path) -> Mak
     return functools.partial(Grey, grey_photos if is_grey else photos, None if is_grey else "L")
 
 
+def assert_made(make: Callable[[], Any], device: str, *, dali: int, workers: int, num_workers: int = 0) -> None:
+    """The batch is the stock loader's, and as many images were made by DALI, or by torchvision in the workers."""
+    found = []
+    for kind, more in ((StockLoader, {}), (proxyloader.DataLoader, {"device": device})):
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        loader = kind(make(), 8, True, num_workers=num_workers, **more)
+        (images, labels), *others = loader
+        assert not others
+        found.append([*(images if isinstance(images, (list, tuple)) else [images]), labels])
+    stats, ((*theirs, their_labels), (*ours, labels)) = loader.stats(), found
+    assert (stats.images_by_dali, stats.images_by_pillow, stats.images_by_workers) == (dali, 0, workers)
+    assert torch.equal(labels, their_labels)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.shape, one.dtype, one.device.type) == (other.shape, other.dtype, device)
+        assert 255 * (one.cpu() - other).abs().mean() < MEAN_LEVELS
+
+
 @pytest.mark.parametrize("name", BY_DALI)
-def test_dali_makes_it(name: str, make: Make, device: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
-    stock, _ = loaded(StockLoader, make(tf=BY_DALI[name]), 0)
-    ours, _ = loaded(proxyloader.DataLoader, make(tf=BY_DALI[name]), 0, device=device)
-    assert_same(ours, stock, device)
-    assert images_by(caplog.text) == (8, 0, 0)
+def test_dali_makes_it(name: str, make: Make, device: str) -> None:
+    assert_made(lambda: make(tf=BY_DALI[name]), device, dali=8, workers=0)
 
 
 @pytest.mark.parametrize("name", IN_WORKERS)
-def test_torchvision_makes_it(name: str, make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    stock, _ = loaded(StockLoader, make(tf=IN_WORKERS[name]), 0)
-    ours, _ = loaded(proxyloader.DataLoader, make(tf=IN_WORKERS[name]), 0, device="cpu")
-    assert_same(ours, stock)
-    assert images_by(caplog.text) == (0, 0, 8)
+def test_torchvision_makes_it(name: str, make: Make) -> None:
+    assert_made(lambda: make(tf=IN_WORKERS[name]), "cpu", dali=0, workers=8)
+
+
+@pytest.mark.parametrize("attribute", ["transform", "tf"])
+def test_workers_do_so_too(attribute: str, make: Make, device: str) -> None:
+    assert_made(lambda: make(**{attribute: then()}), device, dali=8, workers=0, num_workers=2)
 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_it_is_torchvisions_error(name: str, make: Make) -> None:
-    errors = []
-    for kind, options in [(StockLoader, {}), (proxyloader.DataLoader, {"device": "cpu"})]:
-        with pytest.raises(Exception) as caught:
-            loaded(kind, make(tf=ERRORS[name]), 0, **options)
-        errors.append((caught.type, str(caught.value)))
-    assert errors[0] == errors[1]
+    seen = assert_as_torch(lambda kind: kind(make(tf=ERRORS[name]), 8), one_epoch)
+    assert isinstance(seen["epochs"][0]["batches"][0], Failed)
 
 
-@pytest.mark.parametrize("attribute", ["transform", "tf"])
-def test_workers_do_so_too(attribute: str, make: Make, device: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
-    stock, _ = loaded(StockLoader, make(**{attribute: then()}), 2)
-    ours, _ = loaded(proxyloader.DataLoader, make(**{attribute: then()}), 2, device=device)
-    assert_same(ours, stock, device)
-    assert images_by(caplog.text) == (8, 0, 0)
+def test_a_grey_file_in_rgb_has_three_channels(grey_photos: Path, device: str) -> None:
+    assert_made(lambda: ImageFolder(str(grey_photos), then()), device, dali=8, workers=0)
 
 
-class TestGreyAndColour:
-    """A folder that holds both, whose images are opened as they are."""
+def test_grey_and_colour_in_one_folder(photos: Path, grey_photos: Path, tmp_path: Path, device: str) -> None:
+    """Of images that are opened as they are."""
+    (tmp_path / "a").mkdir()
+    for index, path in enumerate([*sorted(grey_photos.glob("*/*.jpg"))[:4], *sorted(photos.glob("*/*.jpg"))[:4]]):
+        (tmp_path / "a" / f"{index}.jpg").symlink_to(path)
 
-    @pytest.fixture
-    def root(self, photos: Path, grey_photos: Path, tmp_path: Path) -> Path:
-        (tmp_path / "a").mkdir()
-        for index, path in enumerate([*sorted(grey_photos.glob("*/*.jpg"))[:4], *sorted(photos.glob("*/*.jpg"))[:4]]):
-            (tmp_path / "a" / f"{index}.jpg").symlink_to(path)
-        return tmp_path
+    def folder(*transforms: Any) -> Any:
+        transform = v1.Compose([v1.Resize((48, 48)), *transforms, v1.ToTensor()])
+        return ImageFolder(str(tmp_path), transform, loader=Image.open)
 
-    def test_they_cannot_be_stacked(self, root: Path, device: str) -> None:
-        dataset = ImageFolder(str(root), v1.Compose([v1.Resize((48, 48)), v1.ToTensor()]), loader=Image.open)
-        with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-            loaded(StockLoader, dataset, 0)
-        with pytest.raises(RuntimeError, match=r"\(1, 48, 48\), \(3, 48, 48\). Convert all of them to one mode"):
-            loaded(proxyloader.DataLoader, dataset, 0, device=device)
-
-    @pytest.mark.parametrize("channels", [1, 3])
-    def test_one_number_of_channels_can(self, channels: int, root: Path, device: str) -> None:
-        transform = v1.Compose([v1.Resize((48, 48)), v1.Grayscale(channels), v1.ToTensor()])
-        dataset = ImageFolder(str(root), transform, loader=Image.open)
-        stock, _ = loaded(StockLoader, dataset, 0)
-        ours, _ = loaded(proxyloader.DataLoader, dataset, 0, device=device)
-        assert_same(ours, stock, device)
-
-
-def test_a_grey_file_in_rgb_has_three_channels(
-    grey_photos: Path, device: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
-    dataset = ImageFolder(str(grey_photos), then())
-    stock, _ = loaded(StockLoader, dataset, 0)
-    ours, _ = loaded(proxyloader.DataLoader, dataset, 0, device=device)
-    assert_same(ours, stock, device)
-    assert images_by(caplog.text) == (8, 0, 0)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(StockLoader(folder(), 8))
+    with pytest.raises(RuntimeError, match=r"\(1, 48, 48\), \(3, 48, 48\). Convert all of them to one mode"):
+        list(proxyloader.DataLoader(folder(), 8, device=device))
+    for channels in (1, 3):
+        assert_as_torch(lambda kind: kind(folder(v1.Grayscale(channels)), 8, True), device=device)  # noqa: B023

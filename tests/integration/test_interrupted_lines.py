@@ -16,30 +16,18 @@ import pytest
 import torch
 from nvidia.dali.backend import TensorCPU, TensorGPU
 
-from proxyloader import DataLoader
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
 from proxyloader.loader.plan_servers import PlanServers
 from proxyloader.loader.submitter import RunSubmitter
 
 from .. import scripts
-from ..faults import Spelled
+from ..faults import BATCH, all_numbers, loader_of, numbers_of
 from ..limits import STOP_S, WAIT_S
-from ..numbered import read_numbers, spell_dataset
+from ..outcomes import outcomes
+from .roads import PICTURES
 
-IMAGES, BATCH = 64, 4
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", IMAGES)
-
-
-def numbers_of(batch: Any) -> list[int]:
-    images, indices = batch
-    found = read_numbers(images, white=1.0)
-    assert found == indices.tolist()
-    return found
+ALL = list(range(PICTURES))
 
 
 class Preempted(RuntimeError):
@@ -84,16 +72,16 @@ ALARMS = """
 """
 
 
-def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(root: Path, device: str) -> None:
-    done = scripts.run(textwrap.dedent(ALARMS), root, device, timeout_s=2 * WAIT_S)
+def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(spelled_root: Path, device: str) -> None:
+    done = scripts.run(textwrap.dedent(ALARMS), spelled_root, device, timeout_s=2 * WAIT_S)
     assert done.returncode == 0, done.stderr[-2000:]
     raised, images = map(int, done.stdout.split())
-    assert raised > 10 and images == IMAGES
+    assert raised > 10 and images == PICTURES
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
-    root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
+    spelled_root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_dali, calls = api.Pipeline.outputs, itertools.count()
 
@@ -103,17 +91,11 @@ def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
         return of_dali(pipeline, *args, **kwargs)
 
     monkeypatch.setattr(api.Pipeline, "outputs", outputs)
-    loader = DataLoader(Spelled(root), BATCH, device=device, num_workers=workers)
-    batches, seen, raised = iter(loader), 0, 0
-    while True:
-        try:
-            seen += len(numbers_of(next(batches)))
-        except Preempted:
-            raised += 1
-        except StopIteration:
-            break
-    assert (raised, seen) == (1, IMAGES - BATCH)
-    assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+    loader = loader_of(spelled_root, workers=workers, device=device)
+    found = outcomes(loader)
+    batches = [each for each in found if not isinstance(each, Preempted)]
+    assert len(found) == len(batches) + 1 and len(all_numbers(batches)) == PICTURES - BATCH
+    assert all_numbers(loader) == ALL
 
 
 class Slow:
@@ -127,101 +109,83 @@ class Slow:
 
 
 @pytest.fixture
-def one_build_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    build, calls = plan_server.build_pipeline, itertools.count()
+def fail_a_build(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The next pipeline that is built is an error."""
+    build, errors = plan_server.build_pipeline, []
 
-    def fails_once(*args: Any) -> Any:
-        if next(calls) == 0:
-            raise MemoryError("there is none")
+    def build_or_fail(*args: Any) -> Any:
+        if errors:
+            raise errors.pop()
         return build(*args)
 
-    monkeypatch.setattr(plan_server, "build_pipeline", fails_once)
+    monkeypatch.setattr(plan_server, "build_pipeline", build_or_fail)
+    return lambda: errors.append(MemoryError("there is none"))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_loop_that_could_not_begin_leaves_nothing_to_the_next_one(
-    root: Path, persistent: bool, device: str, one_build_fails: None
+def test_a_loop_that_could_not_begin_leaves_nothing(
+    spelled_root: Path, persistent: bool, device: str, fail_a_build: Callable[[], None]
 ) -> None:
     slow = Slow(0.03)
-    dataset = Spelled(root, slow)
-    how: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": persistent, "device": device}
-    loader = DataLoader(dataset, BATCH, shuffle=True, **how)
+    how: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": persistent, "device": device, "shuffle": True}
+    loader = loader_of(spelled_root, slow, **how)
+    fail_a_build()
     try:
         iter(loader)
     except MemoryError:  # whose traceback keeps the frames, and what was in them, here
         slow.sleep_s = 0.001
-        seen = list(itertools.chain.from_iterable(map(numbers_of, loader)))
-    assert sorted(seen) == list(range(IMAGES))
-    assert sorted(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+        seen = all_numbers(loader)
+    assert sorted(seen) == ALL
+    assert sorted(all_numbers(loader)) == ALL
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_an_epoch_that_could_not_begin_is_still_to_come(
-    root: Path, sharded: bool, device: str, one_build_fails: None
+@pytest.mark.parametrize("shards", [None, 1])
+@pytest.mark.parametrize("batches", [0, 5])
+def test_an_epoch_or_a_state_is_not_used_up_by_a_loop_that_could_not_begin(
+    spelled_root: Path, shards: int | None, batches: int, device: str, fail_a_build: Callable[[], None]
 ) -> None:
-    how: dict[str, Any] = {"shuffle": True, "seed": 3, "device": device, "num_workers": 2}
-    how |= {"num_shards": 1} if sharded else {}
-    loader = DataLoader(Spelled(root), BATCH, **how)
-    with pytest.raises(MemoryError):
-        iter(loader)
-    assert loader.state_dict()["epoch"] == 0
-    whole = list(map(numbers_of, loader))
-    batches = iter(DataLoader(Spelled(root), BATCH, **how))
-    assert [numbers_of(next(batches)) for _ in range(3)] == whole[:3]
-
-
-def test_a_state_that_was_loaded_is_not_used_up_by_a_loop_that_could_not_begin(
-    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    how: dict[str, Any] = {"shuffle": True, "device": device, "num_workers": 2}
-    first = DataLoader(Spelled(root), BATCH, **how)
-    batches = iter(first)
-    for _ in range(5):
-        next(batches)
-    state = first.state_dict()
-    left = list(map(numbers_of, batches))
-    second = DataLoader(Spelled(root), BATCH, **how)
-    second.load_state_dict(state)
-    build = plan_server.build_pipeline
-    monkeypatch.setattr(plan_server, "build_pipeline", _raises(MemoryError))
+    how: dict[str, Any] = {"shuffle": True, "seed": 3, "device": device, "num_shards": shards}
+    first, second, third = (loader_of(spelled_root, **how) for _ in range(3))
+    loop = iter(first)
+    whole = [numbers_of(batch) for batch in itertools.islice(loop, batches)]
+    if batches:
+        second.load_state_dict(first.state_dict())
+    whole += map(numbers_of, loop)
+    fail_a_build()
     with pytest.raises(MemoryError):
         iter(second)
-    monkeypatch.setattr(plan_server, "build_pipeline", build)
-    assert list(map(numbers_of, second)) == left
-
-
-def _raises(kind: type[BaseException]) -> Callable[..., Any]:
-    def raises(*_: Any, **__: Any) -> Any:
-        raise kind
-
-    return raises
+    assert second.state_dict()["epoch"] == 0
+    assert list(map(numbers_of, second)) == whole[batches:]
+    assert list(map(numbers_of, third)) == whole
 
 
 @contextlib.contextmanager
 def interrupted_in(cls: type, method: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The body is, when it comes to this method."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(cls, method, _raises(KeyboardInterrupt))
+        patch.setattr(cls, method, interrupt)
         yield
 
 
 def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were_done(
-    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+    spelled_root: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = DataLoader(Spelled(root), BATCH, num_workers=2, persistent_workers=True, device=device)
+    loader = loader_of(spelled_root, persistent_workers=True, device=device)
     older = iter(loader)
     numbers_of(next(older))
     with interrupted_in(PlanServers, "of", monkeypatch):
         iter(loader)
     with pytest.raises(RuntimeError, match="interrupted"):
         list(older)
-    assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+    assert all_numbers(loader) == ALL
 
 
-def test_an_interrupt_when_a_batch_was_finished_ends_the_loop(
-    root: Path, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = DataLoader(Spelled(root), BATCH, num_workers=2, persistent_workers=True, device=device)
+def test_an_interrupt_after_a_batch_ends_it(spelled_root: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of(spelled_root, persistent_workers=True, device=device)
     batches = iter(loader)
     numbers_of(next(batches))
     time.sleep(0.3)  # others are ready
@@ -230,7 +194,7 @@ def test_an_interrupt_when_a_batch_was_finished_ends_the_loop(
             numbers_of(batch)
     with pytest.raises(RuntimeError, match="interrupted .* in the middle of a batch"):
         next(batches)
-    assert list(itertools.chain.from_iterable(map(numbers_of, loader))) == list(range(IMAGES))
+    assert all_numbers(loader) == ALL
 
 
 def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) -> None:
@@ -264,8 +228,8 @@ def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) ->
     assert caught == raised == 100
 
 
-def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_wait_for(root: Path) -> None:
-    batches = iter(DataLoader(Spelled(root), BATCH, num_workers=2, device="cpu"))
+def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_wait_for(spelled_root: Path) -> None:
+    batches = iter(loader_of(spelled_root))
     numbers_of(next(batches))
     batches._feed._batches._index_queues[0]._notempty.acquire()
     start_s = time.monotonic()

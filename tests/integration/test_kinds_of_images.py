@@ -12,14 +12,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
 from torchvision import transforms, tv_tensors
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import proxyloader
 
 from ..outcomes import outcomes
+from .test_any_dataset import Photographs, opened
 
 PIL: dict[str, Callable[[Any], Any]] = {
     "as opened": lambda path: Image.open(path),
@@ -50,32 +49,19 @@ TV: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Opened(Dataset[Any]):
-    def __init__(self, root: Path, use: Callable[[Any], Any]) -> None:
-        self.samples, self.use = ImageFolder(str(root)).samples[:6], use
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        path, label = self.samples[index]
-        return self.use(path), label
-
-
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
+def opened_by(use: Callable[[Any], Any], photos: Path) -> Photographs:
+    return Photographs(photos, lambda path, index: (use(path), index))
 
 
 def each(loader: Any, dataset: Any, **arguments: Any) -> list[Any]:
-    return [sample for batch in loader(dataset, 3, collate_fn=as_list, **arguments) for sample in batch]
+    return [sample for batch in loader(dataset, 3, collate_fn=list, **arguments) for sample in batch]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", PIL)
 def test_a_pil_image_leaves_it(photos: Path, name: str, workers: int) -> None:
-    dataset = Opened(photos, PIL[name])
-    ours = each(proxyloader.DataLoader, dataset, num_workers=workers, device="cpu")
-    theirs = each(StockLoader, dataset, num_workers=workers)
+    dataset = opened_by(PIL[name], photos)
+    ours, theirs = (each(kind, dataset, num_workers=workers) for kind in (proxyloader.DataLoader, StockLoader))
     for (mine, label), (other, right) in zip(ours, theirs, strict=True):
         assert (label, mine.mode, mine.size, mine.info) == (right, other.mode, other.size, other.info)
         assert np.array_equal(np.asarray(mine), np.asarray(other))
@@ -83,8 +69,8 @@ def test_a_pil_image_leaves_it(photos: Path, name: str, workers: int) -> None:
 
 
 def test_an_image_in_a_cache_needs_no_proxyloader(photos: Path) -> None:
-    dataset = Opened(photos, lambda path: pickle.dumps([Image.open(path), Image.open(path).convert("RGB")]))
-    for data, _ in each(proxyloader.DataLoader, dataset, device="cpu"):
+    pickled = opened_by(lambda path: pickle.dumps([Image.open(path), Image.open(path).convert("RGB")]), photos)
+    for data, _ in each(proxyloader.DataLoader, pickled, device="cpu"):
         assert b"proxyloader" not in data
         assert [type(image).__name__ for image in pickle.loads(data)] == ["JpegImageFile", "Image"]
 
@@ -92,16 +78,11 @@ def test_an_image_in_a_cache_needs_no_proxyloader(photos: Path) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_batch_of_pil_images_is_refused_in_torchs_words(photos: Path) -> None:
     for kind in ("as opened", "converted"):
-        theirs = outcomes(StockLoader(Opened(photos, PIL[kind]), 3))
-        ours = outcomes(proxyloader.DataLoader(Opened(photos, PIL[kind]), 3))
+        ours, theirs = (
+            outcomes(each(opened_by(PIL[kind], photos), 12)) for each in (proxyloader.DataLoader, StockLoader)
+        )
         assert [type(each) for each in ours] == [type(each) for each in theirs] == [TypeError, TypeError]
         assert all(str(right) in str(each) for each, right in zip(ours, theirs)), ours
-
-
-class Photos(Opened):
-    def __getitem__(self, index: int) -> Any:
-        path, label = self.samples[index]
-        return {"depth": torch.ones(40, 48), "image": self.use(Image.open(path).convert("RGB")), "label": label}
 
 
 def kinds(value: Any) -> Any:
@@ -122,14 +103,18 @@ def assert_close(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", TV)
 def test_an_image_of_torchvisions_leaves_it(photos: Path, name: str, workers: int, device: str) -> None:
-    dataset = Photos(photos, TV[name])
-    for arguments in (dict(batch_size=None), dict(batch_size=3, collate_fn=as_list), dict(batch_size=3)):
+    def sample(path: Path, index: int) -> Any:
+        return {"depth": torch.ones(40, 48), "image": TV[name](opened(path)), "label": index}
+
+    dataset = Photographs(photos, sample)
+    for arguments in (dict(batch_size=None), dict(batch_size=3, collate_fn=list), dict(batch_size=3)):
         ours = list(proxyloader.DataLoader(dataset, num_workers=workers, device=device, **arguments))
         theirs = list(StockLoader(dataset, num_workers=workers, **arguments))
         assert kinds(ours) == kinds(theirs)
         assert_close(ours, theirs)
-        images = [batch["image"] for batch in ours] if arguments["batch_size"] is None else []
-        for image in images if name == "DALI's" else []:
+        if name != "DALI's" or arguments["batch_size"] is not None:
+            continue
+        for image in (batch["image"] for batch in ours):
             assert image.device.type == device
             flipped = v2.RandomHorizontalFlip(1)({"depth": torch.eye(40, 48), "image": image})
             assert torch.equal(flipped["image"], image.flip(-1)) and torch.equal(flipped["depth"], torch.eye(40, 48))

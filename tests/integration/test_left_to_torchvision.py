@@ -20,7 +20,8 @@ from torchvision.transforms.autoaugment import AugMix, RandAugment
 from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, compile_transforms
 
 from ..outcomes import raises
-from ..side_by_side import assert_as_torch, by_dali
+from ..side_by_side import assert_as_torch, used
+from .test_any_dataset import Photographs
 
 
 def reddened(image: Image.Image) -> Image.Image:
@@ -56,16 +57,16 @@ def test_on_a_cpu_what_is_faster_so_is_torchvisions_to_the_bit(
     assert caplog.text.count("on a CPU torchvision is faster") == 1
 
 
-def test_on_a_gpu_it_is_dalis(photos: Path, device: str) -> None:
-    loader = DataLoader(ImageFolder(str(photos), AUGMENTED), batch_size=8, device=device)
-    images, _ = next(iter(loader))
-    assert images.device.type == device and bool(loader._servers.kept) == (device == "cuda")
-
-
-def test_what_is_cheap_stays_with_dali_on_a_cpu(photos: Path) -> None:
-    loader = DataLoader(ImageFolder(str(photos), v1.Compose([v1.RandomCrop(32), v1.ToTensor()])), 8, device="cpu")
-    next(iter(loader))
-    assert loader._servers.kept
+def test_on_a_gpu_or_where_it_is_cheap_or_compiled_it_is_dalis(
+    photos: Path, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cheap = v1.Compose([v1.RandomCrop(32), v1.ToTensor()])
+    for transform, on in ((cheap, "cpu"), (compile_transforms(AUGMENTED), "cpu"), (AUGMENTED, device)):
+        assert not caplog.records
+        loader = DataLoader(ImageFolder(str(photos), transform), 8, device=on)
+        images, _ = next(iter(loader))
+        assert images.device.type == on
+        assert (loader.stats().images_by_dali == 8) == (transform is not AUGMENTED or on == "cuda")
 
 
 class FlipsByHand(ImageFolder):
@@ -82,21 +83,10 @@ def test_what_torchvision_does_starts_from_pil_images(photos: Path) -> None:
     assert_as_stock(FlipsByHand(str(photos), AUGMENTED))
 
 
-def test_what_the_user_compiled_stays_with_dali_on_a_cpu(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader = DataLoader(ImageFolder(str(photos), compile_transforms(AUGMENTED)), 8, device="cpu")
-    next(iter(loader))
-    assert loader._servers.kept and not caplog.records
-
-
 def test_what_is_not_translated_is_refused_if_all_is_to_be(photos: Path) -> None:
     dataset = ImageFolder(str(photos), OF_MINE)
     with raises(UnsupportedTransformError, position="transform.transforms[2]", transform="Lambda"):
         DataLoader(dataset, device="cpu", translate="all")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_by_default_a_function_behind_the_tensor_is_recorded_and_the_rest_is_dalis(photos: Path, workers: int) -> None:
-    assert_as_torch(lambda kind: kind(ImageFolder(str(photos), OF_MINE), 8, num_workers=workers), by_dali)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -115,26 +105,14 @@ def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:
     assert_as_stock(ConcatDataset([*parts, ImageFolder(str(photos), v1.Compose(OF_MINE.transforms[:2]))]))
 
 
-class Opened(torch.utils.data.Dataset[Any]):
-    """Opens its images by itself."""
-
-    def __init__(self, folder: ImageFolder, opened: Any) -> None:
-        self.samples, self.transform, self.opened = folder.samples, folder.transform, opened
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.opened(self.samples[index][0])), index
-
-
 def test_a_dataset_that_opens_its_images_undecoded_needs_no_change(photos: Path) -> None:
-    folder, batches = ImageFolder(str(photos), AUGMENTED), []
-    cpu_loader = functools.partial(DataLoader, device="cpu")
-    for kind, opened in ((StockLoader, pil_loader), (cpu_loader, EncodedImage.open)):
-        torch.manual_seed(5)
-        batches.append(next(iter(kind(Opened(folder, opened), batch_size=48))))
-    assert torch.equal(batches[0][0], batches[1][0]) and torch.equal(batches[0][1], batches[1][1])
+    def build(kind: Any) -> Any:
+        opened = pil_loader if kind is StockLoader else EncodedImage.open
+        return kind(Photographs(photos, lambda path, index: (AUGMENTED(opened(str(path))), index)), 24)
+
+    kinds = StockLoader, functools.partial(DataLoader, device="cpu")
+    (stock,), (ours,) = (used(kind, build, list)["result"] for kind in kinds)
+    assert torch.equal(stock[0], ours[0]) and torch.equal(stock[1], ours[1])
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

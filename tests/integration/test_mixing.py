@@ -16,10 +16,10 @@ from torchvision.transforms import v2
 
 import proxyloader
 
+from ..side_by_side import assert_as_torch
 from .test_same_batches import TRAIN, TRAIN_V2, assert_same
 
 CLASSES = 4
-SEED = 5
 MIXERS = {
     "MixUp": v2.MixUp(num_classes=CLASSES),
     "CutMix": v2.CutMix(num_classes=CLASSES),
@@ -78,27 +78,13 @@ def test_in_the_loop(folder: ImageFolder, mix: Mix, workers: int, device: str) -
 
 @each_mixer
 @each_number_of_workers
-def test_in_a_collate_fn_the_numbers_are_drawn_where_torch_draws_them(
-    folder: ImageFolder, mix: Mix, workers: int, device: str
-) -> None:
-    folder.transform = TRAIN_V2
-    arguments: dict[str, Any] = dict(workers=workers, collate_fn=functools.partial(mixing_collate, mix=mix))
-    theirs = on_the_cpu(epoch(StockLoader, folder, **arguments))
-    ours = on_the_cpu(epoch(proxyloader.DataLoader, folder, device=device, **arguments))
-    assert_same(ours, theirs)
-
-
-@each_mixer
-@each_number_of_workers
-def test_in_a_collate_fn_that_draws_the_same_in_any_process(
-    folder: ImageFolder, mix: Mix, workers: int, device: str
-) -> None:
-    folder.transform = TRAIN
-    arguments: dict[str, Any] = dict(workers=workers, collate_fn=functools.partial(mixing_by_label_collate, mix=mix))
-    theirs = on_the_cpu(epoch(StockLoader, folder, **arguments))
-    plain = on_the_cpu(epoch(StockLoader, folder, workers=workers))
-    assert any(not torch.equal(mixed, image) for (mixed, _), (image, _) in zip(theirs, plain)), "nothing was mixed"
-    assert_same(on_the_cpu(epoch(proxyloader.DataLoader, folder, device=device, **arguments)), theirs)
+def test_in_a_collate_fn(folder: ImageFolder, mix: Mix, workers: int, device: str) -> None:
+    for collate_fn, folder.transform in ((mixing_collate, TRAIN_V2), (mixing_by_label_collate, TRAIN)):
+        arguments: dict[str, Any] = dict(workers=workers, collate_fn=functools.partial(collate_fn, mix=mix))
+        theirs = on_the_cpu(epoch(StockLoader, folder, **arguments))
+        plain = on_the_cpu(epoch(StockLoader, folder, workers=workers))
+        assert any(not torch.equal(mixed, image) for (mixed, _), (image, _) in zip(theirs, plain)), "nothing was mixed"
+        assert_same(on_the_cpu(epoch(proxyloader.DataLoader, folder, device=device, **arguments)), theirs)
 
 
 class WithWeights:
@@ -130,7 +116,7 @@ def collate_with_scores(samples: list[Any]) -> Any:
 
 def labels_first(samples: list[Any]) -> Any:
     images, labels = default_collate(samples)
-    return labels, [images[0::2], images[1::2]], {"brightest": images.amax((1, 2, 3))}
+    return labels, [images[0::2], images[1::2]], {"flipped": images.flip(-1)}
 
 
 def no_more_than_seven(samples: list[Any]) -> Any:
@@ -138,36 +124,18 @@ def no_more_than_seven(samples: list[Any]) -> Any:
 
 
 @each_number_of_workers
-class TestBuiltOnDefaultCollate:
-    def both(self, folder: ImageFolder, collate_fn: Any, workers: int, device: str) -> list[tuple[Any, Any]]:
-        folder.transform = TRAIN
-        ours = list(epoch(proxyloader.DataLoader, folder, workers=workers, device=device, collate_fn=collate_fn))
-        theirs = list(epoch(StockLoader, folder, workers=workers, collate_fn=collate_fn))
-        assert len(ours) == len(theirs) == 5
-        return list(zip(ours, theirs))
+@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first, no_more_than_seven, collate_with_scores])
+def test_built_on_default_collate(folder: ImageFolder, collate_fn: Any, workers: int, device: str) -> None:
+    folder.transform = TRAIN
+    folder.target_transform = Score if collate_fn is collate_with_scores else None
 
-    def test_dictionaries_of_mixed_images_and_numbers(self, folder: ImageFolder, workers: int, device: str) -> None:
-        for ours, theirs in self.both(folder, WithWeights(), workers, device):
-            assert list(ours) == list(theirs) == ["images", "labels", "weights", "count"]
-            assert ours["count"] == theirs["count"] and torch.equal(ours["weights"], theirs["weights"])
-            assert ours["labels"].shape == (ours["count"], CLASSES)
-            assert_same(*(on_the_cpu([(batch["images"], batch["labels"])]) for batch in (ours, theirs)))
+    def build(kind: Any) -> Any:
+        return kind(folder, 10, True, num_workers=workers, collate_fn=collate_fn)
 
-    def test_other_orders_and_parts_of_a_batch(self, folder: ImageFolder, workers: int, device: str) -> None:
-        for ours, theirs in self.both(folder, labels_first, workers, device):
-            assert torch.equal(ours[0], theirs[0])
-            for a, b in zip(ours[1], theirs[1]):
-                assert_same(on_the_cpu([(a, ours[0])]), on_the_cpu([(b, theirs[0])]))
-            torch.testing.assert_close(ours[2]["brightest"].cpu(), theirs[2]["brightest"], rtol=0, atol=0.1)
-
-    def test_fewer_samples(self, folder: ImageFolder, workers: int, device: str) -> None:
-        pairs = self.both(folder, no_more_than_seven, workers, device)
-        assert [len(ours[1]) for ours, _ in pairs] == [7] * 5
-        for ours, theirs in pairs:
-            assert_same(on_the_cpu([ours]), on_the_cpu([theirs]))
-
-    def test_with_a_rule_for_a_type_of_ones_own(self, folder: ImageFolder, workers: int, device: str) -> None:
-        folder.target_transform = Score
-        for ours, theirs in self.both(folder, collate_with_scores, workers, device):
-            assert theirs[1].tolist() == sorted(theirs[1].tolist())
-            assert_same(on_the_cpu([ours]), on_the_cpu([theirs]))
+    batches = assert_as_torch(build, list, device=device)
+    assert len(batches) == 5
+    if isinstance(collate_fn, WithWeights):
+        assert list(batches[0]) == ["images", "labels", "weights", "count"]
+        assert batches[0]["labels"].shape == (10, CLASSES)
+    if collate_fn is collate_with_scores:
+        assert all(labels.tolist() == sorted(labels.tolist()) for _, labels in batches)

@@ -4,7 +4,6 @@ and is set as the one that they were given."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +75,7 @@ def assert_equal_batches(found: list[Any], expected: list[Any]) -> None:
 @REBUILT
 @pytest.mark.parametrize("kind", [StockLoader, DataLoader])
 @pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
-def test_a_rebuilt_loader_gives_the_same_batches(
-    photos: Path, kind: Any, rebuilt: Callable[[Any], Any], is_used: bool
-) -> None:
+def test_a_rebuilt_loader_gives_the_same_batches(photos: Path, kind: Any, rebuilt: Any, is_used: bool) -> None:
     how = {"num_workers": 2, "prefetch_factor": 3, "drop_last": True, "in_order": True, "timeout": 30}
     loader = kind(ImageFolder(str(photos), TRANSFORM), 10, shuffle=True, **how)
     if is_used:
@@ -87,7 +84,7 @@ def test_a_rebuilt_loader_gives_the_same_batches(
 
 
 @REBUILT
-def test_a_rebuilt_loader_is_set_as_the_one_before(photos: Path, rebuilt: Callable[[Any], Any]) -> None:
+def test_a_rebuilt_loader_is_set_as_the_one_before(photos: Path, rebuilt: Any) -> None:
     loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 10, shuffle=True, num_workers=2, **OURS)
     again = rebuilt(loader)
     assert {name: getattr(again, name) for name in OURS} == OURS
@@ -97,9 +94,7 @@ def test_a_rebuilt_loader_is_set_as_the_one_before(photos: Path, rebuilt: Callab
 
 @REBUILT
 @pytest.mark.parametrize("policy", ["fill", "partial", "drop"])
-def test_a_rebuilt_loader_has_the_shard_of_the_one_before(
-    photos: Path, rebuilt: Callable[[Any], Any], policy: str
-) -> None:
+def test_a_rebuilt_loader_has_the_shard_of_the_one_before(photos: Path, rebuilt: Any, policy: str) -> None:
     shard = {"num_shards": World(2, 1), "last_batch_policy": policy}
     loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, seed=5, device="cpu", **shard)
     again = rebuilt(loader)
@@ -110,7 +105,7 @@ def test_a_rebuilt_loader_has_the_shard_of_the_one_before(
 
 
 @REBUILT
-def test_a_rebuilt_loader_has_the_server_of_the_one_before(spelled_root: Path, rebuilt: Callable[[Any], Any]) -> None:
+def test_a_rebuilt_loader_has_the_server_of_the_one_before(spelled_root: Path, rebuilt: Any) -> None:
     with ProxyServer(picture_pipeline("cpu")) as server:
         loader = DataLoader(picture_folder(spelled_root, server.proxy, read_bytes), 4, server=server)
         assert_equal_batches(batches_of(rebuilt(loader)), batches_of(loader))
@@ -120,27 +115,3 @@ def test_every_public_attribute_is_an_argument(photos: Path) -> None:
     loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 16, num_workers=1, device="cpu")
     list(loader)
     assert public_attributes(loader).keys() <= inspect.signature(DataLoader).parameters.keys()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [StockLoader, DataLoader])
-def test_ignites_deterministic_engine_goes_on_where_it_was_left(photos: Path, kind: Any, workers: int) -> None:
-    deterministic = pytest.importorskip("ignite.engine.deterministic")
-    events = pytest.importorskip("ignite.engine").Events
-
-    def trained(checkpoint: Any = None, stop_at: int = 100) -> tuple[list[Any], Any]:
-        torch.manual_seed(12)
-        seen: list[Any] = []
-        engine = deterministic.DeterministicEngine(lambda _, batch: seen.append((batch[0].clone(), batch[1].tolist())))
-        loader = kind(ImageFolder(str(photos), TRANSFORM), 16, shuffle=True, num_workers=workers)
-        if checkpoint is not None:
-            engine.load_state_dict(checkpoint)
-        engine.add_event_handler(events.ITERATION_COMPLETED(once=stop_at), engine.terminate)
-        engine.run(loader, max_epochs=2)
-        return seen, engine.state_dict()
-
-    whole, _ = trained()
-    assert len(whole) == 6 and whole[0][1] != whole[3][1]
-    first, checkpoint = trained(stop_at=3)
-    rest, _ = trained(checkpoint)
-    assert_equal_batches(first + rest, whole)

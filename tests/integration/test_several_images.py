@@ -15,7 +15,8 @@ from torchvision.transforms import v2
 import proxyloader
 from proxyloader import EncodedImage
 
-MEAN_LEVELS_ALLOWED = 0.5
+from ..side_by_side import assert_as_torch, one_epoch
+
 TRAIN = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 SMALL = v1.Compose([v1.RandomResizedCrop(16, (0.05, 0.4)), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3)])
 FIVE = v2.Compose([v2.Resize(48), v2.FiveCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
@@ -48,77 +49,42 @@ class Pairs(torch.utils.data.Dataset[Any]):
         return self.transform(self.opened(first)), self.transform(self.opened(second)), label
 
 
-def epochs(loader_class: Any, dataset: Any, count: int = 2, **arguments: Any) -> list[Any]:
-    torch.manual_seed(3)
-    loader = loader_class(dataset, batch_size=10, shuffle=True, **arguments)
-    return [batch for _ in range(count) for batch in loader]
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    """Same structure, same shapes, same values."""
-    assert type(ours) is type(theirs)
-    if isinstance(theirs, torch.Tensor) and theirs.is_floating_point():
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        assert 255 * (ours.cpu() - theirs).abs().mean() <= 4 * MEAN_LEVELS_ALLOWED  # a level is four times as much
-    elif isinstance(theirs, torch.Tensor):
-        assert torch.equal(ours, theirs)
-    elif isinstance(theirs, dict):
-        assert list(ours) == list(theirs)
-        assert_same(list(ours.values()), list(theirs.values()))
-    elif isinstance(theirs, (list, tuple)):
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs):
-            assert_same(a, b)
-    else:
-        assert ours == theirs
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    "transform",
-    [TwoCrops(TRAIN, TRAIN), TwoCrops(TRAIN, SMALL), Named(TRAIN, SMALL), FIVE],
-    ids=["one transform twice", "two transforms", "named", "FiveCrop"],
-)
-def test_a_transform_that_gives_several(folder: ImageFolder, transform: Any, workers: int, device: str) -> None:
-    folder.transform = transform
-    theirs = epochs(StockLoader, folder, num_workers=workers)
-    ours = epochs(proxyloader.DataLoader, folder, num_workers=workers, device=device)
-    assert_same(ours, theirs)
-
-
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_they_reach_workers_under_every_start_method(folder: ImageFolder, method: str) -> None:
-    folder.transform = Named(TRAIN, SMALL)
-    theirs = epochs(StockLoader, folder, 1, num_workers=1)
-    ours = epochs(proxyloader.DataLoader, folder, 1, num_workers=1, multiprocessing_context=method, device="cpu")
-    assert_same(ours, theirs)
-
-
-def test_a_dataset_that_gives_several_images_in_a_sample(folder: ImageFolder, device: str) -> None:
-    theirs = epochs(StockLoader, Pairs(folder, TRAIN, pil_loader), num_workers=2)
-    dataset = Pairs(folder, TRAIN, EncodedImage.open)
-    assert_same(epochs(proxyloader.DataLoader, dataset, num_workers=2, device=device), theirs)
-
-
-def test_such_a_dataset_with_a_transform_that_gives_several(folder: ImageFolder) -> None:
-    two = TwoCrops(TRAIN, SMALL)
-    theirs = epochs(StockLoader, Pairs(folder, two, pil_loader), num_workers=2)
-    dataset = Pairs(folder, two, EncodedImage.open)
-    assert_same(epochs(proxyloader.DataLoader, dataset, num_workers=2, device="cpu"), theirs)
-
-
 def stacked(samples: list[Any]) -> Any:
     """All crops of all images in one batch, as tests with FiveCrop have it."""
     crops = torch.stack([torch.stack(crops) for crops, _ in samples])
     return crops.flatten(0, 1), torch.tensor([label for _, label in samples])
 
 
-def test_a_collate_fn_stacks_the_crops(folder: ImageFolder, device: str) -> None:
-    folder.transform = FIVE
-    theirs = epochs(StockLoader, folder, num_workers=2, collate_fn=stacked)
-    ours = epochs(proxyloader.DataLoader, folder, num_workers=2, collate_fn=stacked, device=device)
-    assert ours[0][0].shape == (50, 3, 32, 32)
-    assert_same(ours, theirs)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("transform", "collate_fn"),
+    [(TwoCrops(TRAIN, TRAIN), None), (TwoCrops(TRAIN, SMALL), None), (Named(TRAIN, SMALL), None)]
+    + [(FIVE, None), (FIVE, stacked)],
+    ids=["one transform twice", "two transforms", "named", "FiveCrop", "FiveCrop, stacked"],
+)
+def test_one_gives_several(folder: ImageFolder, transform: Any, collate_fn: Any, workers: int, device: str) -> None:
+    folder.transform = transform
+    assert_as_torch(lambda kind: kind(folder, 10, True, num_workers=workers, collate_fn=collate_fn), device=device)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_they_reach_workers_under_every_start_method(folder: ImageFolder, method: str) -> None:
+    folder.transform = Named(TRAIN, SMALL)
+
+    def build(kind: Any) -> Any:
+        started = {} if kind is StockLoader else {"multiprocessing_context": method}
+        return kind(folder, 10, True, num_workers=1, **started)
+
+    assert_as_torch(build, one_epoch)
+
+
+@pytest.mark.parametrize("transform", [TRAIN, TwoCrops(TRAIN, SMALL)], ids=["one", "two"])
+def test_a_dataset_that_gives_several_images_in_a_sample(folder: ImageFolder, transform: Any, device: str) -> None:
+    def build(kind: Any) -> Any:
+        opened = pil_loader if kind is StockLoader else EncodedImage.open
+        return kind(Pairs(folder, transform, opened), 10, True, num_workers=2)
+
+    assert_as_torch(build, device=device)
 
 
 def test_a_bad_file_takes_its_whole_sample_along(folder: ImageFolder, tmp_path: Any) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DalisPolicy
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, Subset
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torchvision import transforms
 
 from proxyloader import DataLoader, LastBatchPolicy, ShardedSampler, World
@@ -59,9 +60,7 @@ def expected(shard: int, epoch: int, samples: int = SAMPLES, **arguments: Any) -
 
 @WORKERS
 @POLICIES
-def test_each_loader_gives_its_shard_and_epochs_advance_by_themselves(
-    spelled_root: Path, policy: str, workers: int, device: str
-) -> None:
+def test_each_loader_gives_its_shard(spelled_root: Path, policy: str, workers: int, device: str) -> None:
     how: dict[str, Any] = dict(shuffle=True, last_batch_policy=policy)
     whole: list[list[int]] = [[], []]
     for shard in range(SHARDS):
@@ -78,16 +77,14 @@ def test_each_loader_gives_its_shard_and_epochs_advance_by_themselves(
 def test_without_num_shards_every_process_loads_everything(spelled_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert flat(numbers(loader_of(spelled_root, None))) == list(range(SAMPLES))
-    found = numbers(loader_of(spelled_root, None, num_shards="auto"))
-    assert flat(found) == list(range(SAMPLES // 2, SAMPLES))
+    for num_shards, first in ((None, 0), ("auto", SAMPLES // 2)):
+        found = numbers(loader_of(spelled_root, None, num_shards=num_shards))
+        assert flat(found) == list(range(first, SAMPLES))
 
 
 @WORKERS
 @POLICIES
-def test_a_shard_without_samples_is_an_epoch_without_batches_or_of_repeated_ones(
-    spelled_root: Path, policy: str, workers: int
-) -> None:
+def test_a_shard_without_samples_is_empty_or_repeats(spelled_root: Path, policy: str, workers: int) -> None:
     loader = loader_of(spelled_root, 0, workers, samples=2, last_batch_policy=policy)
     for _ in range(2):
         found = numbers(loader)
@@ -117,18 +114,14 @@ def test_without_batches_the_samples_of_the_shard_come_one_by_one(spelled_root: 
     whole = [index for _, index in loader]
     assert whole == flat(expected(1, 0)) and len(loader) == 8
     list(itertools.islice(loader, 3))
-    state, resumed = loader.state_dict(), loader_of(spelled_root, 1, batch_size=None)
-    resumed.load_state_dict(state)
+    resumed = loader_of(spelled_root, 1, batch_size=None)
+    resumed.load_state_dict(loader.state_dict())
     assert [index for _, index in resumed] == whole[3:]
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
-def test_set_epoch_of_loader_or_sampler_says_which_epoch_comes_next(
-    spelled_root: Path, workers: int, persistent: bool
-) -> None:
-    arguments: dict[str, Any] = dict(shuffle=True, persistent_workers=persistent and workers > 0)
-    loader = loader_of(spelled_root, 1, workers, **arguments)
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "persistent"])
+def test_set_epoch_says_which_epoch_comes_next(spelled_root: Path, workers: int, persistent: bool) -> None:
+    loader = loader_of(spelled_root, 1, workers, shuffle=True, persistent_workers=persistent)
     loader.set_epoch(3)
     assert loader.state_dict()["epoch"] == 3
     assert [numbers(loader), numbers(loader)] == [expected(1, 3, shuffle=True), expected(1, 4, shuffle=True)]
@@ -174,19 +167,16 @@ def test_a_resumed_epoch_has_exactly_the_batches_that_were_left(
 
 @POLICIES
 def test_the_state_of_one_process_does_for_all_that_took_as_many_steps(spelled_root: Path, policy: str) -> None:
-    how: dict[str, Any] = dict(
-        shuffle=True, last_batch_policy=policy
-    )  # the third batch of shard 0 is smaller than those of the others
+    how: dict[str, Any] = dict(shuffle=True, last_batch_policy=policy)  # the third batch of shard 0 is a smaller one
     steps = 2 if policy == "drop" else 3
     begun = loader_of(spelled_root, 0, **how)
-    batches = iter(begun)
-    done = [numbers(itertools.islice(batches, steps))]
+    assert numbers(itertools.islice(begun, steps)) == expected(0, 0, **how)
+    state = pickle.dumps(begun.state_dict())
     for shard in range(1, SHARDS):
         resumed = loader_of(spelled_root, shard, **how)
-        resumed.load_state_dict(pickle.loads(pickle.dumps(begun.state_dict())))
+        resumed.load_state_dict(pickle.loads(state))
         assert numbers(resumed) == expected(shard, 0, **how)[steps:] == []
         assert numbers(resumed) == expected(shard, 1, **how)
-    assert done[0] == expected(0, 0, **how)
 
 
 def test_a_resumed_epoch_may_be_stopped_and_resumed_again_also_with_smaller_batches(spelled_root: Path) -> None:
@@ -229,20 +219,12 @@ def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_lo
     [
         (dict(shuffle=False), "shuffle=True, seed=0, and this one is with .*shuffle=False"),
         (dict(num_shards=None), "this one is without num_shards"),
-        (
-            dict(num_shards=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)),
-            "this one is without num_shards",
-        ),
+        (dict(num_shards=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)), "this one is without num_shards"),
     ],
     ids=["another order", "none", "a distributed sampler"],
 )
-def test_a_state_of_mid_epoch_is_refused_where_the_samples_come_in_another_order(
-    spelled_root: Path, other: dict[str, Any], message: str
-) -> None:
-    def loader(**arguments: Any) -> Any:
-        return loader_of(spelled_root, 0, **{"shuffle": True} | arguments)
-
-    begun, changed = loader(), loader(**other)
+def test_a_state_of_another_order_is_refused(spelled_root: Path, other: dict[str, Any], message: str) -> None:
+    begun, changed = (loader_of(spelled_root, 0, **{"shuffle": True} | arguments) for arguments in ({}, other))
     list(itertools.islice(begun, 1))
     with pytest.raises(ValueError, match=message):
         changed.load_state_dict(begun.state_dict())
@@ -253,16 +235,12 @@ def test_a_state_of_mid_epoch_is_refused_where_the_samples_come_in_another_order
 
 
 @pytest.mark.parametrize("batch_size", [BATCH, None], ids=["batches", "single samples"])
-def test_another_number_of_processes_goes_on_with_each_sample_that_is_left(
-    spelled_root: Path, batch_size: int | None
-) -> None:
+def test_another_number_of_processes_goes_on_with_the_rest(spelled_root: Path, batch_size: int | None) -> None:
     once: list[int] = []
     state: Any = None
     for shards, steps in ((3, 2), (2, 1), (5, None)):
-        loaders = [
-            loader_of(spelled_root, None, num_shards=World(shards, k), shuffle=True, batch_size=batch_size, seed=2)
-            for k in range(shards)
-        ]
+        how: dict[str, Any] = dict(shuffle=True, batch_size=batch_size, seed=2)
+        loaders = [loader_of(spelled_root, None, num_shards=World(shards, k), **how) for k in range(shards)]
         if state is not None:
             for loader in loaders:
                 loader.load_state_dict(json.loads(json.dumps(state)))
@@ -282,9 +260,8 @@ def test_another_number_of_processes_goes_on_with_each_sample_that_is_left(
 def test_another_number_of_processes_takes_as_many_steps_in_each(spelled_root: Path, policy: str) -> None:
     begun = loader_of(spelled_root, 0, last_batch_policy=policy)
     list(itertools.islice(begun, 1))
-    others = [
-        loader_of(spelled_root, None, num_shards=World(4, k), batch_size=2, last_batch_policy=policy) for k in range(4)
-    ]
+    how: dict[str, Any] = dict(batch_size=2, last_batch_policy=policy)
+    others = [loader_of(spelled_root, None, num_shards=World(4, k), **how) for k in range(4)]
     for other in others:
         other.load_state_dict(begun.state_dict())
     found = [numbers(other) for other in others]
@@ -321,21 +298,18 @@ def test_a_copy_of_a_loader_has_epochs_of_its_own(spelled_root: Path) -> None:
     assert numbers(loader) == expected(1, 1, shuffle=True)
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter(())
+REFUSED = {
+    "applied twice": lambda dataset: dict(sampler=DistributedSampler(dataset, 2, 0)),
+    "another: leave sampler out": lambda dataset: dict(sampler=RandomSampler(dataset)),
+    "another: leave batch_sampler out": lambda dataset: dict(batch_sampler=[[1], [2]]),
+    "an IterableDataset has none": lambda dataset: dict(dataset=IterableWrapper([])),
+    "drop_last=True contradicts": lambda dataset: dict(drop_last=True, last_batch_policy="fill"),
+    "from 0 to 1": lambda dataset: dict(num_shards=World(2, 2)),
+}
 
 
-def test_what_num_shards_cannot_deal_out_is_refused_when_the_loader_is_built(spelled_root: Path) -> None:
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_num_shards_cannot_deal_out_is_refused_when_the_loader_is_built(spelled_root: Path, message: str) -> None:
     dataset = Spelled(spelled_root)
-    for message, arguments in (
-        ("applied twice", dict(dataset=dataset, sampler=DistributedSampler(dataset, 2, 0))),
-        ("another: leave sampler out", dict(dataset=dataset, sampler=RandomSampler(dataset))),
-        ("another: leave batch_sampler out", dict(dataset=dataset, batch_sampler=[[1], [2]])),
-        ("an IterableDataset has none", dict(dataset=Stream())),
-        ("drop_last=True contradicts", dict(dataset=dataset, drop_last=True, last_batch_policy="fill")),
-    ):
-        with pytest.raises(ValueError, match=message):
-            DataLoader(**{"num_shards": World(2, 0)} | arguments)
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        DataLoader(dataset, num_shards=World(2, 2))
+    with pytest.raises(ValueError, match=message):
+        DataLoader(**{"dataset": dataset, "num_shards": World(2, 0)} | REFUSED[message](dataset))

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 
-from ..numbered import read_numbers, spell_dataset
+from ..numbered import read_numbers
 
 WORKERS = pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "2 persistent"]
@@ -120,12 +120,12 @@ class Itself(IterableDataset[int]):
     load_state_dict = Counter.load_state_dict  # type: ignore[assignment]
 
 
-KINDS = {
-    "map": Counting,
-    "iterators": OfIterators,
-    "iterable": Generating,
-    "its own iterator": Itself,
-}
+KINDS = {"map": Counting, "iterators": OfIterators, "iterable": Generating, "its own iterator": Itself}
+
+
+def through(kind: Any, state: Any) -> Any:
+    """As a checkpoint is written and read."""
+    return kind.loads(kind.dumps(state))
 
 
 def told(batch: Any) -> Any:
@@ -135,62 +135,55 @@ def told(batch: Any) -> Any:
 @WORKERS
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 @pytest.mark.parametrize("stop", [0, 1, 3, 5])
-def test_a_dataset_or_iterator_with_a_state_goes_on_from_it_in_each_worker(
-    kind: Any, workers: int, persistent: bool, stop: int
-) -> None:
-    def made() -> Any:
-        return DataLoader(kind(), 3, num_workers=workers, persistent_workers=persistent, device="cpu")
+def test_datasets_and_iterators_go_on_from_their_state(kind: Any, workers: int, persistent: bool, stop: int) -> None:
+    def made(state: Any = None) -> Any:
+        loader = DataLoader(kind(), 3, num_workers=workers, persistent_workers=persistent, device="cpu")
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
 
     loader = made()
     batches = iter(loader)
     for _ in range(stop):
         next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = through(json, loader.state_dict())
     left = list(map(told, batches))
-    resumed = made()
-    resumed.load_state_dict(state)
-    assert list(map(told, resumed)) == left
-    again = made()  # a state of a loader that has gone on is a state, too
-    again.load_state_dict(state)
-    batches = iter(again)
-    if left:
-        first = told(next(batches))
-        third = made()
-        third.load_state_dict(pickle.loads(pickle.dumps(again.state_dict())))
-        assert [first, *map(told, third)] == left
+    assert list(map(told, made(state))) == left
+    again = made(state)  # a state of a loader that has gone on is a state, too
+    for first in map(told, itertools.islice(again, 1)):
+        assert [first, *map(told, made(through(pickle, again.state_dict())))] == left
 
 
 @WORKERS
 @pytest.mark.parametrize("kind", [Counting, OfIterators, Generating], ids=["map", "iterators", "iterable"])
 def test_after_the_last_batch_the_dataset_goes_on_as_it_would_have(kind: Any, workers: int, persistent: bool) -> None:
-    def made() -> Any:
-        return DataLoader(kind(), 3, num_workers=workers, persistent_workers=persistent, device="cpu")
-
-    loader = made()
+    loader, resumed = (
+        DataLoader(kind(), 3, num_workers=workers, persistent_workers=persistent, device="cpu") for _ in range(2)
+    )
     list(loader)
-    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    state = through(pickle, loader.state_dict())
     following = [list(map(told, loader)) for _ in range(2)]
-    resumed = made()
     resumed.load_state_dict(state)
     assert [list(map(told, resumed)) for _ in range(2)] == following
 
 
 def test_the_state_of_a_dataset_without_workers_is_the_users_own() -> None:
-    dataset = Counting()
-    loader: Any = DataLoader(dataset, 4, device="cpu")
+    datasets = Counting(), Counting()
+    loader, resumed = (DataLoader(dataset, 4, device="cpu") for dataset in datasets)
     next(iter(loader))
-    assert dataset.asked == 4
-    other = Counting()
-    resumed: Any = DataLoader(other, 4, device="cpu")
+    assert datasets[0].asked == 4
     resumed.load_state_dict(loader.state_dict())
-    assert told(next(iter(resumed))) == [[4, 5, 6, 7], [5, 6, 7, 8]] and other.asked == 8
+    assert told(next(iter(resumed))) == [[4, 5, 6, 7], [5, 6, 7, 8]] and datasets[1].asked == 8
 
 
 def test_the_states_of_datasets_are_refused_by_another_number_of_workers() -> None:
-    loader: Any = DataLoader(Counting(), 3, num_workers=2, device="cpu")
+    loader, other = (DataLoader(Counting(), 3, num_workers=workers, device="cpu") for workers in (2, 1))
     next(iter(loader))
     with pytest.raises(ValueError, match=r"num_workers=2, and this loader has 1, .* a state of its own.*set_epoch"):
-        DataLoader(Counting(), 3, num_workers=1, device="cpu").load_state_dict(loader.state_dict())
+        other.load_state_dict(loader.state_dict())
+
+
+TO_TENSOR = transforms.ToTensor()
 
 
 class StatefulFolder(ImageFolder):
@@ -200,27 +193,20 @@ class StatefulFolder(ImageFolder):
         self.asked += 1
         return *super().__getitem__(index), self.asked
 
-    def state_dict(self) -> dict[str, int]:
-        return {"asked": self.asked}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.asked = state["asked"]
+    state_dict = Counting.state_dict
+    load_state_dict = Counting.load_state_dict
 
 
 @WORKERS
-def test_a_dataset_of_images_goes_on_from_its_state(tmp_path: Path, workers: int, persistent: bool) -> None:
-    root = spell_dataset(tmp_path / "set", 20)
-
-    def made() -> Any:
-        dataset = StatefulFolder(root, transforms.ToTensor())
-        return DataLoader(dataset, 3, num_workers=workers, persistent_workers=persistent, device="cpu")
-
-    loader = made()
+def test_a_dataset_of_images_goes_on_from_its_state(spelled_root: Path, workers: int, persistent: bool) -> None:
+    loader, resumed = (
+        DataLoader(StatefulFolder(spelled_root, TO_TENSOR), 7, num_workers=workers, persistent_workers=persistent)
+        for _ in range(2)
+    )
     batches = iter(loader)
     list(itertools.islice(batches, 3))
     state = loader.state_dict()
     left = [(read_numbers(images, white=1.0), asked.tolist()) for images, _, asked in batches]
-    resumed = made()
     resumed.load_state_dict(state)
     assert [(read_numbers(images, white=1.0), asked.tolist()) for images, _, asked in resumed] == left
 
@@ -232,31 +218,48 @@ def order(batches: Any) -> list[int]:
     return [int(number) for batch in batches for number in batch]
 
 
+DATA = list(range(40))
+
+
+def ordered_by(kind: str, number: int, **arguments: Any) -> Any:
+    """A loader whose order is drawn from a generator with this seed, or from torch's."""
+    generator = torch.Generator().manual_seed(number)
+    sampler = RandomSampler(DATA, generator=generator)
+    distributed = DistributedSampler(DATA, 1, 0, shuffle=True)  # type: ignore[arg-type, var-annotated]
+    distributed.set_epoch(number)
+    order: dict[str, Any] = {
+        "shuffle": {"batch_size": 7, "shuffle": True},
+        "generator": {"batch_size": 7, "shuffle": True, "generator": generator},
+        "sampler": {"batch_size": 7, "sampler": sampler},
+        "batch sampler": {"batch_sampler": BatchSampler(sampler, 7, False)},
+        "distributed": {"batch_size": 7, "sampler": distributed},
+    }[kind]
+    return DataLoader(DATA, device="cpu", **order, **arguments)
+
+
 @WORKERS
-@pytest.mark.parametrize("with_generator", [False, True], ids=["", "generator"])
+@pytest.mark.parametrize("seed", [None, 11])
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "sampler", "batch sampler"])
 @pytest.mark.parametrize("epochs", [0, 1, 2])
 def test_between_epochs_a_state_brings_back_the_next_epochs_order(
-    workers: int, persistent: bool, with_generator: bool, epochs: int
+    workers: int, persistent: bool, seed: int | None, kind: str, epochs: int
 ) -> None:
-    def made(seed: int) -> Any:
-        generator = torch.Generator().manual_seed(seed) if with_generator else None
-        shuffled = dict(shuffle=True, generator=generator, num_workers=workers, persistent_workers=persistent)
-        return DataLoader(list(range(40)), 7, device="cpu", **shuffled)  # type: ignore[arg-type]
+    def made(number: int) -> Any:
+        return ordered_by(kind, number, seed=seed, num_workers=workers, persistent_workers=persistent)
 
     torch.manual_seed(2)
     loader = made(3)
     for _ in range(epochs):
         order(loader)
-    state, torchs = pickle.loads(pickle.dumps(loader.state_dict())), torch.get_rng_state()
+    state, torchs = through(pickle, loader.state_dict()), torch.get_rng_state()
     following = [order(loader) for _ in range(3)]
     torch.manual_seed(5)
-    resumed = made(4)
+    resumed, another = made(4), made(4)
     resumed.load_state_dict(state)
     assert order(resumed) == following[0]
     torch.set_rng_state(torchs)  # as checkpoints bring it back, too
-    resumed = made(4)
-    resumed.load_state_dict(state)
-    assert [order(resumed) for _ in range(3)] == following
+    another.load_state_dict(state)
+    assert [order(another) for _ in range(3)] == following
 
 
 class Drawing(Dataset[Any]):
@@ -287,33 +290,18 @@ def test_between_epochs_a_state_brings_back_what_new_workers_draw(with_generator
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["shuffle", "generator", "sampler", "distributed"])
-def test_a_state_between_iter_and_the_first_batch_holds_this_epochs_order(
-    kind: str, workers: int, seed: int | None
-) -> None:
-    data = list(range(40))
-
-    def made(number: int) -> Any:
-        generator = torch.Generator().manual_seed(number)
-        distributed = DistributedSampler(data, 1, 0, shuffle=True)  # type: ignore[arg-type, var-annotated]
-        distributed.set_epoch(number)
-        arguments: dict[str, Any] = {
-            "shuffle": {"shuffle": True},
-            "generator": {"shuffle": True, "generator": generator},
-            "sampler": {"sampler": RandomSampler(data, generator=generator)},
-            "distributed": {"sampler": distributed},
-        }[kind]
-        return DataLoader(data, 7, num_workers=workers, seed=seed, device="cpu", **arguments)
-
-    torch.manual_seed(2)
-    loader = made(3)
-    batches = iter(loader)
-    state = pickle.loads(pickle.dumps(loader.state_dict()))
-    torch.manual_seed(9) if workers else None  # nothing more is drawn here for workers
-    whole = order(batches)
-    torch.manual_seed(5)
-    resumed = made(4)
-    resumed.load_state_dict(state)
-    assert order(resumed) == whole
+def test_a_state_inside_an_epoch_holds_its_order(kind: str, workers: int, seed: int | None) -> None:
+    for stop in (0, 3):  # 0 is between iter() and the first batch
+        torch.manual_seed(2)
+        loader, resumed = (ordered_by(kind, number, seed=seed, num_workers=workers) for number in (3, 4))
+        batches = iter(loader)
+        list(itertools.islice(batches, stop))
+        state = through(pickle, loader.state_dict())
+        torch.manual_seed(9) if workers else None  # nothing more is drawn here for workers
+        left = order(batches)
+        torch.manual_seed(5)
+        resumed.load_state_dict(state)
+        assert order(resumed) == left and len(left) == 40 - 7 * stop
 
 
 def test_set_epoch_after_an_epoch_is_what_the_state_says() -> None:

@@ -12,28 +12,22 @@ from typing import Any
 import pytest
 import torch
 from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
 from proxyloader.loader.feed import LONG_STEP_S
 
 from .. import scripts
-from ..faults import Spelled, await_true, in_fork
+from ..faults import Spelled, all_numbers, await_true, in_fork, numbers_of
 from ..limits import WAIT_S
-from ..numbered import read_numbers, spell_dataset
+from .roads import BATCH, PICTURES
 
 TO_TENSOR = transforms.ToTensor()
-BATCH = 8
+ALL = list(range(PICTURES))
 STEP_S = 3 * LONG_STEP_S
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", 12 * BATCH)
-
-
-def loader_of(root: Path, device: str, **arguments: Any) -> DataLoader[Any]:
-    return DataLoader(Spelled(root, transform=TO_TENSOR), BATCH, num_workers=2, device=device, **arguments)
+def loader_of(root: Path, device: str, **arguments: Any) -> Any:
+    return DataLoader(Spelled(root), BATCH, num_workers=2, device=device, **arguments)
 
 
 def run_starters() -> list[threading.Thread]:
@@ -47,27 +41,26 @@ def slowly(batches: Any) -> Iterator[Any]:
         yield batch
 
 
-def test_a_loop_of_long_steps_sees_each_picture_with_its_number_and_leaves_no_thread(root: Path, device: str) -> None:
-    loader = loader_of(root, device, shuffle=True)
+def test_a_loop_of_long_steps_sees_each_picture_and_leaves_no_thread(spelled_root: Path, device: str) -> None:
+    loader = loader_of(spelled_root, device, shuffle=True)
     for _ in range(2):
         seen, threads = [], set()
-        for images, numbers in slowly(loader):
-            assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
-            seen += numbers.tolist()
+        for batch in slowly(loader):
+            seen += numbers_of(batch)
             threads |= {thread.name for thread in run_starters()}
-        assert sorted(seen) == list(range(12 * BATCH))
+        assert sorted(seen) == ALL
         assert len(threads) == 1, "one thread starts what is not urgent"
     await_true(lambda: not run_starters())  # which go with their loop
 
 
-def test_a_loop_of_short_steps_needs_no_thread(root: Path, device: str) -> None:
-    for _ in loader_of(root, device):
+def test_a_loop_of_short_steps_needs_no_thread(spelled_root: Path, device: str) -> None:
+    for _ in loader_of(spelled_root, device):
         pass
     assert not run_starters()
 
 
-def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(root: Path, device: str) -> None:
-    batches = iter(loader_of(root, device))
+def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(spelled_root: Path, device: str) -> None:
+    batches = iter(loader_of(spelled_root, device))
     for at in range(8):
         next(batches)
         time.sleep(STEP_S)
@@ -77,19 +70,18 @@ def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(root: Path, devi
         assert in_thread or at < 3
 
 
-def test_the_batches_are_those_of_a_loop_of_short_steps(root: Path, device: str) -> None:
+def test_the_batches_are_those_of_a_loop_of_short_steps(spelled_root: Path, device: str) -> None:
     def found(wrapper: Any) -> list[torch.Tensor]:
         torch.manual_seed(5)
-        transform = transforms.Compose([transforms.RandomResizedCrop(32), TO_TENSOR])
-        dataset = ImageFolder(str(root), transform)
+        dataset = Spelled(spelled_root, transform=transforms.Compose([transforms.RandomResizedCrop(32), TO_TENSOR]))
         loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=2, device=device)
         return [images.cpu() for _ in range(2) for images, _ in wrapper(loader)]
 
     assert all(map(torch.equal, found(slowly), found(iter)))
 
 
-def test_an_error_stays_with_its_batch(root: Path, tmp_path: Path, device: str) -> None:
-    dataset = Spelled(root, transform=TO_TENSOR)
+def test_an_error_stays_with_its_batch(spelled_root: Path, tmp_path: Path, device: str) -> None:
+    dataset = Spelled(spelled_root)
     bad = 6 * BATCH + 1
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
     dataset.samples[bad] = str(tmp_path / "bad.jpg"), dataset.samples[bad][1]
@@ -107,24 +99,22 @@ def test_an_error_stays_with_its_batch(root: Path, tmp_path: Path, device: str) 
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 5])
-def test_a_break_forgets_what_is_being_started(at: int, root: Path, device: str) -> None:
-    loader = loader_of(root, device, persistent_workers=True)
+def test_a_break_forgets_what_is_being_started(at: int, spelled_root: Path, device: str) -> None:
+    loader = loader_of(spelled_root, device, persistent_workers=True)
     for _ in range(5):
-        for k, (images, numbers) in enumerate(loader):
-            assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
+        for k, batch in enumerate(loader):
+            numbers_of(batch)
             if k == at:
                 break
             time.sleep(STEP_S)
-    seen = [number for images, numbers in loader for number in read_numbers(images.cpu(), 1.0)]
-    assert seen == list(range(12 * BATCH))
+    assert all_numbers(loader) == ALL
 
 
-def test_a_fork_finds_dali_at_rest(root: Path, device: str) -> None:
+def test_a_fork_finds_dali_at_rest(spelled_root: Path, device: str) -> None:
     """Also where the thread is about to start a run: it waits until the fork is over."""
-    batches = iter(loader_of(root, device))
+    batches = iter(loader_of(spelled_root, device))
     for _ in range(8):
-        images, numbers = next(batches)
-        assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
+        numbers_of(next(batches))
         time.sleep(STEP_S)
         assert in_fork(lambda: batches.close()) == 0
     assert sum(1 for _ in batches) == 4
@@ -138,7 +128,7 @@ from proxyloader import DataLoader
 
 if __name__ == "__main__":
     dataset = ImageFolder(sys.argv[1], transforms.ToTensor())
-    batches = iter(DataLoader(dataset, 8, num_workers=2, device=sys.argv[2]))
+    batches = iter(DataLoader(dataset, 4, num_workers=2, device=sys.argv[2]))
     for _ in range(5):
         next(batches)
         time.sleep(0.05)
@@ -147,7 +137,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_ends_with_an_iterator_that_is_half_way(root: Path, device: str) -> None:
-    done = scripts.run(SCRIPT, root, device, timeout_s=WAIT_S)
+def test_a_script_ends_with_an_iterator_that_is_half_way(spelled_root: Path, device: str) -> None:
+    done = scripts.run(SCRIPT, spelled_root, device, timeout_s=WAIT_S)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr and "Exception" not in done.stderr, done.stderr
