@@ -196,10 +196,10 @@ class Nested(Pictures):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_may_run_in_another(spelled_root: Path, workers: int, as_stream: bool) -> None:
     Nested.as_stream = as_stream
-    dataset = Subset(Nested(spelled_root), range(8))
+    dataset = Subset(Nested(spelled_root), range(16))
     arguments = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
     ours = list(DataLoader(dataset, BATCH, device="cpu", **arguments))
-    assert [number for batch in ours for number in batch[1].tolist()] == list(range(8))
+    assert [number for batch in ours for number in batch[1].tolist()] == list(range(16))
     for images, numbers, inner, drawn in ours:
         assert read_numbers(images, white=1.0) == read_numbers(inner, white=1.0) == numbers.tolist()
         for number, value in zip(numbers.tolist(), drawn.tolist()):
