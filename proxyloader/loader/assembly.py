@@ -20,8 +20,8 @@ from ..workers.packing import ContentUnpickler
 from .backend import ImageCounts
 from .feed import Feed
 from .options import LoaderOptions
-from .profiler_rows import WAIT, row
 from .recovery import BatchRecovery, RecoveredBatch
+from .stats import WAIT, row
 from .submitter import InFlightBatch
 
 if TYPE_CHECKING:  # importing it imports DALI

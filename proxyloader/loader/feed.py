@@ -28,7 +28,7 @@ from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
 from ..workers.pool import WorkerPool
 from ..workers.request_sampler import BatchRequest
-from .profiler_rows import WAIT, row
+from .stats import WAIT, row
 from .submitter import InFlightBatch, RunSubmitter
 
 if TYPE_CHECKING:  # importing it imports DALI

@@ -11,9 +11,7 @@ from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
 from .assembly import NOTHING, BatchAssembler
 from .feed import Feed, attributes_of_torch, size_of
-from .profiler_rows import next_row, row
-from .starvation import Step
-from .stats import StatsRecorder
+from .stats import StatsRecorder, Step, row
 from .submitter import InFlightBatch
 
 
@@ -50,7 +48,8 @@ class LoaderIterator:
 
     def _begin(self, of_torchs_iterator: dict[str, Any], pool: WorkerPool, loader_state: LoaderState) -> None:
         self._pool, self._loader_state = pool, loader_state
-        self._profile_name = next_row(pool.workers.num_workers > 0)
+        kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
+        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as of torch's own loader
         # Scripts read these attributes of torch's iterators to check that the workers end.
         vars(self).update(of_torchs_iterator)
         self._nothing_yet = not loader_state.batches

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
-from .profiler_rows import SUBMIT, row
+from .stats import SUBMIT, row
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run import PipelineRun
