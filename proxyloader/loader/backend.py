@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import multiprocessing
-import time
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
-from torch.utils.data import DataLoader as TorchDataLoader
 
-from ..data.bad_samples import UnreadableSamples
 from ..data.dataset import Translated, length_of, sources_of
 from ..transforms.plan import Plan
-from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
-from ..workers.pool import WorkerPool
 from .options import LoaderOptions
-from .plan_servers import PlanServers
-from .stats import LoaderStats, StatsRecorder
-from .strategy import translated
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-NEW_WORKERS = (
-    "each epoch forks new workers. What this process then writes to first has to be copied, DALI's memory among it, so "
-    "that short epochs may take longer than with torch's loader. Give the loader persistent_workers=True"
-)
-SHORT_S = 60.0
-"""A second epoch that begins earlier after the first one is worth a warning of ``NEW_WORKERS``."""
 
 MANY = 0.05
 """Share of the images of an epoch from which it is worth a warning that DALI does not make them."""
@@ -152,83 +133,3 @@ class ImageCounts:
                 reasons.append("Without a GPU they make those of transforms at which torchvision is faster")
             reasons.append("They make those of a transform that one image of a batch has alone")
         return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
-
-
-class DescribedLoader(TorchDataLoader[T]):
-    """Base class of DataLoader that says what loads its images."""
-
-    _options: LoaderOptions
-    """Checked when the loader is built, and when one of its attributes is set."""
-
-    _servers: PlanServers
-    _counts: ImageCounts
-    _loader_state: LoaderState | None
-    _recorder: StatsRecorder
-    _errors: UnreadableSamples
-    _pool: WorkerPool | None
-
-    _began_s: float
-    """When the first epoch began, in seconds of ``time.monotonic``."""
-
-    _said: frozenset[str] = frozenset()
-    """The warnings that were logged for this loader."""
-
-    @property
-    def backend(self) -> str:
-        """What loads the images, as a text.
-
-        It is "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason. Transforms that no attribute of
-        the dataset holds are known after the first batch.
-        """
-        found = self._translate()
-        plans = (found.plans | self._servers.found).values()
-        return described(found, plans, self._options, self._loader_state is not None, self._counts)
-
-    def stats(self) -> LoaderStats:
-        """Return what this loader has given since it was made, and the times of its last 1,000 batches.
-
-        It may be called at any time, in any thread. A copy of a loader counts anew.
-        """
-        pool = self._pool
-        iterator = None if pool is None or pool.user is None else pool.user()
-        return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
-
-    def _new_counts(self) -> dict[str, Any]:
-        """Return the attributes that count what the loader gives, at zero."""
-        return {
-            "_counts": ImageCounts(self.dataset, self._options.on_gpu),
-            "_recorder": StatsRecorder(name_of(self.dataset), self.num_workers),
-        }
-
-    def __repr__(self) -> str:
-        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
-
-    def _warn_of(self, found: Translated) -> None:
-        """Log what makes the dataset slower than it might be, once for this loader."""
-        self._counts.not_translated = found.not_translated
-        for warning in found.warnings:
-            self._warn(warning)
-
-    def _warn(self, warning: str) -> None:
-        """Log a warning, once for this loader."""
-        if warning not in self._said:
-            log.warning("%s: %s", name_of(self.dataset), warning)
-        self._said |= {warning}
-
-    def _say_what_begins(self) -> None:
-        """Log what loads the images, in the first epoch, and in the second one if new workers make it slower."""
-        if self._loader_state is None:
-            log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
-            self._began_s = time.monotonic()
-            return
-        context: Any = self.multiprocessing_context or multiprocessing
-        is_forked = self.num_workers > 0 and not self.persistent_workers and context.get_start_method() == "fork"
-        is_short = time.monotonic() - self._began_s < SHORT_S
-        if is_forked and is_short and self._servers.kept and not self._options.on_gpu:
-            self._warn(NEW_WORKERS)
-
-    @property
-    def _translate(self) -> Callable[[], Translated]:
-        """A function that returns the dataset of the workers."""
-        # It holds no reference to this loader, as an iterator may outlive the loader.
-        return functools.partial(translated, self.dataset, self._options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
 from .._validation import check_int
@@ -14,12 +15,11 @@ from ..workers.dataset_state import between_epochs, dataset_state
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
 from ..workers.request_sampler import note_the_order_to_come, of_samples, own_generator, sampler_state
-from .backend import DescribedLoader
 
 T = TypeVar("T")
 
 
-class CheckpointedLoader(DescribedLoader[T]):
+class CheckpointedLoader(TorchDataLoader[T]):
     """Base class of DataLoader that keeps the state of its epochs."""
 
     seed: int | None

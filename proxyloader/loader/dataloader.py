@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import multiprocessing
 import operator
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
@@ -18,7 +20,7 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import length_of, sources_of
+from ..data.dataset import Translated, length_of, sources_of
 from ..data.distributed import Auto, World
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
@@ -28,11 +30,14 @@ from ..workers.request_sampler import of_samples
 from ..workers.scan_checks import PassedSamples
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
+from .backend import ImageCounts, described, name_of
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
 from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
+from .stats import LoaderStats, StatsRecorder
+from .strategy import translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -40,6 +45,13 @@ if TYPE_CHECKING:  # importing the server imports DALI
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+NEW_WORKERS = (
+    "each epoch forks new workers. What this process then writes to first has to be copied, DALI's memory among it, so "
+    "that short epochs may take longer than with torch's loader. Give the loader persistent_workers=True"
+)
+SHORT_S = 60.0
+"""A second epoch that begins earlier after the first one is worth a warning of ``NEW_WORKERS``."""
 
 
 class DataLoader(CheckpointedLoader[T]):
@@ -120,6 +132,13 @@ class DataLoader(CheckpointedLoader[T]):
     _process: int
     _one_begins: threading.RLock
     """Held where an iteration gets its epoch and its workers. Several threads may share a loader."""
+
+    _counts: ImageCounts
+    _recorder: StatsRecorder
+    _servers: PlanServers
+
+    _said: frozenset[str] = frozenset()
+    """The warnings that were logged for this loader."""
 
     def __init__(
         self,
@@ -292,6 +311,29 @@ class DataLoader(CheckpointedLoader[T]):
         """The samples of all epochs that could not be read."""
         return self._errors
 
+    @property
+    def backend(self) -> str:
+        """What loads the images, as a text.
+
+        It is "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason. Transforms that no attribute of
+        the dataset holds are known after the first batch.
+        """
+        found = self._translate()
+        plans = (found.plans | self._servers.found).values()
+        return described(found, plans, self._options, self._loader_state is not None, self._counts)
+
+    def stats(self) -> LoaderStats:
+        """Return what this loader has given since it was made, and the times of its last 1,000 batches.
+
+        It may be called at any time, in any thread. A copy of a loader counts anew.
+        """
+        pool = self._pool
+        iterator = None if pool is None or pool.user is None else pool.user()
+        return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
+
+    def __repr__(self) -> str:
+        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
         fresh = {"_loader_state": None, "_passed": None, "_errors": UnreadableSamples()}
@@ -365,6 +407,43 @@ class DataLoader(CheckpointedLoader[T]):
             and not is_asked_for_more
             and (kind is ShardedSampler or kind.__module__.startswith("torch.utils.data"))
         )
+
+    def _new_counts(self) -> dict[str, Any]:
+        """Return the attributes that count what the loader gives, at zero."""
+        return {
+            "_counts": ImageCounts(self.dataset, self._options.on_gpu),
+            "_recorder": StatsRecorder(name_of(self.dataset), self.num_workers),
+        }
+
+    def _warn_of(self, found: Translated) -> None:
+        """Log what makes the dataset slower than it might be, once for this loader."""
+        self._counts.not_translated = found.not_translated
+        for warning in found.warnings:
+            self._warn(warning)
+
+    def _warn(self, warning: str) -> None:
+        """Log a warning, once for this loader."""
+        if warning not in self._said:
+            log.warning("%s: %s", name_of(self.dataset), warning)
+        self._said |= {warning}
+
+    def _say_what_begins(self) -> None:
+        """Log what loads the images, in the first epoch, and in the second one if new workers make it slower."""
+        if self._loader_state is None:
+            log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
+            self._began_s = time.monotonic()
+            return
+        context: Any = self.multiprocessing_context or multiprocessing
+        is_forked = self.num_workers > 0 and not self.persistent_workers and context.get_start_method() == "fork"
+        is_short = time.monotonic() - self._began_s < SHORT_S
+        if is_forked and is_short and self._servers.kept and not self._options.on_gpu:
+            self._warn(NEW_WORKERS)
+
+    @property
+    def _translate(self) -> Callable[[], Translated]:
+        """A function that returns the dataset of the workers."""
+        # It holds no reference to this loader, as an iterator may outlive the loader.
+        return functools.partial(translated, self.dataset, self._options)
 
 
 def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:
