@@ -30,14 +30,13 @@ from ..workers.request_sampler import of_samples
 from ..workers.scan_checks import PassedSamples
 from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
-from .backend import ImageCounts, described, name_of
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
 from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
 from .stats import LoaderStats, StatsRecorder
-from .strategy import translated
+from .strategy import ImageCounts, described, name_of, translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
