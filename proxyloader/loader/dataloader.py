@@ -373,7 +373,7 @@ class DataLoader(CheckpointedLoader[T]):
             dataset = live()
         plans |= found_plans
         arena = pool.left_arena() if pool is not None else None
-        if not options.checks_scans:
+        if not (options.check_scans and options.on_gpu):
             self._passed = None
         elif self._passed is None:
             self._passed = PassedSamples(length_of(dataset) or 0)
