@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +62,7 @@ class Feed:
     Attributes:
         pool, servers, loader_state: see above.
         process: ID of the process that made it; 0 if its construction failed.
-        for_workers_s: time in which ``fill`` waited for the workers, in seconds, since the loop set it to 0.
+        for_workers_s: time in which ``next`` waited for the workers, in seconds, since the loop set it to 0.
         of_torchs_iterator: some attributes of torch's iterator by name.
         is_cut_short: whether a worker was lost: after its error there are no more batches.
     """
@@ -97,10 +97,7 @@ class Feed:
         self.for_workers_s, self.is_cut_short = 0.0, False
         self.of_torchs_iterator = attributes_of_torch(batches)
         self.process = os.getpid()
-
-    def begin(self) -> None:
-        """Claim the workers."""
-        self.pool.user = weakref.ref(self)
+        pool.user = weakref.ref(self)
 
     def __del__(self) -> None:
         if not self._is_interpreter_ending():
@@ -119,28 +116,23 @@ class Feed:
         self._batches = None
 
     @property
-    def worker_processes(self) -> Sequence[Any]:
-        """The workers."""
-        processes: Sequence[Any] = self.of_torchs_iterator.get("_workers", ())
-        return processes
+    def worker_processes(self) -> Any:
+        return self.of_torchs_iterator.get("_workers", ())
 
     @property
     def batches_ahead(self) -> int:
         """Number of batches that wait for the loop, decoded or with DALI."""
         return len(self._in_flight)
 
-    def fill(self, loop_s: float) -> None:
-        """Take batches from the workers, so that there is at least one in flight, unless the epoch has ended.
+    def next(self, loop_s: float) -> InFlightBatch | None:
+        """Take batches from the workers, and return the oldest one in flight; None if the epoch has ended.
 
         Args:
             loop_s: time that the training loop took for its last step, in seconds.
         """
-        while self._should_take():
+        while self._batches is not None and (not self._in_flight or (self._has_room() and self._has_ready_batch())):
             self._take_from_workers(is_urgent=len(self._in_flight) < ENOUGH or loop_s < LONG_STEP_S)
             self._wait_while_dali_is_busy()
-
-    def take(self) -> InFlightBatch | None:
-        """Return the oldest batch in flight; None if there is none."""
         return self._in_flight.popleft() if self._in_flight else None
 
     def start(self, in_flight: InFlightBatch) -> None:
@@ -156,17 +148,12 @@ class Feed:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
             self.pool.arena.give_back(in_flight.batch.request.slot, in_flight)
 
-    def _should_take(self) -> bool:
-        if self._batches is None:
-            return False
-        return not self._in_flight or (self._has_room() and self._has_ready_batch())
-
     def _has_room(self) -> bool:
         return len(self._in_flight) <= self._ahead and (not self._in_flight or self._in_flight[-1].error is None)
 
     def _has_ready_batch(self) -> bool:
         requests = self.pool.requests
-        return requests is None or requests.has_ready_batch(self.pool.in_order)
+        return requests is None or requests.has_ready_batch(self.pool.workers.in_order)
 
     def _wait_while_dali_is_busy(self) -> None:
         """Wait for the next ready batch of the workers, as long as DALI is surely busy with the oldest one.

@@ -35,7 +35,6 @@ class LoaderIterator:
             assembler: makes the user's batches of them.
         """
         with self._turn:
-            feed.begin()
             self._feed, self._assembler = feed, assembler
             self._begin(feed.of_torchs_iterator, feed.pool, feed.loader_state)
 
@@ -97,8 +96,7 @@ class LoaderIterator:
         asked_s, feed.for_workers_s = time.monotonic(), 0.0
         loop_s, batch = asked_s - self._handed_out_s, NOTHING
         while batch is NOTHING:
-            feed.fill(loop_s)
-            in_flight = feed.take()
+            in_flight = feed.next(loop_s)
             if in_flight is None:
                 if not feed.is_cut_short:
                     self._end()

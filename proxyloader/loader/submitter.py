@@ -99,22 +99,20 @@ class RunSubmitter:
         if not in_flight.is_to_start or in_flight.is_forgotten:
             return
         try:
-            if in_flight.batch is not None:
-                self._submit(in_flight.batch, in_flight.pipeline_runs)
+            assert in_flight.batch is not None
+            for run in in_flight.batch.runs:
+                if run.server not in self._servers:
+                    raise InputError(
+                        "a sample was made by the proxy of another server than the loader's; "
+                        "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)",
+                        code="foreign-server",
+                    )
+                with row(SUBMIT):
+                    inputs = in_flight.batch.inputs(run, self._pool.arena)
+                    in_flight.pipeline_runs.append(self._servers[run.server].submit(inputs))
         except Exception as error:
             in_flight.error = error
         in_flight.is_to_start = False
         if in_flight.is_forgotten:  # meanwhile
             for pipeline_run in in_flight.pipeline_runs:
                 pipeline_run.cancel()
-
-    def _submit(self, batch: PackedBatch, pipeline_runs: list[PipelineRun]) -> None:
-        for run in batch.runs:
-            if run.server not in self._servers:
-                raise InputError(
-                    "a sample was made by the proxy of another server than the loader's; "
-                    "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)",
-                    code="foreign-server",
-                )
-            with row(SUBMIT):
-                pipeline_runs.append(self._servers[run.server].submit(batch.inputs(run, self._pool.arena)))

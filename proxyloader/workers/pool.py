@@ -54,7 +54,6 @@ class WorkerPool:
         arena: shared memory; None if there are no workers to share it with, or no images.
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
         board: where workers write the states at the start and at the end of an epoch.
-        in_order: whether torch returns batches in the order of the sampler.
         deferral: of the dataset without workers; None: there are workers, or its images are not deferred.
         is_torchs: whether the batches of the next epoch are torch's own, as nothing in them is of ours.
         broken: whether a worker was lost, so that the next epoch needs new workers.
@@ -67,7 +66,6 @@ class WorkerPool:
     plans: dict[str, Plan]
     source: PackedDataset | StatefulStream | None
     board: StateBoard | None
-    in_order: bool = True
     deferral: Deferral | None = None
     is_torchs: bool = False
     broken: bool = False
@@ -142,7 +140,7 @@ class WorkerPool:
             deferral = None
         elif deferral is not None and deferral.is_active:
             hooks.hold(deferral)
-        return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order, deferral)
+        return cls(workers, fetcher, requests, arena, plans, source, board, deferral)
 
     @classmethod
     def of_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
@@ -158,7 +156,7 @@ class WorkerPool:
         workers = Workers(dataset=dataset, collate_fn=loader.collate_fn, **arguments)
         workers.timeout, workers.is_whole = loader.timeout, True
         fetcher = _fetcher_for(loader, translated, None, None, None)
-        return cls(workers, fetcher, requests, None, {}, None, None, loader.in_order, is_torchs=True)
+        return cls(workers, fetcher, requests, None, {}, None, None, is_torchs=True)
 
     def let_workers_be_torchs(self, is_torchs: bool) -> None:
         """Set whether the workers of a map-style dataset get indices and send batches as torch's in the next epoch."""
