@@ -10,9 +10,8 @@ from typing import Any
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
 from .assembly import NOTHING, BatchAssembler
-from .feed import Feed, attributes_of_torch, size_of
+from .feed import Feed, InFlightBatch, attributes_of_torch, size_of
 from .stats import StatsRecorder, Step, row
-from .submitter import InFlightBatch
 
 
 class LoaderIterator:
