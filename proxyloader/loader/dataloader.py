@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import operator
 import os
+import sys
 import threading
 import time
 import weakref
@@ -28,7 +29,6 @@ from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import of_samples
 from ..workers.scan_checks import PassedSamples
-from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
@@ -51,6 +51,18 @@ NEW_WORKERS = (
 )
 SHORT_S = 60.0
 """A second epoch that begins earlier after the first one is worth a warning of ``NEW_WORKERS``."""
+
+
+class _NotPrepared:
+    """Descriptor: False until Accelerate sets the attribute. Whoever reads it is most likely Accelerate."""
+
+    def __get__(self, loader: Any, kind: Any) -> bool:
+        if loader is not None and "accelerate" in sys.modules:
+            from .accelerate import keep_loaders, warn_of_torchs_loader
+
+            if not keep_loaders():
+                warn_of_torchs_loader()
+        return False
 
 
 class DataLoader(CheckpointedLoader[T]):
@@ -231,10 +243,20 @@ class DataLoader(CheckpointedLoader[T]):
         self._transforms: list[Any] = []  # of the dataset in the last epoch
         vars(self).update(_of_this_process(self))
         vars(self).update(self._new_counts())
-        keep_loaders()
+        if "accelerate" in sys.modules:
+            from .accelerate import keep_loaders
+
+            keep_loaders()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
-    _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]
+    _is_accelerate_prepared = _NotPrepared()
+
+    @property
+    def _proxyloader_build(self) -> Callable[..., Any]:
+        """Function that builds a loader with the arguments of this one; NOTE [ Loaders that Accelerate prepares ]."""
+        from .accelerate import PreparedLoader
+
+        return functools.partial(PreparedLoader.built_from, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTION_NAMES and "_options" in vars(self):  # a trainer sets loader.device, for example
