@@ -20,10 +20,9 @@ from ..data.deferral import Deferral
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
-from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher
 from .fetch_folder import FolderFetcher
-from .loader_state import LoaderState, is_stateful
+from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, trains_with_others
 from .scan_checks import PassedSamples

@@ -22,9 +22,9 @@ from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
-from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .draws_ahead import DrawsOfWorker
 from .fetch import Fetched, Fetcher
+from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest
