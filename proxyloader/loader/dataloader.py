@@ -413,19 +413,12 @@ class DataLoader(CheckpointedLoader[T]):
         """
         options, counts = self._options, self._counts
         has_nothing |= counts.has_given_up and not counts.has_images
-        is_asked_for_more = (
-            options.server is not None
-            or options.seed is not None
-            or options.on_error != "raise"
-            or not options.format.is_default
-            or loader_state.resumes
-            or is_stateful(self.dataset)
-        )
-        # The states of other samplers are recorded at each batch.
-        kind = type(of_samples(self._own_sampler))
+        kind = type(of_samples(self._own_sampler))  # the states of other samplers are recorded at each batch
         return (
             has_nothing
-            and not is_asked_for_more
+            and (options.server, options.seed, options.on_error) == (None, None, "raise")
+            and options.format.is_default
+            and not (loader_state.resumes or is_stateful(self.dataset))
             and (kind is ShardedSampler or kind.__module__.startswith("torch.utils.data"))
         )
 
