@@ -102,12 +102,7 @@ class LoaderState:
         order: str = "",
         num_workers: int | None = None,
     ) -> LoaderState:
-        """Return the position in a state of a loader.
-
-        Raises:
-            ValueError: it is not a state of a loader, or it has another seed or another number of samples. Or it was
-                saved in mid-epoch in another order. Or it depends on the number of workers, and that is different.
-        """
+        """Return the position in a state of a loader. ValueError: see ``DataLoader.load_state_dict``."""
         _check_saved(state, seed, dataset_length, order, num_workers)
         # Copies, because they change during the epoch and the given state belongs to the user.
         own = {name: copy.copy(state[name]) for name in SAVED}
@@ -277,15 +272,12 @@ class StatefulStream(IterableDataset[Any]):
         return self._with_end(iterator, worker) if started else iterator
 
     def _with_end(self, iterator: Iterator[Any], worker: int) -> Iterator[Any]:
-        while True:
-            try:
-                sample = next(iterator)
-            except StopIteration:
-                self._has_ended = True
-                if self._board is not None:
-                    self._board.write(worker, self.state(), is_end=True)
-                return
+        end: Any = object()
+        while (sample := next(iterator, end)) is not end:
             yield sample
+        self._has_ended = True
+        if self._board is not None:
+            self._board.write(worker, self.state(), is_end=True)
 
     def state(self) -> dict[str, Any]:
         ended = {"ended": True} if self._has_ended else {}

@@ -373,9 +373,5 @@ def _restored(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> 
     elif not {"iterator", "sampler"} & state.keys():
         for _ in range(done):
             next(iterator, None)
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
+    while (item := next(iterator, _END)) is not _END:
         yield item
