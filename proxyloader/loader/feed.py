@@ -162,7 +162,6 @@ class Feed:
         prefetch: maximum number of decoded batches that wait.
 
     Attributes:
-        pool, servers, loader_state: see above.
         process: ID of the process that made it; 0 if its construction failed.
         for_workers_s: time in which ``next`` waited for the workers, in seconds, since the loop set it to 0.
         of_torchs_iterator: some attributes of torch's iterator by name.
@@ -229,8 +228,7 @@ class Feed:
     def next(self, loop_s: float) -> InFlightBatch | None:
         """Take batches from the workers, and return the oldest one in flight; None if the epoch has ended.
 
-        Args:
-            loop_s: time that the training loop took for its last step, in seconds.
+        ``loop_s`` is the time that the training loop took for its last step, in seconds.
         """
         while self._batches is not None and (not self._in_flight or (self._has_room() and self._has_ready_batch())):
             self._take_from_workers(is_urgent=len(self._in_flight) < ENOUGH or loop_s < LONG_STEP_S)

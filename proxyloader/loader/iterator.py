@@ -15,11 +15,7 @@ from .stats import StatsRecorder, Step, row
 
 
 class LoaderIterator:
-    """The iterator of a DataLoader.
-
-    Args:
-        recorder: counts the batches of the loader.
-    """
+    """The iterator of a DataLoader, whose batches ``recorder`` counts."""
 
     def __init__(self, recorder: StatsRecorder) -> None:
         self._recorder = recorder
@@ -27,12 +23,7 @@ class LoaderIterator:
         self._feed: Feed | None = None  # None: the batches are those of torch's iterator
 
     def begin(self, feed: Feed, assembler: BatchAssembler) -> None:
-        """Begin an epoch.
-
-        Args:
-            feed: the batches of the epoch. The position of its ``loader_state`` is updated here.
-            assembler: makes the user's batches of them.
-        """
+        """Begin an epoch. The position in the ``loader_state`` of its feed is updated here."""
         with self._turn:
             self._feed, self._assembler = feed, assembler
             self._begin(feed.of_torchs_iterator, feed.pool, feed.loader_state)

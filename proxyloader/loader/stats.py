@@ -138,11 +138,7 @@ class Starvation:
     """Looks for steps in a row of which the loop waits more than half, and logs one warning.
 
     Workers that begin together also give their batches together: one wait is long, and the following ones are short. So
-    the steps of a round, one batch of each worker, are added up.
-
-    Args:
-        name: what the dataset is called in the warning.
-        num_workers: of the loader.
+    the steps of a round, one batch of each worker, are added up. ``name`` is what the warning calls the dataset.
     """
 
     def __init__(self, name: str, num_workers: int) -> None:

@@ -123,12 +123,8 @@ class Fetcher:
     @property
     def is_as_torchs(self) -> bool:
         """Whether ``as_torch`` gives what a call would, and names what cannot be read."""
-        return (
-            self._deferral is not None
-            and not self._deferral.has_seen_images
-            and self._seed is None
-            and self._on_error == "raise"
-        )
+        has_seen_images = self._deferral is None or self._deferral.has_seen_images
+        return not has_seen_images and self._seed is None and self._on_error == "raise"
 
     def as_torch(self, indices: Any, batched: bool, collate_fn: Callable[[Any], Any]) -> Any:
         """Return a batch by torch's own fetcher; of a single index if batching is off."""

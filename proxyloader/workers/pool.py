@@ -85,11 +85,9 @@ class WorkerPool:
         """Create a pool with the arguments of a loader.
 
         Args:
-            translated: the dataset.
             arena: arena of an earlier epoch to use again; None: create one.
-            passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
+            passed, live: see ``Fetcher``.
             loader_state: state of the first epoch, with the states that the dataset begins with.
-            live: returns the dataset for each batch if there are no workers.
             defers, has_seen_images: how deferring begins, as an epoch with the same transform has ended.
         """
         dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
