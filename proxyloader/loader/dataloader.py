@@ -375,8 +375,9 @@ class DataLoader(CheckpointedLoader[T]):
                 loader_state.worker_states = self._states_at_end(self._loader_state)
             # After an epoch that was left early, workers may have draws to undo, which requests tell them.
             has_draws_to_undo = not pool.is_torchs and (self._loader_state is None or not self._loader_state.finished)
-            if pool.requests is not None and pool.source is not None:
-                pool.let_workers_be_torchs(not has_draws_to_undo and self._is_torchs(False, loader_state))
+            if pool.requests is not None and pool.source is not None:  # what its workers are sent, and send
+                is_torchs = not has_draws_to_undo and self._is_torchs(False, loader_state)
+                pool.is_torchs = pool.requests.yields_indices = is_torchs
             return pool  # its workers keep their dataset
         translate, options = self._translate, self._options
         found = translate()

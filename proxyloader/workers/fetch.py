@@ -177,16 +177,12 @@ class Fetcher:
         """
         return get_worker_info() if self._has_workers else None
 
-    @property
-    def _takes_lists(self) -> bool:
-        dataset = self.dataset
-        while isinstance(dataset, Subset):  # a Subset accepts lists if its dataset does
-            dataset = dataset.dataset
-        return getattr(dataset, "__getitems__", None) is not None
-
     def _at_once(self, request: BatchRequest) -> Any:
         """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
-        if not request.batched or self._seed is not None or not self._takes_lists:
+        source = self.dataset
+        while isinstance(source, Subset):  # a Subset accepts lists if its dataset does
+            source = source.dataset
+        if not request.batched or self._seed is not None or getattr(source, "__getitems__", None) is None:
             return _NOTHING
         before = states_now(beside_torch=True)
         try:

@@ -155,11 +155,6 @@ class WorkerPool:
         fetcher = _fetcher_for(loader, translated, None, None, None)
         return cls(workers, fetcher, requests, None, {}, None, None, is_torchs=True)
 
-    def let_workers_be_torchs(self, is_torchs: bool) -> None:
-        """Set whether the workers of a map-style dataset get indices and send batches as torch's in the next epoch."""
-        assert self.requests is not None
-        self.is_torchs = self.requests.yields_indices = is_torchs
-
     def start(
         self,
         loader_state: LoaderState,
