@@ -6,7 +6,6 @@ import enum
 import functools
 import logging
 import multiprocessing
-import operator
 import os
 import sys
 import threading
@@ -241,8 +240,7 @@ class DataLoader(CheckpointedLoader[T]):
         self._next_epoch, self._loader_state = LoaderState(), None
         self._passed: PassedSamples | None = None
         self._transforms: list[Any] = []  # of the dataset in the last epoch
-        vars(self).update(_of_this_process(self))
-        vars(self).update(self._new_counts())
+        vars(self).update(_of_this_process(self) | self._new_counts())
         if "accelerate" in sys.modules:
             from .accelerate import keep_loaders
 
@@ -382,25 +380,19 @@ class DataLoader(CheckpointedLoader[T]):
         translate, options = self._translate, self._options
         found = translate()
         self._warn_of(found)
-        dataset, plans = found.dataset, found.plans
         transforms = [getattr(source, "transform", None) for source in sources_of(self.dataset)]
-        counts.has_given_up &= len(transforms) == len(self._transforms) and all(
-            map(operator.is_, transforms, self._transforms)
-        )
+        counts.has_given_up &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         if self._is_torchs(found.is_torchs and not found.plans, loader_state):
             self._pool = WorkerPool.of_torch(self, found)
             return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
-        if live is not None:
-            dataset = live()
-        plans |= found_plans
         arena = pool.left_arena() if pool is not None else None
         if not (options.check_scans and options.on_gpu):
             self._passed = None
         elif self._passed is None:
-            self._passed = PassedSamples(length_of(dataset) or 0)
-        found = found._replace(dataset=dataset, plans=plans)
+            self._passed = PassedSamples(length_of(found.dataset) or 0)
+        found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
         defers = not counts.has_given_up
         self._pool = WorkerPool.build(
             self, found, arena, self._passed, loader_state, live, defers, not defers and counts.has_images

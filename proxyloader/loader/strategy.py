@@ -168,14 +168,10 @@ class ImageCounts:
         self._name, self._is_of_arrays, self._on_gpu = name_of(dataset), _is_of_arrays(dataset), on_gpu
         self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_said = self.is_server_idle = False
-        self.decoded_why = ""
-        """Why the workers decoded the first image that was to be decoded late; "" if that is not known."""
-        self.not_translated: tuple[str, ...] = ()
-        """The transforms that are not translated, and why."""
-        self.has_given_up = False
-        """Whether workers have given up deferring: NOTE [ When deferring is given up ] in ``data/deferral.py``."""
-        self.has_images = False
-        """Whether undecoded images were handed out so far."""
+        self.decoded_why = ""  # why the workers decoded the first image that was to be decoded late, if that is known
+        self.not_translated: tuple[str, ...] = ()  # the transforms that are not translated, and why
+        self.has_given_up = False  # whether workers have: NOTE [ When deferring is given up ] in ``data/deferral.py``
+        self.has_images = False  # whether undecoded images were handed out so far
 
     @property
     def why_given_up(self) -> str:
