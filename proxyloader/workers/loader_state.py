@@ -80,6 +80,13 @@ class LoaderState:
     def copied(self) -> LoaderState:
         return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
+    def settle(self, generator: torch.Generator, moment: str) -> None:
+        """Restore the state of a generator from the checkpoint, or record it."""
+        if self.resumes and moment in self.generator_states:
+            generator.set_state(self.generator_states[moment])
+        else:
+            self.generator_states[moment] = generator.get_state()
+
     def state_dict(
         self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
     ) -> dict[str, Any]:

@@ -172,11 +172,8 @@ class WorkerPool:
             self.requests.begin(loader_state)
         if self.board is not None and (self.requests is None or not self.has_workers):
             self.board.forget()  # persistent workers write their states again, as they restart their streams
-        states = loader_state.generator_states
-        if generator_of_seeds is not None and loader_state.resumes and "workers" in states:
-            generator_of_seeds.set_state(states["workers"])
-        elif generator_of_seeds is not None:
-            states["workers"] = generator_of_seeds.get_state()
+        if generator_of_seeds is not None:
+            loader_state.settle(generator_of_seeds, "workers")
         if seed is None:
             batches = self._started_unseeded(loader_state, generator)
         else:

@@ -313,10 +313,7 @@ def own_generator(sampler: Any) -> torch.Generator | None:
 @contextlib.contextmanager
 def _known_own_generator(generator: torch.Generator, loader_state: LoaderState, moment: str) -> Iterator[None]:
     states = loader_state.generator_states
-    if loader_state.resumes and moment in states:
-        generator.set_state(states[moment])
-    else:
-        states[moment] = generator.get_state()
+    loader_state.settle(generator, moment)
     yield
     if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
         if loader_state.new_workers:
