@@ -315,7 +315,7 @@ class DataLoader(CheckpointedLoader[T]):
             serve = functools.partial(self._servers.serve, options=options)
             feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
             assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
-            iterator.begin(feed, assembler)
+            iterator.begin(batches, feed, assembler)
             return iterator
         except BaseException:
             pool.let_go(batches)

@@ -24,7 +24,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -52,11 +52,6 @@ ENOUGH = 2
 
 LONG_STEP_S = 2 * sys.getswitchinterval()
 """Duration of a step of the loop in which another thread surely gets the interpreter lock, in seconds."""
-
-
-def attributes_of_torch(batches: Any) -> dict[str, Any]:
-    """Return the attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
-    return {name: getattr(batches, name) for name in ("_workers", "_pin_memory_thread") if hasattr(batches, name)}
 
 
 @dataclass(eq=False)
@@ -164,7 +159,7 @@ class Feed:
     Attributes:
         process: ID of the process that made it; 0 if its construction failed.
         for_workers_s: time in which ``next`` waited for the workers, in seconds, since the loop set it to 0.
-        of_torchs_iterator: some attributes of torch's iterator by name.
+        worker_processes: the worker processes of torch's iterator.
         is_cut_short: whether a worker was lost: after its error there are no more batches.
     """
 
@@ -196,7 +191,7 @@ class Feed:
         # If the dataset or its iterators have restored their states, they start at the position.
         self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
         self.for_workers_s, self.is_cut_short = 0.0, False
-        self.of_torchs_iterator = attributes_of_torch(batches)
+        self.worker_processes: Sequence[Any] = getattr(batches, "_workers", ())
         self.process = os.getpid()
         pool.user = weakref.ref(self)
 
@@ -215,10 +210,6 @@ class Feed:
             if self.pool.requests is not None and self.pool.user is not None and self.pool.user() in (self, None):
                 self.pool.requests.undo_draws_ahead()
         self._batches = None
-
-    @property
-    def worker_processes(self) -> Any:
-        return self.of_torchs_iterator.get("_workers", ())
 
     @property
     def batches_ahead(self) -> int:
