@@ -23,6 +23,8 @@ from .arena import Arena
 
 STATE_VERSION = 3
 
+ANEW = "begin the epoch anew: loader.set_epoch(state['epoch'])"
+
 START_BYTES = 1 << 12
 LENGTH_BYTES = 8
 LOOK_AGAIN_S = 0.001
@@ -155,22 +157,19 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
     if state["dataset_length"] != dataset_length:
         raise ValueError(
             f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
-            f"{dataset_length}: it is another one, or was changed. Give the loader the same dataset, or begin the "
-            "epoch anew: loader.set_epoch(state['epoch'])"
+            f"{dataset_length}: it is another one, or was changed. Give the loader the same dataset, or {ANEW}"
         )
     if state["batches"] and state["order"] and order and state["order"] != order:
         raise ValueError(
             f"the state was saved in mid-epoch, which was {state['order']}, and this loader's is {order}; "
-            "some samples would come twice, and some never. Give the loader the same shuffle, or begin the epoch "
-            "anew: loader.set_epoch(state['epoch'])"
+            f"some samples would come twice, and some never. Give the loader the same shuffle, or {ANEW}"
         )
     was = state["num_workers"]
     if (state["batches"] or state["worker_states"]) and None not in (was, num_workers) and was != num_workers:
         raise ValueError(
             f"the state was saved with num_workers={was}, and this loader has {num_workers}, which go through an "
             "IterableDataset, or a dataset with a state of its own, in another way: some samples would come twice, "
-            "and some never. Give the loader as many workers, or begin the epoch anew: "
-            "loader.set_epoch(state['epoch'])"
+            f"and some never. Give the loader as many workers, or {ANEW}"
         )
     for name in ("epoch", "batches", "samples"):
         if not isinstance(state[name], int) or state[name] < 0:
