@@ -98,18 +98,15 @@ def _telling_ours(init: Callable[..., None], theirs: Any) -> Callable[..., None]
 def _can_have_state(arguments: dict[str, Any], processes: int) -> bool:
     """Whether Accelerate's states of a loader are true, for ``processes`` that are given the batches of the first."""
     if not arguments.get("in_order", True) and arguments["num_workers"] > 1:
-        log.warning(
-            "Accelerate saves no state of this loader, as in_order=False does not say which batches are left. Use "
-            "in_order=True"
+        why = "in_order=False does not say which batches are left. Use in_order=True"
+    elif processes > 1:
+        why = (
+            "with dispatch_batches only the first process reads it, and some batches ahead. Use dispatch_batches=False"
         )
-        return False
-    if processes > 1:
-        log.warning(
-            "Accelerate saves no state of this loader, as with dispatch_batches only the first process reads it, and "
-            "some batches ahead. Use dispatch_batches=False"
-        )
-        return False
-    return True
+    else:
+        return True
+    log.warning("Accelerate saves no state of this loader, as %s", why)
+    return False
 
 
 def _refuse_two_shardings(batch_sampler: Any, processes: int) -> None:
