@@ -28,7 +28,7 @@ def generator_of(seed: int, *place: Any) -> torch.Generator:
 @contextlib.contextmanager
 def preserve_rng() -> Iterator[None]:
     """Restore the default generators when the context ends."""
-    states = _states()
+    states = states_now(beside_torch=True)
     try:
         yield
     finally:
@@ -48,7 +48,8 @@ def states_now(beside_torch: bool) -> tuple[Any, ...]:
 
     Copying the latter takes much longer.
     """
-    return _states() if beside_torch else (torch.default_generator.get_state(),)
+    state = torch.default_generator.get_state()
+    return (state, np.random.get_state(), random.getstate()) if beside_torch else (state,)
 
 
 def set_states(states: tuple[Any, ...]) -> None:
@@ -66,7 +67,7 @@ class SeededIterator:
         self._iterator = iterator
         with preserve_rng():
             seed_generators(seed, *place)
-            self._states = _states()
+            self._states = states_now(beside_torch=True)
 
     def __iter__(self) -> SeededIterator:
         return self
@@ -77,11 +78,7 @@ class SeededIterator:
             try:
                 return next(self._iterator)
             finally:
-                self._states = _states()
-
-
-def _states() -> tuple[Any, ...]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+                self._states = states_now(beside_torch=True)
 
 
 def seed_for(seed: int, *place: Any) -> int:

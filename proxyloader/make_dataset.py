@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
 from ._cores import usable_cores
+from ._validation import check_int
 from .tools.processes import ProgressBar, in_processes
 
 __all__ = ["make_dataset", "photograph"]
@@ -63,14 +64,13 @@ def make_dataset(
         FileExistsError: ``root`` contains other files, or a dataset made with other arguments.
     """
     for name, value, least in (("images", images, 1), ("classes", classes, 1), ("seed", seed, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be >= {least}, got {value}")
+        check_int(name, value, least)
     if len(size) != 2 or min(size) < SMALLEST_SIDE_PX:
         raise ValueError(f"size must be (width, height) with sides >= {SMALLEST_SIDE_PX}, got {tuple(size)}")
     if not 0 <= progressive <= 1:
         raise ValueError(f"progressive must be in [0, 1], got {progressive}")
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes must be >= 1 or None, got {processes}")
+    if processes is not None:
+        check_int("processes", processes, 1, ", or None")
     root = Path(root)
     asked: dict[str, Any] = {"made_by": "proxyloader.make_dataset", "format": FORMAT, "images": images}
     asked |= {"size": list(size), "classes": classes, "seed": seed, "progressive": progressive}

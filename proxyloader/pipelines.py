@@ -47,6 +47,9 @@ Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
 
 Device = Literal["cpu", "gpu", "mixed"]
 
+READER = ("random_shuffle", "shard_id", "num_shards", "pad_last_batch", "stick_to_shard")
+"""Arguments of ``fn.readers.file`` that the pipelines pass on, in the order in which ``_read`` takes them."""
+
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
 TRANSLATION = 150 / 331
@@ -125,15 +128,7 @@ def training(
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
-    encoded, others = _read(
-        source,
-        file_root,
-        random_shuffle=random_shuffle,
-        num_shards=num_shards,
-        shard_id=shard_id,
-        pad_last_batch=pad_last_batch,
-        stick_to_shard=stick_to_shard,
-    )
+    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
     images = _augmented(_cropped(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
@@ -175,15 +170,7 @@ def validation(
     check_int("resize", resize, 1)
     if resize < size:
         raise ValueError(f"resize must be at least size, got resize={resize} and size={size}")
-    encoded, others = _read(
-        source,
-        file_root,
-        random_shuffle=random_shuffle,
-        num_shards=num_shards,
-        shard_id=shard_id,
-        pad_last_batch=pad_last_batch,
-        stick_to_shard=stick_to_shard,
-    )
+    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_format(mean, std, dtype, layout))
@@ -221,15 +208,7 @@ def rotation(
         raise ValueError(f"degrees must be positive and finite, got {degrees}")
     if size is not None:
         check_int("size", size, 1, ", or None")
-    encoded, others = _read(
-        source,
-        file_root,
-        random_shuffle=random_shuffle,
-        num_shards=num_shards,
-        shard_id=shard_id,
-        pad_last_batch=pad_last_batch,
-        stick_to_shard=stick_to_shard,
-    )
+    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     if size is not None:
         images = fn.resize(images, size=[size, size])
@@ -255,8 +234,8 @@ def _numbers(values: Any) -> list[float]:
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
-def _read(source: Any, file_root: str | None, **reader: Any) -> tuple[Any, list[Any]]:
-    """Add the source to the graph, with ``reader`` for the file reader. Return the encoded images and other outputs."""
+def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[Any]]:
+    """Add the source to the graph, with the arguments ``READER``. Return the encoded images and other outputs."""
     if file_root is not None and source != "files":
         raise ValueError(f"file_root requires source='files', got source={source!r}")
     if source == "files":
@@ -264,7 +243,8 @@ def _read(source: Any, file_root: str | None, **reader: Any) -> tuple[Any, list[
             raise ValueError("source='files' requires file_root, a folder with file_root/class/image.jpg")
         if not os.path.isdir(file_root):  # DALI's error does not say that it is missing
             raise FileNotFoundError(f"file_root {os.fspath(file_root)!r} is not a folder")
-        source = functools.partial(fn.readers.file, file_root=os.fspath(file_root), name="Reader", **reader)
+        arguments = dict(zip(READER, reader, strict=True))
+        source = functools.partial(fn.readers.file, file_root=os.fspath(file_root), name="Reader", **arguments)
     elif source == "proxy":
         source = from_workers
     elif not callable(source):

@@ -209,7 +209,7 @@ a state of another seed is taken
     workers/loader_state.py:_check_saved | state['seed'] != seed => state['seed'] == 'another'
     workers/test_request_sampler.py
 after a break the next order is drawn from a generator that is too far ahead
-    workers/draws_ahead.py:DrawsAhead.undo | self._states[0] => self._states[-1]
+    workers/draws_ahead.py:RequestsAhead.undo | self._states[0] => self._states[-1]
     integration/test_torch_contract.py
 Ctrl-C while DALI is imported leaves a part of it, with which no loader works
     dali/api.py: | with interrupts_deferred(): => if interrupts_deferred:
@@ -240,7 +240,7 @@ an image that is used twice takes the next one's place
     workers/packing.py:_ContentPickler._row_of | (run, len(self.runs[run])) => (run, len(self.runs[run]) - 1)
     integration/test_faults_structure.py
 the newest batch under way is handed out first
-    loader/feed.py:Feed.take | self._in_flight.popleft() => self._in_flight.pop()
+    loader/feed.py:Feed.next | self._in_flight.popleft() => self._in_flight.pop()
     integration/test_same_batches.py integration/test_faults_epochs.py
 a slot is lost where a loop is left early
     loader/feed.py:Feed.close | self.give_back_slot(in_flight) => pass

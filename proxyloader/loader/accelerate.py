@@ -1,4 +1,4 @@
-"""Accelerate: lets it keep this loader where it would build one of torch. Main process.
+"""PreparedLoader, and what makes Accelerate build it where it would build a loader of torch. Main process.
 
 NOTE [ Loaders that Accelerate prepares ]
 ``Accelerator.prepare`` does not keep a loader. It copies the attributes that it lists by name, puts a sampler for this
@@ -15,34 +15,30 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from ..data.sharded_sampler import find_sharded
+from .dataloader import DataLoader
+from .options import OPTION_NAMES
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BUILD = "_proxyloader_build"
 """The name that is added to Accelerate's list: an attribute that builds a loader with the arguments of this one."""
 
+OF_TORCHDATA = {"_sampler_iter_yielded": 0, "_num_yielded": 0, "_index_sampler_state": None}
+"""Parts of torchdata's states from which Accelerate takes a number of batches, with values of which it takes none."""
 
-class NotPrepared:
-    """Descriptor: False until Accelerate sets the attribute. Whoever reads it is most likely Accelerate."""
-
-    def __get__(self, loader: Any, kind: Any) -> bool:
-        if loader is not None and "accelerate" in sys.modules and not keep_loaders():
-            _warn_of_torchs_loader()
-        return False
-
-
-class Build:
-    """Descriptor: a function that builds a loader with the arguments of this one."""
-
-    def __get__(self, loader: Any, kind: Any) -> Callable[..., Any]:
-        from .prepared import PreparedLoader
-
-        return functools.partial(PreparedLoader.built_from, loader)
+NO_STATE = (
+    "a prepared loader has a state_dict only with "
+    "Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)), in_order=True and, with "
+    "several processes, dispatch_batches=False"
+)
 
 
 def keep_loaders() -> bool:
@@ -60,7 +56,7 @@ def keep_loaders() -> bool:
 
 
 @functools.cache
-def _warn_of_torchs_loader() -> None:
+def warn_of_torchs_loader() -> None:
     log.warning(
         "Accelerate %s builds a loader of torch in place of this one, so DALI decodes nothing. Do not prepare the "
         "loader: make it with num_shards='auto', and move its batches to accelerator.device",
@@ -102,18 +98,15 @@ def _telling_ours(init: Callable[..., None], theirs: Any) -> Callable[..., None]
 def _can_have_state(arguments: dict[str, Any], processes: int) -> bool:
     """Whether Accelerate's states of a loader are true, for ``processes`` that are given the batches of the first."""
     if not arguments.get("in_order", True) and arguments["num_workers"] > 1:
-        log.warning(
-            "Accelerate saves no state of this loader, as in_order=False does not say which batches are left. Use "
-            "in_order=True"
+        why = "in_order=False does not say which batches are left. Use in_order=True"
+    elif processes > 1:
+        why = (
+            "with dispatch_batches only the first process reads it, and some batches ahead. Use dispatch_batches=False"
         )
-        return False
-    if processes > 1:
-        log.warning(
-            "Accelerate saves no state of this loader, as with dispatch_batches only the first process reads it, and "
-            "some batches ahead. Use dispatch_batches=False"
-        )
-        return False
-    return True
+    else:
+        return True
+    log.warning("Accelerate saves no state of this loader, as %s", why)
+    return False
 
 
 def _refuse_two_shardings(batch_sampler: Any, processes: int) -> None:
@@ -125,3 +118,64 @@ def _refuse_two_shardings(batch_sampler: Any, processes: int) -> None:
             f"the loader has num_shards={shards.num_shards}, and Accelerate gives each of its {processes} processes a "
             "part of that shard, so that some samples would never come. Make the loader without num_shards"
         )
+
+
+class PreparedLoader(DataLoader[T]):
+    """A DataLoader inside one of Accelerate's, which was built from another one."""
+
+    _prepared_by: weakref.ref[Any] | None = None
+    """Accelerate's loader around this one, which counts the epochs."""
+
+    _has_state = True
+
+    @classmethod
+    def built_from(
+        cls, loader: Any, dataset: Any, *, prepared_by: Any = None, has_state: bool = True, **arguments: Any
+    ) -> PreparedLoader[Any]:
+        """Build a loader with the arguments of ``loader`` that torch's does not have, at the same epoch.
+
+        Args:
+            prepared_by: Accelerate's loader around it; None: there is none.
+            has_state: whether Accelerate is to keep its state.
+            arguments: of torch's loader.
+        """
+        own = {name: getattr(loader, name) for name in OPTION_NAMES}
+        built = cls(dataset, **arguments, **own)
+        built._begin(loader._upcoming.copied())
+        built._has_state = has_state
+        if hasattr(type(prepared_by), "set_epoch"):
+            built._prepared_by = weakref.ref(prepared_by)  # not to keep it, and with it the workers, until a collection
+        return built
+
+    def __iter__(self) -> Any:
+        theirs = self._theirs
+        if theirs is not None and not self._upcoming.resumes:
+            self.set_epoch(theirs.iteration)
+        elif theirs is not None:
+            theirs.set_epoch(self._upcoming.epoch)
+        return super().__iter__()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if self._theirs is not None:
+            self._theirs.set_epoch(self._upcoming.epoch)  # which sets that of the samplers
+
+    @property
+    def _theirs(self) -> Any:
+        return None if self._prepared_by is None else self._prepared_by()
+
+    @property
+    def state_dict(self) -> Callable[[], dict[str, Any]]:
+        # Accelerate takes it at each batch of a loader that has it.
+        if not self._has_state:
+            raise AttributeError(NO_STATE)
+        return lambda: super(PreparedLoader, self).state_dict() | OF_TORCHDATA
+
+    @property
+    def dl_state_dict(self) -> dict[str, Any]:
+        # Accelerate's ``state_dict`` returns this attribute, which it sets on its own loader if that keeps states. Only
+        # Accelerate knows the state, as it takes a batch ahead of the loop.
+        raise AttributeError(NO_STATE)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_prepared_by": None}

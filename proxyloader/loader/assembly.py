@@ -17,12 +17,11 @@ from ..data.lazy_tensor import RESIZE, refuse_several_sizes
 from ..errors import ImageError, PipelineError
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
-from .backend import ImageCounts
-from .feed import Feed
+from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
-from .profiler_rows import WAIT, row
 from .recovery import BatchRecovery, RecoveredBatch
-from .submitter import InFlightBatch
+from .stats import WAIT, row
+from .strategy import ImageCounts
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
 from .._validation import check_int
 from ..data.dataset import length_of
 from ..data.sharded_sampler import ShardedSampler, find_sharded
-from ..workers.dataset_state import between_epochs, dataset_state
-from ..workers.loader_state import LoaderState
+from ..workers.loader_state import LoaderState, between_epochs, dataset_state
 from ..workers.pool import WorkerPool
 from ..workers.request_sampler import note_the_order_to_come, of_samples, own_generator, sampler_state
-from .backend import DescribedLoader
 
 T = TypeVar("T")
 
 
-class CheckpointedLoader(DescribedLoader[T]):
+class CheckpointedLoader(TorchDataLoader[T]):
     """Base class of DataLoader that keeps the state of its epochs."""
 
     seed: int | None
@@ -59,11 +58,11 @@ class CheckpointedLoader(DescribedLoader[T]):
         here = begun.copied()
         if not here.batches and not isinstance(self.dataset, IterableDataset):
             note_the_order_to_come(here, of_samples(self._own_sampler), self.seed, "next")
-        if self._pool is not None and self._pool.source is None:
+        if self._pool is None or self._pool.source is None:
             return here
-        if not self.num_workers and self._pool is not None and self._pool.source is not None:
+        if not self.num_workers:
             here.worker_states = {0: state} if (state := self._pool.source.state()) else {}
-        elif self._pool is not None:  # batches bring the states of their workers
+        else:  # batches bring the states of their workers
             unknown = [worker for worker in range(self.num_workers) if worker not in here.worker_states]
             here.worker_states |= self._pool.states_at_start(unknown)
         return here

@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-import operator
+import multiprocessing
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
@@ -18,7 +20,7 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import length_of, sources_of
+from ..data.dataset import Translated, length_of, sources_of
 from ..data.distributed import Auto, World
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
@@ -26,13 +28,14 @@ from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import of_samples
 from ..workers.scan_checks import PassedSamples
-from .accelerate import Build, NotPrepared, keep_loaders
 from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
 from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
+from .stats import LoaderStats, StatsRecorder
+from .strategy import ImageCounts, described, name_of, translated
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -40,6 +43,25 @@ if TYPE_CHECKING:  # importing the server imports DALI
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+NEW_WORKERS = (
+    "each epoch forks new workers. What this process then writes to first has to be copied, DALI's memory among it, so "
+    "that short epochs may take longer than with torch's loader. Give the loader persistent_workers=True"
+)
+SHORT_S = 60.0
+"""A second epoch that begins earlier after the first one is worth a warning of ``NEW_WORKERS``."""
+
+
+class _NotPrepared:
+    """Descriptor: False until Accelerate sets the attribute. Whoever reads it is most likely Accelerate."""
+
+    def __get__(self, loader: Any, kind: Any) -> bool:
+        if loader is not None and "accelerate" in sys.modules:
+            from .accelerate import keep_loaders, warn_of_torchs_loader
+
+            if not keep_loaders():
+                warn_of_torchs_loader()
+        return False
 
 
 class DataLoader(CheckpointedLoader[T]):
@@ -120,6 +142,13 @@ class DataLoader(CheckpointedLoader[T]):
     _process: int
     _one_begins: threading.RLock
     """Held where an iteration gets its epoch and its workers. Several threads may share a loader."""
+
+    _counts: ImageCounts
+    _recorder: StatsRecorder
+    _servers: PlanServers
+
+    _said: frozenset[str] = frozenset()
+    """The warnings that were logged for this loader."""
 
     def __init__(
         self,
@@ -211,12 +240,21 @@ class DataLoader(CheckpointedLoader[T]):
         self._next_epoch, self._loader_state = LoaderState(), None
         self._passed: PassedSamples | None = None
         self._transforms: list[Any] = []  # of the dataset in the last epoch
-        vars(self).update(_of_this_process(self))
-        vars(self).update(self._new_counts())
-        keep_loaders()
+        vars(self).update(_of_this_process(self) | self._new_counts())
+        if "accelerate" in sys.modules:
+            from .accelerate import keep_loaders
+
+            keep_loaders()
         self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
 
-    _is_accelerate_prepared, _proxyloader_build = NotPrepared(), Build()  # NOTE [ Loaders that Accelerate prepares ]
+    _is_accelerate_prepared = _NotPrepared()
+
+    @property
+    def _proxyloader_build(self) -> Callable[..., Any]:
+        """Function that builds a loader with the arguments of this one; NOTE [ Loaders that Accelerate prepares ]."""
+        from .accelerate import PreparedLoader
+
+        return functools.partial(PreparedLoader.built_from, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTION_NAMES and "_options" in vars(self):  # a trainer sets loader.device, for example
@@ -277,7 +315,7 @@ class DataLoader(CheckpointedLoader[T]):
             serve = functools.partial(self._servers.serve, options=options)
             feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
             assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
-            iterator.begin(feed, assembler)
+            iterator.begin(batches, feed, assembler)
             return iterator
         except BaseException:
             pool.let_go(batches)
@@ -291,6 +329,29 @@ class DataLoader(CheckpointedLoader[T]):
     def errors(self) -> UnreadableSamples:
         """The samples of all epochs that could not be read."""
         return self._errors
+
+    @property
+    def backend(self) -> str:
+        """What loads the images, as a text.
+
+        It is "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason. Transforms that no attribute of
+        the dataset holds are known after the first batch.
+        """
+        found = self._translate()
+        plans = (found.plans | self._servers.found).values()
+        return described(found, plans, self._options, self._loader_state is not None, self._counts)
+
+    def stats(self) -> LoaderStats:
+        """Return what this loader has given since it was made, and the times of its last 1,000 batches.
+
+        It may be called at any time, in any thread. A copy of a loader counts anew.
+        """
+        pool = self._pool
+        iterator = None if pool is None or pool.user is None else pool.user()
+        return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
+
+    def __repr__(self) -> str:
+        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
@@ -312,31 +373,26 @@ class DataLoader(CheckpointedLoader[T]):
                 loader_state.worker_states = self._states_at_end(self._loader_state)
             # After an epoch that was left early, workers may have draws to undo, which requests tell them.
             has_draws_to_undo = not pool.is_torchs and (self._loader_state is None or not self._loader_state.finished)
-            if pool.requests is not None and pool.source is not None:
-                pool.let_workers_be_torchs(not has_draws_to_undo and self._is_torchs(False, loader_state))
+            if pool.requests is not None and pool.source is not None:  # what its workers are sent, and send
+                is_torchs = not has_draws_to_undo and self._is_torchs(False, loader_state)
+                pool.is_torchs = pool.requests.yields_indices = is_torchs
             return pool  # its workers keep their dataset
         translate, options = self._translate, self._options
         found = translate()
         self._warn_of(found)
-        dataset, plans = found.dataset, found.plans
         transforms = [getattr(source, "transform", None) for source in sources_of(self.dataset)]
-        counts.has_given_up &= len(transforms) == len(self._transforms) and all(
-            map(operator.is_, transforms, self._transforms)
-        )
+        counts.has_given_up &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         if self._is_torchs(found.is_torchs and not found.plans, loader_state):
             self._pool = WorkerPool.of_torch(self, found)
             return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
-        if live is not None:
-            dataset = live()
-        plans |= found_plans
         arena = pool.left_arena() if pool is not None else None
-        if not options.checks_scans:
+        if not (options.check_scans and options.on_gpu):
             self._passed = None
         elif self._passed is None:
-            self._passed = PassedSamples(length_of(dataset) or 0)
-        found = found._replace(dataset=dataset, plans=plans)
+            self._passed = PassedSamples(length_of(found.dataset) or 0)
+        found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
         defers = not counts.has_given_up
         self._pool = WorkerPool.build(
             self, found, arena, self._passed, loader_state, live, defers, not defers and counts.has_images
@@ -350,21 +406,51 @@ class DataLoader(CheckpointedLoader[T]):
         """
         options, counts = self._options, self._counts
         has_nothing |= counts.has_given_up and not counts.has_images
-        is_asked_for_more = (
-            options.server is not None
-            or options.seed is not None
-            or options.on_error != "raise"
-            or not options.format.is_default
-            or loader_state.resumes
-            or is_stateful(self.dataset)
-        )
-        # The states of other samplers are recorded at each batch.
-        kind = type(of_samples(self._own_sampler))
+        kind = type(of_samples(self._own_sampler))  # the states of other samplers are recorded at each batch
         return (
             has_nothing
-            and not is_asked_for_more
+            and (options.server, options.seed, options.on_error) == (None, None, "raise")
+            and options.format.is_default
+            and not (loader_state.resumes or is_stateful(self.dataset))
             and (kind is ShardedSampler or kind.__module__.startswith("torch.utils.data"))
         )
+
+    def _new_counts(self) -> dict[str, Any]:
+        """Return the attributes that count what the loader gives, at zero."""
+        return {
+            "_counts": ImageCounts(self.dataset, self._options.on_gpu),
+            "_recorder": StatsRecorder(name_of(self.dataset), self.num_workers),
+        }
+
+    def _warn_of(self, found: Translated) -> None:
+        """Log what makes the dataset slower than it might be, once for this loader."""
+        self._counts.not_translated, self._counts.reason = found.not_translated, found.reason
+        for warning in found.warnings:
+            self._warn(warning)
+
+    def _warn(self, warning: str) -> None:
+        """Log a warning, once for this loader."""
+        if warning not in self._said:
+            log.warning("%s: %s", name_of(self.dataset), warning)
+        self._said |= {warning}
+
+    def _say_what_begins(self) -> None:
+        """Log what loads the images, in the first epoch, and in the second one if new workers make it slower."""
+        if self._loader_state is None:
+            log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
+            self._began_s = time.monotonic()
+            return
+        context: Any = self.multiprocessing_context or multiprocessing
+        is_forked = self.num_workers > 0 and not self.persistent_workers and context.get_start_method() == "fork"
+        is_short = time.monotonic() - self._began_s < SHORT_S
+        if is_forked and is_short and self._servers.kept and not self._options.on_gpu:
+            self._warn(NEW_WORKERS)
+
+    @property
+    def _translate(self) -> Callable[[], Translated]:
+        """A function that returns the dataset of the workers."""
+        # It holds no reference to this loader, as an iterator may outlive the loader.
+        return functools.partial(translated, self.dataset, self._options)
 
 
 def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:

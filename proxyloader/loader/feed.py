@@ -5,8 +5,15 @@ The work is done at each ``next()``, in the thread that iterates. Batches that a
 ``prefetch`` + 1 are in flight. Then the oldest batch is collected and returned. The others go on in DALI's threads
 while the model trains. ``next()`` waits for a worker only if nothing is in flight, or while the oldest batch cannot be
 finished yet. It waits for DALI only for the oldest batch. So the sampler and torch's generators are used where a stock
-loader uses them, and an error stays with its batch. Submitting a batch that is not urgent is left to a thread: see
-NOTE [ Beside the model ] in ``loader/submitter.py``.
+loader uses them, and an error stays with its batch.
+
+NOTE [ Beside the model ]
+Submitting a large batch to DALI takes a considerable part of ``next()``. Many training loops wait for the GPU in each
+step, for example in a GradScaler, and ask for the next batch when the GPU is idle. The time of ``next()`` is lost then.
+So a batch that is not urgent, because others are in flight and the steps of the loop are long, is submitted by a
+thread. The thread starts when ``next()`` has returned. It gets the interpreter lock when the training thread waits for
+the GPU, or has queued work for it. It uses neither the sampler nor torch's iterator nor a random generator. It
+unpickles nothing, as that may import modules. If the loop asks for the batch, it waits for the thread.
 """
 
 from __future__ import annotations
@@ -17,21 +24,24 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..data.deferral import deferring
+from ..errors import InputError
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
 from ..workers.pool import WorkerPool
 from ..workers.request_sampler import BatchRequest
-from .profiler_rows import WAIT, row
-from .submitter import InFlightBatch, RunSubmitter
+from .stats import SUBMIT, WAIT, row
 
 if TYPE_CHECKING:  # importing it imports DALI
+    from ..dali.run import PipelineRun
     from ..dali.run_queue import RunQueue
 
 POLLS = 20
@@ -44,9 +54,96 @@ LONG_STEP_S = 2 * sys.getswitchinterval()
 """Duration of a step of the loop in which another thread surely gets the interpreter lock, in seconds."""
 
 
-def attributes_of_torch(batches: Any) -> dict[str, Any]:
-    """Return the attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
-    return {name: getattr(batches, name) for name in ("_workers", "_pin_memory_thread") if hasattr(batches, name)}
+@dataclass(eq=False)
+class InFlightBatch:
+    """A batch between the workers and the training loop.
+
+    Attributes:
+        batch: the batch from the worker; None if there was an error before it arrived.
+        pipeline_runs: the DALI runs that were started for ``batch.runs``, in their order.
+        error: the error of the batch, or None.
+        is_to_start: whether its runs are still to be started.
+        starting: the future of the thread's work on it; None if it was not given to the thread.
+        is_forgotten: whether the loop has dropped it.
+    """
+
+    batch: PackedBatch | None = None
+    pipeline_runs: list[PipelineRun] = field(default_factory=list)
+    error: Exception | None = None
+    is_to_start: bool = False
+    starting: Future[None] | None = None
+    is_forgotten: bool = False
+
+    def inputs_released(self) -> bool:
+        is_being_started = self.starting is not None and not self.starting.done()
+        return not is_being_started and all(pipeline_run.inputs_released() for pipeline_run in self.pipeline_runs)
+
+    def wait_until_read(self) -> None:
+        if self.starting is not None:
+            wait([self.starting])
+        for pipeline_run in self.pipeline_runs:
+            pipeline_run.wait_until_read()
+
+
+class RunSubmitter:
+    """Starts the runs of batches, in the calling thread or in a thread of its own."""
+
+    def __init__(self, pool: WorkerPool, servers: Mapping[str, RunQueue]) -> None:
+        self._pool, self._servers = pool, servers
+        self._thread: ThreadPoolExecutor | None = None
+        self._has_no_thread = False
+
+    def start(self, in_flight: InFlightBatch) -> None:
+        """Start the runs of a batch now, or wait for the thread to start them. Errors go to ``in_flight.error``."""
+        if in_flight.starting is not None:
+            in_flight.starting.result()
+        self._start(in_flight)
+
+    def start_soon(self, in_flight: InFlightBatch) -> None:
+        """Let the thread start the runs of a batch, beside the model."""
+        if not in_flight.is_to_start or in_flight.starting is not None or self._has_no_thread:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "proxyloader-run-starter")
+        try:
+            in_flight.starting = self._thread.submit(self._start, in_flight)
+        except RuntimeError:  # the interpreter is about to end, or there are too many threads
+            self._has_no_thread, self._thread = True, None
+
+    def forget(self, in_flight: InFlightBatch) -> None:
+        """Cancel a batch. This does not wait, as the garbage collector may call it in any thread at any time."""
+        in_flight.is_forgotten = True
+        if in_flight.starting is not None:
+            in_flight.starting.cancel()
+        for pipeline_run in in_flight.pipeline_runs:
+            pipeline_run.cancel()
+
+    def close(self) -> None:
+        """Let the thread end after its remaining work. This does not wait."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+    def _start(self, in_flight: InFlightBatch) -> None:
+        if not in_flight.is_to_start or in_flight.is_forgotten:
+            return
+        try:
+            assert in_flight.batch is not None
+            for run in in_flight.batch.runs:
+                if run.server not in self._servers:
+                    raise InputError(
+                        "a sample was made by the proxy of another server than the loader's; "
+                        "give the loader the server whose proxy the dataset calls: DataLoader(dataset, server=server)",
+                        code="foreign-server",
+                    )
+                with row(SUBMIT):
+                    inputs = in_flight.batch.inputs(run, self._pool.arena)
+                    in_flight.pipeline_runs.append(self._servers[run.server].submit(inputs))
+        except Exception as error:
+            in_flight.error = error
+        in_flight.is_to_start = False
+        if in_flight.is_forgotten:  # meanwhile
+            for pipeline_run in in_flight.pipeline_runs:
+                pipeline_run.cancel()
 
 
 class Feed:
@@ -60,10 +157,9 @@ class Feed:
         prefetch: maximum number of decoded batches that wait.
 
     Attributes:
-        pool, servers, loader_state: see above.
         process: ID of the process that made it; 0 if its construction failed.
-        for_workers_s: time in which ``fill`` waited for the workers, in seconds, since the loop set it to 0.
-        of_torchs_iterator: some attributes of torch's iterator by name.
+        for_workers_s: time in which ``next`` waited for the workers, in seconds, since the loop set it to 0.
+        worker_processes: the worker processes of torch's iterator.
         is_cut_short: whether a worker was lost: after its error there are no more batches.
     """
 
@@ -95,12 +191,9 @@ class Feed:
         # If the dataset or its iterators have restored their states, they start at the position.
         self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
         self.for_workers_s, self.is_cut_short = 0.0, False
-        self.of_torchs_iterator = attributes_of_torch(batches)
+        self.worker_processes: Sequence[Any] = getattr(batches, "_workers", ())
         self.process = os.getpid()
-
-    def begin(self) -> None:
-        """Claim the workers."""
-        self.pool.user = weakref.ref(self)
+        pool.user = weakref.ref(self)
 
     def __del__(self) -> None:
         if not self._is_interpreter_ending():
@@ -119,28 +212,18 @@ class Feed:
         self._batches = None
 
     @property
-    def worker_processes(self) -> Sequence[Any]:
-        """The workers."""
-        processes: Sequence[Any] = self.of_torchs_iterator.get("_workers", ())
-        return processes
-
-    @property
     def batches_ahead(self) -> int:
         """Number of batches that wait for the loop, decoded or with DALI."""
         return len(self._in_flight)
 
-    def fill(self, loop_s: float) -> None:
-        """Take batches from the workers, so that there is at least one in flight, unless the epoch has ended.
+    def next(self, loop_s: float) -> InFlightBatch | None:
+        """Take batches from the workers, and return the oldest one in flight; None if the epoch has ended.
 
-        Args:
-            loop_s: time that the training loop took for its last step, in seconds.
+        ``loop_s`` is the time that the training loop took for its last step, in seconds.
         """
-        while self._should_take():
+        while self._batches is not None and (not self._in_flight or (self._has_room() and self._has_ready_batch())):
             self._take_from_workers(is_urgent=len(self._in_flight) < ENOUGH or loop_s < LONG_STEP_S)
             self._wait_while_dali_is_busy()
-
-    def take(self) -> InFlightBatch | None:
-        """Return the oldest batch in flight; None if there is none."""
         return self._in_flight.popleft() if self._in_flight else None
 
     def start(self, in_flight: InFlightBatch) -> None:
@@ -156,17 +239,12 @@ class Feed:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
             self.pool.arena.give_back(in_flight.batch.request.slot, in_flight)
 
-    def _should_take(self) -> bool:
-        if self._batches is None:
-            return False
-        return not self._in_flight or (self._has_room() and self._has_ready_batch())
-
     def _has_room(self) -> bool:
         return len(self._in_flight) <= self._ahead and (not self._in_flight or self._in_flight[-1].error is None)
 
     def _has_ready_batch(self) -> bool:
         requests = self.pool.requests
-        return requests is None or requests.has_ready_batch(self.pool.in_order)
+        return requests is None or requests.has_ready_batch(self.pool.workers.in_order)
 
     def _wait_while_dali_is_busy(self) -> None:
         """Wait for the next ready batch of the workers, as long as DALI is surely busy with the oldest one.

@@ -10,49 +10,39 @@ from typing import Any
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
 from .assembly import NOTHING, BatchAssembler
-from .feed import Feed, attributes_of_torch, size_of
-from .profiler_rows import next_row, row
-from .starvation import Step
-from .stats import StatsRecorder
-from .submitter import InFlightBatch
+from .feed import Feed, InFlightBatch, size_of
+from .stats import StatsRecorder, Step, row
+
+OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
+"""Attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
 
 
 class LoaderIterator:
-    """The iterator of a DataLoader.
-
-    Args:
-        recorder: counts the batches of the loader.
-    """
+    """The iterator of a DataLoader, whose batches ``recorder`` counts."""
 
     def __init__(self, recorder: StatsRecorder) -> None:
         self._recorder = recorder
         self._turn = threading.RLock()  # threads that share the iterator take turns
         self._feed: Feed | None = None  # None: the batches are those of torch's iterator
 
-    def begin(self, feed: Feed, assembler: BatchAssembler) -> None:
-        """Begin an epoch.
-
-        Args:
-            feed: the batches of the epoch. The position of its ``loader_state`` is updated here.
-            assembler: makes the user's batches of them.
-        """
+    def begin(self, batches: Any, feed: Feed, assembler: BatchAssembler) -> None:
+        """Begin an epoch of torch's iterator. The position in the ``loader_state`` of its feed is updated here."""
         with self._turn:
-            feed.begin()
             self._feed, self._assembler = feed, assembler
-            self._begin(feed.of_torchs_iterator, feed.pool, feed.loader_state)
+            self._begin(batches, feed.pool, feed.loader_state)
 
     def begin_as_torch(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
         """Begin an epoch whose batches are those of torch's iterator. They are counted, and nothing else."""
         with self._turn:
             self._feed, self._batches = None, batches
             self._sizes = None if pool.requests is None else pool.requests.sizes
-            self._begin(attributes_of_torch(batches), pool, loader_state)
+            self._begin(batches, pool, loader_state)
 
-    def _begin(self, of_torchs_iterator: dict[str, Any], pool: WorkerPool, loader_state: LoaderState) -> None:
+    def _begin(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
         self._pool, self._loader_state = pool, loader_state
-        self._profile_name = next_row(pool.workers.num_workers > 0)
-        # Scripts read these attributes of torch's iterators to check that the workers end.
-        vars(self).update(of_torchs_iterator)
+        kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
+        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as of torch's own loader
+        vars(self).update({name: each for name, each in vars(batches).items() if name in OF_TORCHS_ITERATOR})
         self._nothing_yet = not loader_state.batches
         self._handed_out_s = time.monotonic()
         self._was_interrupted = False
@@ -98,8 +88,7 @@ class LoaderIterator:
         asked_s, feed.for_workers_s = time.monotonic(), 0.0
         loop_s, batch = asked_s - self._handed_out_s, NOTHING
         while batch is NOTHING:
-            feed.fill(loop_s)
-            in_flight = feed.take()
+            in_flight = feed.next(loop_s)
             if in_flight is None:
                 if not feed.is_cut_short:
                     self._end()

@@ -8,10 +8,13 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import IterableDataset
 
-from .._validation import check_int, check_num_threads
+from .._validation import check_int
 from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
+
+MOST_THREADS = 1024
+"""Most DALI threads. DALI creates all of them at once, and the process ends if the system refuses one."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class LoaderOptions:
         if self.on_error not in ON_ERROR:
             raise ValueError(f"on_error must be one of {', '.join(map(repr, ON_ERROR))}, got {self.on_error!r}")
         if self.num_threads != "auto":
-            check_num_threads(self.num_threads, ", or 'auto'")
+            check_int("num_threads", self.num_threads, 1, ", or 'auto'")
+            if self.num_threads > MOST_THREADS:
+                raise ValueError(f"num_threads is at most {MOST_THREADS}, or 'auto'; got {self.num_threads}")
         if not isinstance(self.translate, bool) and self.translate != "all":
             raise ValueError(f"translate must be True, False or 'all', got {self.translate!r}")
         if not isinstance(self.check_scans, bool):
@@ -75,11 +80,6 @@ class LoaderOptions:
         """The device of the images. This starts CUDA. ValueError: there is no such device."""
         ordinal = cuda_ordinal(self.device)
         return torch.device("cpu") if ordinal is None else torch.device("cuda", ordinal)
-
-    @property
-    def checks_scans(self) -> bool:
-        """Whether workers check the scans of JPEGs."""
-        return self.check_scans and self.on_gpu
 
 
 OPTION_NAMES = frozenset(field.name for field in fields(LoaderOptions))

@@ -17,12 +17,9 @@ class PlanServers:
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self.kept: dict[str, RunQueue] = {}
-        """The server of each plan, by the key of the plan."""
-        self.found: dict[str, Plan] = {}
-        """Plans of transforms that no attribute of the dataset holds. They arrived with a batch."""
-        self._idle: set[str] = set()
-        """Keys of found plans without a batch in the last epoch. They get a server with their next batch."""
+        self.kept: dict[str, RunQueue] = {}  # the server of each plan, by the key of the plan
+        self.found: dict[str, Plan] = {}  # plans of transforms that no attribute of the dataset holds, from batches
+        self._idle: set[str] = set()  # of found plans without a batch in the last epoch: served with their next one
 
     def of(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
         """Return the servers of an epoch by their keys, among them the server that the user passed."""

@@ -1,21 +1,35 @@
-"""LoaderStats: what a loader has given so far, and how long the loop waited for it. Main process."""
+"""What a loader has given so far, how long the loop waited for it and where the time went. Main process.
+
+``LoaderStats`` are the numbers, ``Starvation`` warns if the loop waits, and ``row`` adds to the profile of torch.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from collections import deque
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from torch.autograd import profiler
 
-from .starvation import Starvation, Step
+from .._cores import cores_of_process
 
 if TYPE_CHECKING:
     from ..workers.messages import PackedBatch
 
+log = logging.getLogger(__name__)
+
 WINDOW_BATCHES = 1000
 """Number of batches, the last ones, of which times are kept."""
+
+STEPS = 100
+"""Least number of steps in a row after which the loop is said to starve."""
+
+LEAST_LOOP_S = 0.001
+"""A loop that takes less time than this for a batch, in seconds, does nothing that could wait."""
 
 METRICS = {
     "batches": ("batches_total", "Batches that the loop got."),
@@ -101,11 +115,92 @@ class LoaderStats:
         return "\n".join(lines) + "\n"
 
 
+class Step(NamedTuple):
+    """One step of the training loop, which ends when it gets a batch.
+
+    Attributes:
+        loop_s: time that the loop took with the batch before; for the first one of an epoch, since ``iter(loader)``.
+        wait_s: time in ``next()``.
+        for_workers_s: part of ``wait_s`` in which the workers had no batch ready; without workers, in which the batch
+            was read.
+        images: number of samples in the batch.
+        bytes_read: number of bytes of the JPEGs that DALI decoded for it.
+    """
+
+    loop_s: float
+    wait_s: float
+    for_workers_s: float
+    images: int
+    bytes_read: int = 0
+
+
+class Starvation:
+    """Looks for steps in a row of which the loop waits more than half, and logs one warning.
+
+    Workers that begin together also give their batches together: one wait is long, and the following ones are short. So
+    the steps of a round, one batch of each worker, are added up. ``name`` is what the warning calls the dataset.
+    """
+
+    def __init__(self, name: str, num_workers: int) -> None:
+        self._name, self._num_workers = name, num_workers
+        self._round: list[Step] = []
+        self._starved: list[Step] = []
+        self._has_begun = self._is_said = False
+
+    def add(self, step: Step, workers_make_images: bool) -> None:
+        """Add a step. ``workers_make_images`` says whether DALI makes less than half of the images so far."""
+        if not self._has_begun or self._is_said:  # the first batch waits for the start of the workers and of DALI
+            self._has_begun = True
+            return
+        if step.loop_s < LEAST_LOOP_S:  # as in the first step of an epoch, which waits for new workers
+            return
+        self._round.append(step)
+        if len(self._round) < self._num_workers:
+            return
+        steps, self._round = self._round, []
+        loop_s, wait_s = sum(each.loop_s for each in steps), sum(each.wait_s for each in steps)
+        self._starved = self._starved + steps if wait_s > loop_s else []
+        if len(self._starved) >= STEPS:
+            self._is_said = True
+            self._warn(workers_make_images)
+
+    def _warn(self, workers_make_images: bool) -> None:
+        count, total = len(self._starved), Step(*map(sum, zip(*self._starved)))
+        log.warning(
+            "%s: the loop waits for its batches, %.0f ms a step in %d steps in a row, and works %.0f ms. %s",
+            self._name,
+            1000 * total.wait_s / count,
+            count,
+            1000 * total.loop_s / count,
+            self._advice(workers_make_images, total),
+        )
+
+    def _advice(self, workers_make_images: bool, total: Step) -> str:
+        """Return what the loop waits for, and what to try. ``total`` is the sum of the steps."""
+        cores = cores_of_process()
+        free = cores - self._num_workers
+        if not self._num_workers:
+            return f"Nothing is loaded while it works, as num_workers is 0. Give the loader num_workers={cores}"
+        if total.for_workers_s < total.wait_s / 2:
+            rate = total.images / (total.loop_s + total.wait_s)
+            size = f" of {total.bytes_read / total.images / 1000:,.0f} kB on average" if total.bytes_read else ""
+            return (
+                f"It waits for DALI, which delivered {rate:,.0f} images/s{size}. Try a larger prefetch or num_threads, "
+                "or store smaller images"
+            )
+        if workers_make_images:
+            return "The workers make the images themselves. print(loader.backend) says why, and what DALI could do"
+        if free > 0:
+            return f"The workers are behind, and {free} of {cores} cores are free. Give the loader more num_workers"
+        return "The workers are behind, and take all cores. Read from a faster disk, or store the images smaller"
+
+
 class StatsRecorder:
     """Counts what a loader gives, batch by batch. ``name`` and ``num_workers`` are those of ``Starvation``."""
 
     def __init__(self, name: str, num_workers: int) -> None:
-        self._batches = self._images = self._by_dali = self._by_pillow = self._by_workers = self._bytes_read = 0
+        counted = ("batches", "images", "images_by_dali", "images_by_pillow", "images_by_workers", "bytes_read")
+        self._counts = dict.fromkeys(counted, 0)
         self._steps: deque[Step] = deque(maxlen=WINDOW_BATCHES)
         self._starvation = Starvation(name, num_workers)
 
@@ -113,34 +208,47 @@ class StatsRecorder:
         """Count a batch that the loop gets. This takes some µs, whatever the size of the batch."""
         _, by_pillow, by_workers = batch.images_by
         by_dali = sum(map(len, batch.runs))
-        self._by_dali += by_dali - by_pillow
-        self._by_pillow += by_pillow
-        self._bytes_read += batch.bytes_read
+        self._counts["images_by_dali"] += by_dali - by_pillow
+        self._counts["images_by_pillow"] += by_pillow
+        self._counts["bytes_read"] += batch.bytes_read
         self.add_step(step, max(by_workers, step.images - by_dali))
 
     def add_step(self, step: Step, by_workers: int) -> None:
         """Count a batch, of which the workers made this number of images."""
-        self._batches += 1
-        self._images += step.images
-        self._by_workers += by_workers
+        counts = self._counts
+        counts["batches"] += 1
+        counts["images"] += step.images
+        counts["images_by_workers"] += by_workers
         self._steps.append(step)
-        self._starvation.add(step, workers_make_images=2 * self._by_workers > self._images)
+        self._starvation.add(step, workers_make_images=2 * counts["images_by_workers"] > counts["images"])
 
     def stats(self, batches_ahead: int, errors: int) -> LoaderStats:
         """Return the numbers so far. Any thread may call this."""
         steps = np.array(list(self._steps) or [Step(0.0, 0.0, 0.0, 0)])
         wait_ms, step_ms = 1000 * steps[:, 1], 1000 * (steps[:, 0] + steps[:, 1])
         return LoaderStats(
-            batches=self._batches,
-            images=self._images,
+            **self._counts,
             images_per_s=float(1000 * steps[:, 3].sum() / max(step_ms.sum(), 1e-9)),
             wait_p50_ms=float(np.median(wait_ms)),
             wait_p99_ms=float(np.percentile(wait_ms, 99)),
             step_p50_ms=float(np.median(step_ms)),
-            images_by_dali=self._by_dali,
-            images_by_pillow=self._by_pillow,
-            images_by_workers=self._by_workers,
             batches_ahead=batches_ahead,
-            bytes_read=self._bytes_read,
             errors=errors,
         )
+
+
+# --- rows of the profile ----------------------------------------------------------------------------------------------
+
+SUBMIT = "proxyloader.submit_to_dali"
+WAIT = "proxyloader.wait_for_dali"
+
+_NOTHING = contextlib.nullcontext()
+
+
+def row(name: str) -> contextlib.AbstractContextManager[object]:
+    """Return a context whose time is a row of torch's profile. Without a profiler it costs next to nothing.
+
+    ``torch.autograd.profiler.emit_nvtx()`` makes NVTX ranges of them.
+    """
+    # ``record_function`` takes several µs also where nothing profiles.
+    return profiler.record_function(name) if profiler._is_profiler_enabled else _NOTHING

@@ -1,22 +1,29 @@
-"""Choose the loading strategy: DALI, torchvision in workers, or pass-through; and say why. Main process."""
+"""What loads the images: DALI, torchvision in the workers, or torch. Choose it, describe it and count. Main process."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
+from collections.abc import Iterable
 from typing import Any
 
-from torch.utils.data import TensorDataset
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision.datasets import MNIST, SEMEION, USPS
 
 from ..data.compiled_transform import compile_for_loader, left_to_torchvision
-from ..data.dataset import Translated, plans_in, sources_of, wrap
+from ..data.dataset import Translated, length_of, plans_in, sources_of, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
 from ..transforms.nested import find_nested
-from ..transforms.plan import FASTER_ON_CPU, iter_steps
+from ..transforms.plan import FASTER_ON_CPU, Plan, iter_steps
 from ..transforms.registry import translate
+from ..workers.messages import PackedBatch
 from .options import LoaderOptions
+
+log = logging.getLogger(__name__)
 
 NO_SERVER = (
     "its .transform is the proxy of a server, and the loader has none: give it server=..., or call server.produce_data "
@@ -25,6 +32,9 @@ NO_SERVER = (
 
 GREY_ARRAYS = (MNIST, SEMEION, USPS)
 """FashionMNIST, KMNIST, QMNIST and EMNIST are subclasses of MNIST."""
+
+MANY = 0.05
+"""Share of the images of an epoch from which it is worth a warning that DALI does not make them."""
 
 
 def translated(dataset: Any, options: LoaderOptions) -> Translated:
@@ -43,7 +53,6 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     # With a GPU they are LazyTensors, so that what is computed from them arrives on the loader's device.
     if options.translate is True and options.server is None and not options.on_gpu and _is_of_grey_arrays(dataset):
         return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take", is_torchs=True)
-    warnings: list[str] = []
     not_translated: list[str] = []
     try:
         compile = functools.partial(_compiled, options=options, not_translated=not_translated)
@@ -58,15 +67,18 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     if not options.on_gpu:
         compiled = plans_in(dataset)
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
-            return _left_to_torchvision(dataset, f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}")
-    if _is_in_memory(dataset):
-        reason = "" if plans else "its samples are in memory, with nothing to decode"
-        is_of_tensors = all(type(source) is TensorDataset for source in sources_of(dataset))
-        return Translated(wrapped, plans, reason=reason, is_torchs=is_of_tensors)
+            left = wrap(dataset, compile=left_to_torchvision)  # transforms that the user compiled keep their plans
+            reason = f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}"
+            warning = f"torchvision transforms in the workers: {reason}"
+            return Translated(left, plans_in(left), reason=reason, warnings=(warning,))
     source, *others = sources_of(dataset)
-    if options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy):
-        warnings.append(NO_SERVER)
-    return Translated(wrapped, plans, is_late=True, warnings=tuple(warnings), not_translated=tuple(not_translated))
+    kinds = {type(each) for each in (source, *others)}
+    if kinds <= {TensorDataset, list, tuple, range}:
+        reason = "" if plans else "its samples are in memory, with nothing to decode"
+        return Translated(wrapped, plans, reason=reason, is_torchs=kinds == {TensorDataset})
+    lacks_server = options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy)
+    warnings = (NO_SERVER,) if lacks_server else ()
+    return Translated(wrapped, plans, is_late=True, warnings=warnings, not_translated=tuple(not_translated))
 
 
 @functools.cache  # as without workers a dataset is translated again for each batch
@@ -82,7 +94,8 @@ def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str])
         if options.translate == "all":
             raise
         if error.code != "no-tensor":  # which may be as the dataset decodes images to tensors itself
-            not_translated.append(f"{_named(error)}: {error.reason}")
+            where = f"{error.position}: {error.transform}" if error.transform else error.position
+            not_translated.append(f"{where}: {error.reason}")
         return transform
 
 
@@ -96,23 +109,6 @@ def _slow_on_cpu(dataset: Any) -> str:
     return f"{names} with these arguments" if names else "some of its transforms"
 
 
-def _named(error: UnsupportedTransformError) -> str:
-    return f"{error.position}: {error.transform}" if error.transform else error.position
-
-
-def _left_to_torchvision(dataset: Any, reason: str) -> Translated:
-    """Leave the dataset's transforms to torchvision. Transforms that the user compiled keep their plans."""
-    left = wrap(dataset, compile=left_to_torchvision)
-    return Translated(
-        left, plans_in(left), reason=reason, warnings=(f"torchvision transforms in the workers: {reason}",)
-    )
-
-
-def _is_in_memory(dataset: Any) -> bool:
-    """Return whether the samples are tensors or objects in memory, so there is nothing to decode."""
-    return all(type(source) in (TensorDataset, list, tuple, range) for source in sources_of(dataset))
-
-
 def _is_of_grey_arrays(dataset: Any) -> bool:
     """Return whether a dataset is one of torchvision's that make each image of an array in memory, in mode L."""
     return all(
@@ -120,3 +116,110 @@ def _is_of_grey_arrays(dataset: Any) -> bool:
         and getattr(type(source).__getitem__, "__module__", "").startswith("torchvision.")
         for source in sources_of(dataset)
     )
+
+
+def described(
+    found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
+) -> str:
+    """Return what loads the images of a loader, and with which transforms, or why torch does.
+
+    ``plans`` are those of all transforms that are known by now, and ``has_begun`` says whether a batch was loaded.
+    """
+    if counts.has_given_up:
+        return f"torch: {counts.why_given_up}"
+    first = f", the first: {counts.decoded_why}" if counts.decoded_why else ""
+    device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
+    parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
+    if options.server is not None:
+        parts.append("the pipeline of the server")
+    if parts:
+        but = f"; the workers decode some images{first}" if first else ""
+        return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded{but}"
+    if found.reason:
+        return f"torch: {found.reason}"
+    if has_begun:
+        return f"torch: the workers have made all that was loaded so far{first}"
+    return f"DALI on {device}, if the dataset calls transforms on JPEGs"
+
+
+def name_of(dataset: Any) -> str:
+    """Return the class and the size of a dataset, as in "Subset of ImageFolder, 500 samples"."""
+    length = length_of(dataset)
+    size = f", {length:,} samples" if length is not None else ""
+    names = [type(dataset).__name__]
+    while type(dataset) in (Subset, ConcatDataset):
+        dataset = dataset.dataset if type(dataset) is Subset else next(iter(dataset.datasets))
+        names.append(type(dataset).__name__)
+    return " of ".join(names) + size
+
+
+def _is_of_arrays(dataset: Any) -> bool:
+    """Return whether a dataset makes its images of an array in memory, as CIFAR10 does, so that nobody decodes them."""
+    return all(
+        isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor)) and len(data) == length_of(source)
+        for source in sources_of(dataset)
+    )
+
+
+class ImageCounts:
+    """How many images of the first epoch of a loader were made by whom, for the log."""
+
+    def __init__(self, dataset: Any, on_gpu: bool) -> None:
+        self._name, self._is_of_arrays, self._on_gpu = name_of(dataset), _is_of_arrays(dataset), on_gpu
+        self._by_dali = self._by_pillow = self._in_workers = 0
+        self._is_said = self.is_server_idle = False
+        self.decoded_why = ""  # why the workers decoded the first image that was to be decoded late, if that is known
+        self.not_translated: tuple[str, ...] = ()  # the transforms that are not translated, and why
+        self.reason = ""  # why torch loads the dataset, if that is known before its first batch
+        self.has_given_up = False  # whether workers have: NOTE [ When deferring is given up ] in ``data/deferral.py``
+        self.has_images = False  # whether undecoded images were handed out so far
+
+    @property
+    def why_given_up(self) -> str:
+        if not self.has_images:
+            return self.reason or "the dataset opens no JPEGs that DALI could decode"
+        return self.decoded_why or "the dataset uses the pixels of its images"
+
+    def add(self, batch: PackedBatch) -> None:
+        by_dali, by_pillow, in_workers = batch.images_by
+        self._by_dali += by_dali
+        self._by_pillow += by_pillow
+        self._in_workers += in_workers
+        self.decoded_why = self.decoded_why or batch.decoded_why
+        self.has_images |= batch.has_seen_images
+        if batch.gave_up and not self.has_given_up:
+            level = logging.WARNING if self.has_images else logging.INFO
+            log.log(level, "%s is loaded as by torch: %s", self._name, self.why_given_up)
+        self.has_given_up = batch.gave_up or (self.has_given_up and not batch.runs)
+
+    def end_epoch(self) -> None:
+        """Log the counts of the first epoch."""
+        total = self._by_dali + self._by_pillow + self._in_workers
+        if self._is_said or self.has_given_up or not total:
+            return
+        self._is_said = True
+        # An array needs no decoder, and DALI is faster than torchvision at the rest.
+        slow = self._in_workers + (0 if self._is_of_arrays else self._by_pillow)
+        is_slow = slow / total > MANY
+        log.log(
+            logging.WARNING if is_slow else logging.INFO,
+            "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; %s "
+            "were made in the workers%s",
+            self._name,
+            *(f"{count:,}" for count in (self._by_dali, self._by_pillow, self._in_workers)),
+            self._reason() if is_slow else "",
+        )
+
+    def _reason(self) -> str:
+        reasons = ["That is slower than where DALI decodes" if self._on_gpu else "That is torch's speed at best"]
+        if self._by_pillow and not self._is_of_arrays:
+            reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
+        if self.decoded_why:
+            reasons.append(f"The first image that the workers decoded: {self.decoded_why}")
+        if self._in_workers:
+            reasons.append("The workers make images whose pixels are used there")
+            reasons.append(f"They make those that are {'neither RGB nor grey JPEGs' if self._on_gpu else 'not RGB'}")
+            if not self._on_gpu:
+                reasons.append("Without a GPU they make those of transforms at which torchvision is faster")
+            reasons.append("They make those of a transform that one image of a batch has alone")
+        return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])

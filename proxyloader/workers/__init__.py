@@ -1,7 +1,6 @@
 """torch's worker processes, and the memory that they share with the main process."""
 
 __all__ = [
-    "dataset_state",
     "fetch",
     "loader_state",
     "messages",

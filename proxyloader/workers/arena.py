@@ -81,9 +81,6 @@ class Arena:
         if self._fd >= 0 and not self._is_interpreter_ending():
             os.close(self._fd)
 
-    def __repr__(self) -> str:
-        return f"Arena({self.slots} slots of {self.slot_bytes} bytes)"
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Only while a worker process is being started by spawn or forkserver. DupFd passes the descriptor on.
         from multiprocessing.reduction import DupFd  # not on Windows

@@ -17,40 +17,11 @@ import torch
 from .._random_state import set_states, states_now
 
 
-class DrawsAhead:
-    """What a sampler has drawn from its own generator beyond what the stock loader would have asked for.
-
-    A sampler that draws as it goes advances its generator further. torch's RandomSampler draws once more at its end.
-
-    ``requests`` is the number of requests that torch's loader makes before its first batch.
-    """
-
-    def __init__(self, requests: int) -> None:
-        self._of_torch, self._made = requests, 0  # requests so far
-        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
-
-    def note(self, generator: torch.Generator | None) -> None:
-        """Record that a request was made, and what was drawn for it."""
-        self._made += 1
-        if self._made <= self._of_torch:
-            self._states.clear()
-        if generator is not None:
-            self._states.append(generator.get_state())
-
-    def advance(self) -> None:
-        """Record that the training loop received a batch, so that torch's loader would have made another request."""
-        self._of_torch += 1
-        if len(self._states) > 1:
-            self._states.popleft()
-
-    def undo(self, generator: torch.Generator | None) -> None:
-        """Set the generator back to where torch's loader would have left it, if nothing else has drawn from it."""
-        if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
-            generator.set_state(self._states[0])
-
-
 class RequestsAhead:
-    """Which requests to the workers torch's loader would not have made. Main process.
+    """Requests to the workers that torch's loader would not have made, and what the sampler has drawn for them.
+
+    A sampler that draws as it goes advances its own generator for each request. torch's RandomSampler draws once more
+    at its end. Main process.
 
     ``requests`` is the number of requests that torch's loader makes before its first batch.
 
@@ -64,6 +35,7 @@ class RequestsAhead:
         self._before_first, self._first, self.needed = requests, 0, requests
         self.void: tuple[range, ...] = ()
         self.is_direct = False
+        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
 
     def begin(self, number: int) -> None:
         """Begin an epoch, with the number of its first request."""
@@ -74,11 +46,26 @@ class RequestsAhead:
         if self.needed < number:
             self.void += (range(self.needed, number),)
         self._first, self.needed = number, number + self._before_first
+        self._states.clear()
+
+    def note(self, number: int, generator: torch.Generator | None) -> None:
+        """Record what was drawn from the sampler's generator for a request, or for the end of the epoch after it."""
+        if number < self.needed:
+            self._states.clear()
+        if generator is not None:
+            self._states.append(generator.get_state())
 
     def received(self, number: int) -> None:
         """Record that the training loop received a batch, so that torch's loader would have made another request."""
         if self._first <= number:
             self.needed += 1
+            if len(self._states) > 1:
+                self._states.popleft()
+
+    def undo(self, generator: torch.Generator | None) -> None:
+        """Set the generator back to where torch's loader would have left it, if nothing else has drawn from it."""
+        if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
+            generator.set_state(self._states[0])
 
 
 class DrawsOfWorker:

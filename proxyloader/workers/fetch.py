@@ -123,12 +123,8 @@ class Fetcher:
     @property
     def is_as_torchs(self) -> bool:
         """Whether ``as_torch`` gives what a call would, and names what cannot be read."""
-        return (
-            self._deferral is not None
-            and not self._deferral.has_seen_images
-            and self._seed is None
-            and self._on_error == "raise"
-        )
+        has_seen_images = self._deferral is None or self._deferral.has_seen_images
+        return not has_seen_images and self._seed is None and self._on_error == "raise"
 
     def as_torch(self, indices: Any, batched: bool, collate_fn: Callable[[Any], Any]) -> Any:
         """Return a batch by torch's own fetcher; of a single index if batching is off."""
@@ -181,16 +177,12 @@ class Fetcher:
         """
         return get_worker_info() if self._has_workers else None
 
-    @property
-    def _takes_lists(self) -> bool:
-        dataset = self.dataset
-        while isinstance(dataset, Subset):  # a Subset accepts lists if its dataset does
-            dataset = dataset.dataset
-        return getattr(dataset, "__getitems__", None) is not None
-
     def _at_once(self, request: BatchRequest) -> Any:
         """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
-        if not request.batched or self._seed is not None or not self._takes_lists:
+        source = self.dataset
+        while isinstance(source, Subset):  # a Subset accepts lists if its dataset does
+            source = source.dataset
+        if not request.batched or self._seed is not None or getattr(source, "__getitems__", None) is None:
             return _NOTHING
         before = states_now(beside_torch=True)
         try:

@@ -61,7 +61,9 @@ class FolderFetcher:
         Args:
             seed_for: seeds the generators for the sample of an index; None: they go on as they are.
         """
-        folder = _folder_of(dataset)
+        folder = dataset
+        while type(folder) is Subset:
+            folder = folder.dataset
         if not _is_known(folder):
             return None
         before = states_now(beside_torch=True)
@@ -125,13 +127,8 @@ def _is_known(folder: Any) -> bool:
     )
 
 
-def _folder_of(dataset: Any) -> Any:
-    """Return the dataset that the samples of a Subset come from; any other dataset itself."""
-    return _folder_of(dataset.dataset) if type(dataset) is Subset else dataset
-
-
 def _places_of(dataset: Any, indices: Sequence[Any]) -> Sequence[Any]:
-    """Return the indices of samples in that dataset."""
+    """Return the indices of samples in the dataset that a Subset is made of."""
     while type(dataset) is Subset:
         indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
     return indices

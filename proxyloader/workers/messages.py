@@ -64,9 +64,6 @@ class PackedRun:
     def __len__(self) -> int:
         return len(self.inputs[0].offsets)
 
-    def __repr__(self) -> str:
-        return f"PackedRun({len(self)} samples for {self.server})"
-
 
 @dataclass(frozen=True)
 class WorkerError:
@@ -115,7 +112,7 @@ class WorkerError:
         raise AssertionError("unreachable")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackedBatch:
     """One batch as it is sent to the main process: image bytes and labels in one message.
 
@@ -170,9 +167,6 @@ class PackedBatch:
     failure: WorkerError | None = None
     worker: int = 0
     worker_state: dict[str, Any] | None = None
-
-    def __repr__(self) -> str:
-        return f"PackedBatch({self.request}, runs={list(self.runs)}, failure={self.failure is not None})"
 
     def memory(self, arena: Arena | None) -> Memory:
         """Return the memory that holds the bytes of the runs, (bytes,) uint8."""

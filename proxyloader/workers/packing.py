@@ -197,7 +197,7 @@ class _ContentPickler:
     def _dumps(self, content: Any) -> bytes:
         buffer = io.BytesIO()
         pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-        pickler.place, pickler.owner = self._place, self
+        pickler.owner = self
         pickler.dump(content)
         return buffer.getvalue()
 
@@ -209,7 +209,8 @@ class _ContentPickler:
         run = self._batches.get(id(output.run)) if isinstance(output, ProxyBatch) else None
         return isinstance(run, int) and self._uses[output.output, run] == 1
 
-    def _place(self, proxy: Any) -> int | tuple[int, Any] | None:
+    def place(self, proxy: Any) -> int | tuple[int, Any] | None:
+        """Return the reference to an image, or to an object that is kept; None: the object is pickled itself."""
         if not isinstance(proxy, (ProxyBatch, ProxySample)):
             self.kept.append(proxy)
             return len(self.kept) - 1
@@ -266,7 +267,6 @@ def _is_made(call: ProxyInputs) -> bool:
 
 
 class _Pickler(ForkingPickler):
-    place: Callable[[Any], Any]
     owner: _ContentPickler
 
     def persistent_id(self, obj: Any) -> Any:
@@ -275,15 +275,13 @@ class _Pickler(ForkingPickler):
                 return None
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
-            return self.place(obj)
-        if get_worker_info() is None:
-            # Nothing is sent anywhere, so tensors, and what cannot be imported, are the same objects.
-            is_kept = isinstance(obj, (torch.Tensor, *_STORAGES)) or (
-                isinstance(obj, (type, FunctionType)) and "<" in obj.__qualname__
-            )
-        else:
-            is_kept = isinstance(obj, (torch.Tensor, *_STORAGES)) and not _is_sent_by_value(obj)
-        return self.place(obj) if is_kept else None
+            return self.owner.place(obj)
+        is_kept = isinstance(obj, (torch.Tensor, *_STORAGES))
+        if get_worker_info() is not None:
+            is_kept = is_kept and not _is_sent_by_value(obj)
+        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so what cannot be imported is the same object
+            is_kept = "<" in obj.__qualname__
+        return self.owner.place(obj) if is_kept else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, LazyTensor) and has_gradient(obj):

@@ -20,10 +20,9 @@ from ..data.deferral import Deferral
 from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
-from .dataset_state import StateBoard, StatefulStream
 from .fetch import Fetcher
 from .fetch_folder import FolderFetcher
-from .loader_state import LoaderState, is_stateful
+from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, trains_with_others
 from .scan_checks import PassedSamples
@@ -54,7 +53,6 @@ class WorkerPool:
         arena: shared memory; None if there are no workers to share it with, or no images.
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
         board: where workers write the states at the start and at the end of an epoch.
-        in_order: whether torch returns batches in the order of the sampler.
         deferral: of the dataset without workers; None: there are workers, or its images are not deferred.
         is_torchs: whether the batches of the next epoch are torch's own, as nothing in them is of ours.
         broken: whether a worker was lost, so that the next epoch needs new workers.
@@ -67,7 +65,6 @@ class WorkerPool:
     plans: dict[str, Plan]
     source: PackedDataset | StatefulStream | None
     board: StateBoard | None
-    in_order: bool = True
     deferral: Deferral | None = None
     is_torchs: bool = False
     broken: bool = False
@@ -88,11 +85,9 @@ class WorkerPool:
         """Create a pool with the arguments of a loader.
 
         Args:
-            translated: the dataset.
             arena: arena of an earlier epoch to use again; None: create one.
-            passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
+            passed, live: see ``Fetcher``.
             loader_state: state of the first epoch, with the states that the dataset begins with.
-            live: returns the dataset for each batch if there are no workers.
             defers, has_seen_images: how deferring begins, as an epoch with the same transform has ended.
         """
         dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
@@ -142,7 +137,7 @@ class WorkerPool:
             deferral = None
         elif deferral is not None and deferral.is_active:
             hooks.hold(deferral)
-        return cls(workers, fetcher, requests, arena, plans, source, board, loader.in_order, deferral)
+        return cls(workers, fetcher, requests, arena, plans, source, board, deferral)
 
     @classmethod
     def of_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
@@ -158,12 +153,7 @@ class WorkerPool:
         workers = Workers(dataset=dataset, collate_fn=loader.collate_fn, **arguments)
         workers.timeout, workers.is_whole = loader.timeout, True
         fetcher = _fetcher_for(loader, translated, None, None, None)
-        return cls(workers, fetcher, requests, None, {}, None, None, loader.in_order, is_torchs=True)
-
-    def let_workers_be_torchs(self, is_torchs: bool) -> None:
-        """Set whether the workers of a map-style dataset get indices and send batches as torch's in the next epoch."""
-        assert self.requests is not None
-        self.is_torchs = self.requests.yields_indices = is_torchs
+        return cls(workers, fetcher, requests, None, {}, None, None, is_torchs=True)
 
     def start(
         self,
@@ -182,11 +172,8 @@ class WorkerPool:
             self.requests.begin(loader_state)
         if self.board is not None and (self.requests is None or not self.has_workers):
             self.board.forget()  # persistent workers write their states again, as they restart their streams
-        states = loader_state.generator_states
-        if generator_of_seeds is not None and loader_state.resumes and "workers" in states:
-            generator_of_seeds.set_state(states["workers"])
-        elif generator_of_seeds is not None:
-            states["workers"] = generator_of_seeds.get_state()
+        if generator_of_seeds is not None:
+            loader_state.settle(generator_of_seeds, "workers")
         if seed is None:
             batches = self._started_unseeded(loader_state, generator)
         else:

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from .._random_state import generator_of, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler, find_sharded
 from .arena import Arena
-from .draws_ahead import DrawsAhead, RequestsAhead
+from .draws_ahead import RequestsAhead
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -97,7 +97,7 @@ class RequestSampler:
     Attributes:
         sizes: with ``yields_indices``, of each batch that the training loop did not receive yet: the number of samples,
             and that by which it advances the order.
-        ahead: which requests are made that torch's loader would not have made.
+        ahead: the requests that torch's loader would not have made.
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class RequestSampler:
         self.yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
         self._iterator: Any = None
         self._draws_elsewhere = False
-        self._ahead, self._draws_ahead = ahead, DrawsAhead(ahead)
         self.ahead = RequestsAhead(ahead)
         self.begin(LoaderState())
         self._unanswered: dict[int, BatchRequest] = {}
@@ -127,7 +126,6 @@ class RequestSampler:
     def __iter__(self) -> Iterator[BatchRequest]:
         self.forget_unanswered()  # torch begins an epoch after the workers have finished the one before
         self.undo_draws_ahead()
-        self._draws_ahead = DrawsAhead(self._ahead)
         self.ahead.begin(self._next_number)
         loader_state = self._loader_state
         self._settle_sampler(loader_state)
@@ -159,7 +157,7 @@ class RequestSampler:
             with self._known_generators(loader_state, "next") if first else contextlib.nullcontext():
                 indices = next(remaining, _END)  # calling iter() on it again might restart it
             first = False
-            self._draws_ahead.note(own_generator(self._of_samples))
+            self.ahead.note(self._next_number, own_generator(self._of_samples))
             if indices is _END:
                 return
             if self._batched and not hasattr(indices, "__len__"):
@@ -187,7 +185,7 @@ class RequestSampler:
 
     def undo_draws_ahead(self) -> None:
         """After a loop that was left: put the sampler's own generator where torch's loader would have left it."""
-        self._draws_ahead.undo(own_generator(self._of_samples))
+        self.ahead.undo(own_generator(self._of_samples))
 
     def answered(self, number: int | None) -> BatchRequest:
         """Record that a batch has come back and return its request. The slot then belongs to the batch.
@@ -198,7 +196,6 @@ class RequestSampler:
 
     def handed_out(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of its epoch that the training loop received a batch."""
-        self._draws_ahead.advance()
         self.ahead.received(request.number)
         loader_state.batches += 1
         loader_state.samples += self.places(len(request.each()))
@@ -316,10 +313,7 @@ def own_generator(sampler: Any) -> torch.Generator | None:
 @contextlib.contextmanager
 def _known_own_generator(generator: torch.Generator, loader_state: LoaderState, moment: str) -> Iterator[None]:
     states = loader_state.generator_states
-    if loader_state.resumes and moment in states:
-        generator.set_state(states[moment])
-    else:
-        states[moment] = generator.get_state()
+    loader_state.settle(generator, moment)
     yield
     if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
         if loader_state.new_workers:
@@ -376,9 +370,5 @@ def _restored(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> 
     elif not {"iterator", "sampler"} & state.keys():
         for _ in range(done):
             next(iterator, None)
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
+    while (item := next(iterator, _END)) is not _END:
         yield item

@@ -52,8 +52,7 @@ class PassedSamples:
 def checking(passed: PassedSamples | None, indices: Sequence[Any]) -> Iterator[None]:
     """Context in which a dataset reads samples: skip the checks of those that passed them, and note if all pass.
 
-    Args:
-        passed: None: no GPU decodes the JPEGs, or lost blocks are not to be searched for.
+    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not to be searched for.
     """
     checks.find_zeros = passed is not None
     checks.are_passed = are_passed = passed is not None and passed.has_all(indices)

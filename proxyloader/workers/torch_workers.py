@@ -39,21 +39,11 @@ class Workers(TorchDataLoader[Any]):
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
-    failed = False
-    """Whether a worker was lost or timed out. The remaining workers cannot begin another epoch."""
-
-    lost = False
-    """Whether a worker was lost with its batches, some of which may still be expected."""
-
-    _look_at_s = 0.0
-    """When the workers are looked at next, in seconds of ``time.monotonic``."""
-
-    _send_idx = _rcvd_idx = 0
-    """Numbers of requests sent and of batches received. torch sets them after it has started the workers, which may
-    fail."""
-
-    _is_interpreter_ending = staticmethod(sys.is_finalizing)
-    """Kept as an attribute because the names of a module are cleared at interpreter shutdown."""
+    failed = False  # whether a worker was lost or timed out: the remaining ones cannot begin another epoch
+    lost = False  # whether a worker was lost with its batches, some of which may still be expected
+    _look_at_s = 0.0  # when the workers are looked at next, in seconds of ``time.monotonic``
+    _send_idx = _rcvd_idx = 0  # torch sets them after it has started the workers, which may fail
+    _is_interpreter_ending = staticmethod(sys.is_finalizing)  # the names of a module are cleared at its end
 
     def __init__(self, loader: Workers) -> None:
         self._process = os.getpid()

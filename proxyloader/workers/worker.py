@@ -22,9 +22,9 @@ from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
-from .dataset_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .draws_ahead import DrawsOfWorker
 from .fetch import Fetched, Fetcher
+from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest
@@ -187,13 +187,11 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
     """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
-    # User code expects get_worker_info() to return the dataset that was given to the loader.
-    if isinstance(dataset, PackedDataset):
-        object.__setattr__(info, "dataset", dataset.fetcher.dataset)
-    elif isinstance(dataset, StatefulStream):
-        object.__setattr__(info, "dataset", dataset.dataset)
     LazyTensor.is_packed = True
     if isinstance(dataset, (PackedDataset, StatefulStream)):
+        # User code expects get_worker_info() to return the dataset that was given to the loader.
+        users = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset
+        object.__setattr__(info, "dataset", users)
         keep_freed_memory()
     if deferral is not None:
         defer_in_process(deferral)

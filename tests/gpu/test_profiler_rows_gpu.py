@@ -9,7 +9,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
-from proxyloader.loader import profiler_rows
+from proxyloader.loader import stats
 
 
 def test_a_loop_under_emit_nvtx_has_ranges_and_gives_the_same_batches(photos: Path) -> None:
@@ -17,6 +17,6 @@ def test_a_loop_under_emit_nvtx_has_ranges_and_gives_the_same_batches(photos: Pa
     loader = DataLoader(ImageFolder(str(photos), transform), 16, num_workers=1)
     expected = list(loader)
     with torch.autograd.profiler.emit_nvtx():
-        assert isinstance(profiler_rows.row(profiler_rows.WAIT), torch.autograd.profiler.record_function)
+        assert isinstance(stats.row(stats.WAIT), torch.autograd.profiler.record_function)
         found = list(loader)
     assert [torch.equal(ours, theirs) for (ours, _), (theirs, _) in zip(found, expected, strict=True)] == [True] * 3

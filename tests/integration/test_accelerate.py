@@ -226,7 +226,7 @@ def test_another_accelerate_gives_torchs_loader_and_one_warning(
     monkeypatch.setattr(data_loader, "_PYTORCH_DATALOADER_KWARGS", copy.copy(data_loader._PYTORCH_DATALOADER_KWARGS))
     del data_loader._PYTORCH_DATALOADER_KWARGS[ours_in_accelerate.BUILD]
     monkeypatch.delattr(data_loader, "DataLoaderAdapter")
-    ours_in_accelerate._warn_of_torchs_loader.cache_clear()
+    ours_in_accelerate.warn_of_torchs_loader.cache_clear()
     accelerator = Case().accelerator()
     for _ in range(2):
         prepared = accelerator.prepare(Case().loader("ours", str(photos)))

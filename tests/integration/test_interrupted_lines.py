@@ -18,8 +18,8 @@ from nvidia.dali.backend import TensorCPU, TensorGPU
 
 from proxyloader.dali import api, plan_server
 from proxyloader.dali import outputs as _outputs
+from proxyloader.loader.feed import RunSubmitter
 from proxyloader.loader.plan_servers import PlanServers
-from proxyloader.loader.submitter import RunSubmitter
 
 from .. import scripts
 from ..faults import BATCH, all_numbers, loader_of, numbers_of

@@ -16,7 +16,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.loader.profiler_rows import row
+from proxyloader.loader.stats import row
 
 # Torch 2.11 says so of each profile that is told no schedule, though it has a single cycle.
 pytestmark = pytest.mark.filterwarnings("ignore:.*clears events at the end of each cycle:UserWarning")

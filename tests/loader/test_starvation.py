@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from proxyloader import DataLoader
-from proxyloader.loader import starvation
-from proxyloader.loader.starvation import STEPS, Starvation, Step
+from proxyloader.loader import stats
+from proxyloader.loader.stats import STEPS, Starvation, Step
 
 from ..faults import Spelled
 from ..numbered import spell_dataset
@@ -94,7 +94,7 @@ def test_it_names_what_is_behind_with_one_way_out(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(starvation, "cores_of_process", lambda: 4)
+    monkeypatch.setattr(stats, "cores_of_process", lambda: 4)
     (warning,) = warnings_of(caplog, [step] * STEPS, num_workers, workers_make_images)
     assert says in warning
 
@@ -114,7 +114,7 @@ def slow(index: int) -> None:
 def test_a_loop_that_starves_is_told_once(
     options: Any, says: str, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(starvation, "STEPS", 3)  # of those of an epoch, as on a busy machine a step may take longer
+    monkeypatch.setattr(stats, "STEPS", 3)  # of those of an epoch, as on a busy machine a step may take longer
     dataset = Spelled(spell_dataset(tmp_path / "set", 16), slow)
     loader = DataLoader(dataset, 4, device=device, **options)
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_a_loop_that_starves_is_told_once(
 
 
 def test_a_loop_that_is_fed_is_told_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr(starvation, "STEPS", 2)
+    monkeypatch.setattr(stats, "STEPS", 2)
     for _ in DataLoader(torch.utils.data.TensorDataset(torch.arange(40)), 4):
         time.sleep(0.02)
     assert not caplog.records

@@ -20,8 +20,7 @@ from torchvision import transforms
 from torchvision.datasets import CIFAR10, ImageFolder
 
 from proxyloader import DataLoader, LoaderStats, ProxyServer
-from proxyloader.loader.starvation import Step
-from proxyloader.loader.stats import METRICS, WINDOW_BATCHES, StatsRecorder
+from proxyloader.loader.stats import METRICS, WINDOW_BATCHES, StatsRecorder, Step
 from proxyloader.workers.messages import PackedBatch
 
 from ..faults import in_thread
