@@ -474,6 +474,7 @@ def _sharing_with(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Te
 def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """``tensor[index] = value``"""
     alone = isinstance(tensor, LazyTensor) and may_go_on(tensor._node) and all(o is tensor for o in _sharers(tensor))
+    alone &= not any(each is tensor for each in leaves((index, value)))  # torch may refuse to read what it writes
     if alone:
         try:
             with no_dispatch():

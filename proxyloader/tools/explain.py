@@ -167,10 +167,9 @@ def _rows(part: Part, operators: tuple[str, ...] | None, device_id: int | None) 
 def _build() -> Any:
     """Return the module that knows the operators, or None without DALI."""
     try:
-        from ..dali import build
+        return importlib.import_module("proxyloader.dali.build")
     except MissingDaliError:
         return None
-    return build
 
 
 def _output(whole: Part, operators: tuple[str, ...] | None) -> Row:

@@ -792,6 +792,13 @@ def test_any_program_gives_what_it_gives_on_real_tensors(program: list[Step], is
             assert_replayed(ours, theirs)
 
 
+def test_a_tensor_that_is_assigned_to_a_part_of_itself_is_refused_as_by_torch() -> None:
+    for image in both()[0][0], both()[1][0]:
+        batch = torch.stack([image, image])
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            batch[[0, -1]] = batch
+
+
 def test_conjugates_and_sparse_tensors_are_the_real_ones() -> None:
     """Neither a lazy conjugate nor a sparse layout survives in a record, so both ask for values."""
     for late, real in zip(*both(), strict=True):
