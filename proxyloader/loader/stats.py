@@ -199,8 +199,7 @@ class StatsRecorder:
     """Counts what a loader gives, batch by batch. ``name`` and ``num_workers`` are those of ``Starvation``."""
 
     def __init__(self, name: str, num_workers: int) -> None:
-        counted = ("batches", "images", "images_by_dali", "images_by_pillow", "images_by_workers", "bytes_read")
-        self._counts = dict.fromkeys(counted, 0)
+        self._batches = self._images = self._by_dali = self._by_pillow = self._by_workers = self._bytes_read = 0
         self._steps: deque[Step] = deque(maxlen=WINDOW_BATCHES)
         self._starvation = Starvation(name, num_workers)
 
@@ -208,31 +207,35 @@ class StatsRecorder:
         """Count a batch that the loop gets. This takes some µs, whatever the size of the batch."""
         _, by_pillow, by_workers = batch.images_by
         by_dali = sum(map(len, batch.runs))
-        self._counts["images_by_dali"] += by_dali - by_pillow
-        self._counts["images_by_pillow"] += by_pillow
-        self._counts["bytes_read"] += batch.bytes_read
+        self._by_dali += by_dali - by_pillow
+        self._by_pillow += by_pillow
+        self._bytes_read += batch.bytes_read
         self.add_step(step, max(by_workers, step.images - by_dali))
 
     def add_step(self, step: Step, by_workers: int) -> None:
         """Count a batch, of which the workers made this number of images."""
-        counts = self._counts
-        counts["batches"] += 1
-        counts["images"] += step.images
-        counts["images_by_workers"] += by_workers
+        self._batches += 1
+        self._images += step.images
+        self._by_workers += by_workers
         self._steps.append(step)
-        self._starvation.add(step, workers_make_images=2 * counts["images_by_workers"] > counts["images"])
+        self._starvation.add(step, workers_make_images=2 * self._by_workers > self._images)
 
     def stats(self, batches_ahead: int, errors: int) -> LoaderStats:
         """Return the numbers so far. Any thread may call this."""
         steps = np.array(list(self._steps) or [Step(0.0, 0.0, 0.0, 0)])
         wait_ms, step_ms = 1000 * steps[:, 1], 1000 * (steps[:, 0] + steps[:, 1])
         return LoaderStats(
-            **self._counts,
+            batches=self._batches,
+            images=self._images,
             images_per_s=float(1000 * steps[:, 3].sum() / max(step_ms.sum(), 1e-9)),
             wait_p50_ms=float(np.median(wait_ms)),
             wait_p99_ms=float(np.percentile(wait_ms, 99)),
             step_p50_ms=float(np.median(step_ms)),
+            images_by_dali=self._by_dali,
+            images_by_pillow=self._by_pillow,
+            images_by_workers=self._by_workers,
             batches_ahead=batches_ahead,
+            bytes_read=self._bytes_read,
             errors=errors,
         )
 

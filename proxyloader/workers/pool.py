@@ -119,7 +119,7 @@ class WorkerPool:
             source = StatefulStream(dataset, states, board)
             # torch treats data pipes by their class, so it must see the data pipe itself.
             first = dataset if isinstance(dataset, IterDataPipe) else source
-            collate = PackStream(fetcher, packer, source, batched, sends_batches=not is_stateful(dataset))
+            collate = PackStream(fetcher, packer, source, sends_batches=not is_stateful(dataset))
             size = dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
             arguments = dict(dataset=first, collate_fn=collate, **size)
         else:

@@ -101,7 +101,7 @@ class PackedDataset(Dataset[Any]):
         self._packer.begin_batch()
         fetched = self.fetcher(request)
         self.fetcher.seed_batch(request)
-        return _pack(self._packer, fetched, request.batched, request)
+        return _pack(self._packer, fetched, request)
 
     def _is_deferring(self) -> bool:
         """Return whether a batch may have something for DALI. See NOTE [ When deferring is given up ]."""
@@ -152,10 +152,8 @@ class PackedDataset(Dataset[Any]):
 class PackStream:
     """The collate_fn of workers for an iterable-style dataset. ``sends_batches``: see PackedDataset."""
 
-    def __init__(
-        self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, batched: bool, sends_batches: bool = False
-    ) -> None:
-        self._fetcher, self._packer, self._stream, self._batched = fetcher, packer, stream, batched
+    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, sends_batches: bool = False) -> None:
+        self._fetcher, self._packer, self._stream = fetcher, packer, stream
         self._sends_batches, self._has_released = sends_batches, False
 
     def __call__(self, samples: Any) -> Any:
@@ -164,16 +162,16 @@ class PackStream:
                 self._has_released = True
                 hooks.release(self._packer.deferral)
             return self._packer.collate_fn(samples)
-        packed = _pack(self._packer, Fetched(samples if self._batched else [samples]), self._batched)
+        packed = _pack(self._packer, Fetched(samples if self._packer.batched else [samples]))
         return BatchMessage.of(packed, self._fetcher.worker_info(), self._stream.state)
 
 
-def _pack(packer: Packer, fetched: Fetched, batched: bool, request: BatchRequest | None = None) -> PackedBatch:
+def _pack(packer: Packer, fetched: Fetched, request: BatchRequest | None = None) -> PackedBatch:
     samples, unreadable = fetched.samples, tuple(fetched.unreadable)
     if unreadable and not samples:
         return PackedBatch(request, indices=(), unreadable=unreadable)
     num_samples = len(samples) if request is None else len(fetched.indices)  # a dataset may make a batch itself
-    packed = packer(samples if batched else samples[0], request, num_samples)
+    packed = packer(samples if packer.batched else samples[0], request, num_samples)
     if not unreadable:
         return packed
     indices = tuple(fetched.indices) if request is not None else None
