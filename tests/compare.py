@@ -25,13 +25,13 @@ from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.plan import OneOf, Plan, Step
 from proxyloader.transforms.type_conversion import Normalize, ToFloat
 
 from .odd_formats import ODD_FORMATS
+from .undecoded import image_calls_in
 
 Images = Mapping[str, bytes]
 
