@@ -39,17 +39,7 @@ from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_
 
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recordable import (
-    GET_GRAD,
-    SET_DATA,
-    SET_REQUIRES_GRAD,
-    USES_VALUES,
-    WITHOUT_VALUES,
-    on_meta,
-    result_like,
-    uses_values,
-)
-from .recorded import Node, Operation, leaves, mapped, may_go_on, stack_of, value_of
+from .recorded import Node, Operation, leaves, mapped, may_go_on, on_meta, result_like, stack_of, uses_values, value_of
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
 """Advice for images of several numbers of channels."""
@@ -65,6 +55,27 @@ UNREACHABLE = (
     "Load this dataset with DataLoader(translate=False)"
 )
 """The error of C++ code that reads the memory of a LazyTensor by itself, and would find none."""
+
+SET_DATA = vars(torch._C.TensorBase)["data"].__set__
+"""What ``tensor.data = other`` calls."""
+
+GET_GRAD = vars(torch._C.TensorBase)["grad"].__get__
+SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
+
+USES_VALUES = frozenset(
+    {
+        *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),
+        *("pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__"),
+        *("__format__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "set_", "apply_", "map_"),
+        "new_tensor",
+    }
+)
+"""Methods of tensors that use the values without an operation of torch's."""
+
+WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
+    *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+}
+"""Operations that use nothing of a tensor but its shape, strides and dtype."""
 
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
