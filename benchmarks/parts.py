@@ -263,7 +263,7 @@ def grey(root: str) -> dict[str, float]:
                 start = [each.then(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan
             server = RunQueue(build_pipeline(plan, PipelineOptions(len(images), num_threads=1)))
-            inputs = [list(arrays) for arrays in zip(*(ImageCall.of(each, plan).inputs for each in start))]
+            inputs = [list(arrays) for arrays in zip(*(ImageCall(plan, each.image, each.row).inputs for each in start))]
 
             def by_torchvision(images: Any = images, first: Any = first) -> None:
                 transform = Compose([first, ToTensor(), Normalize((0.5,), (0.5,))])

@@ -61,11 +61,6 @@ class ImageCall(ProxyInputs):
         self.server, self.source, self.run = plan.key, image.path, None
         self.plan, self.image, self.row, self.transformed = plan, image, row, transformed
 
-    @classmethod
-    def of(cls, transformed: Transformed, plan: Plan) -> ImageCall:
-        """Return the inputs of a plan for an image whose transforms were called."""
-        return cls(plan, transformed.image, transformed.row, transformed)
-
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
         """Made when a batch is packed, as that takes less time there."""
