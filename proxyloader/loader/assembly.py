@@ -26,7 +26,7 @@ from .submitter import InFlightBatch
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
-    from ..dali.run import PipelineRun
+    from ..dali.run_queue import PipelineRun
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from ..workers.pool import WorkerPool
 from .profiler_rows import SUBMIT, row
 
 if TYPE_CHECKING:  # importing it imports DALI
-    from ..dali.run import PipelineRun
-    from ..dali.run_queue import RunQueue
+    from ..dali.run_queue import PipelineRun, RunQueue
 
 
 @dataclass(eq=False)
