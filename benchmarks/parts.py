@@ -42,8 +42,8 @@ from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.dataset import plans_in
 from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
+from proxyloader.data.lazy_tensor import sample_of
 from proxyloader.data.placeholders import ImageCall
 from proxyloader.data.transformed import Transformed
 from proxyloader.make_dataset import FORMAT, make_dataset
@@ -190,7 +190,7 @@ def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
     dataset = wrap(ImageFolder(root, transform_with()))
     torch.manual_seed(0)
-    calls = image_calls_in([dataset[index] for index in range(len(dataset))])
+    calls = [sample_of(dataset[index][0]).call for index in range(len(dataset))]
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
 
     @pipeline_def(batch_size=len(dataset), num_threads=1, device_id=None, exec_dynamic=True)
@@ -262,7 +262,7 @@ def grey(root: str) -> dict[str, float]:
                 start = [each.then(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan
             server = RunQueue(build_pipeline(plan, PipelineOptions(len(images), num_threads=1)))
-            inputs = [list(arrays) for arrays in zip(*(ImageCall.of(each, plan).inputs for each in start))]
+            inputs = [list(arrays) for arrays in zip(*(ImageCall(plan, each.image, each.row).inputs for each in start))]
 
             def by_torchvision(images: Any = images, first: Any = first) -> None:
                 transform = Compose([first, ToTensor(), Normalize((0.5,), (0.5,))])
@@ -373,7 +373,7 @@ def engine_shares(
         folder = Path(f"{root}-{size[0]}x{size[1]}")
         dataset = wrap(ImageFolder(make_dataset(folder, images=images, size=size), transform_with()))
         torch.manual_seed(0)
-        calls = image_calls_in([dataset[index] for index in range(images)])
+        calls = [sample_of(dataset[index][0]).call for index in range(images)]
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
         kind = f"GPU: {size[0]}x{size[1]}, {np.mean([file.nbytes for file in inputs[0]]):,.0f} bytes"
         servers = {

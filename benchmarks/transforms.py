@@ -35,7 +35,6 @@ from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.config import machine
 
@@ -91,7 +90,7 @@ class Case:
         self.server, self.files = PlanServer(compiled.plan, options, OutputFormat()), files
         self.batches = []
         for _ in range(1 if device_id is None else MOST_BATCHES):
-            calls = image_calls_in([compiled(EncodedImage.from_bytes(data)) for data in files])
+            calls = [compiled.drawn(EncodedImage.from_bytes(data))[0] for data in files]
             self.batches.append([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
         self.server.collect(self.server.submit(self.batches[0]))
 

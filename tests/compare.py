@@ -26,7 +26,6 @@ from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale, Posterize
 from proxyloader.transforms.geometry import Flip
@@ -35,6 +34,7 @@ from proxyloader.transforms.type_conversion import Normalize, ToFloat
 from proxyloader.transforms.warp import Affine, BicubicAffine
 
 from .odd_formats import ODD_FORMATS
+from .undecoded import image_calls_in
 
 Images = Mapping[str, bytes]
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
+
+from torch.utils._pytree import tree_leaves
 
 from proxyloader.data import hooks
 from proxyloader.data.deferral import Deferral, deferring
+from proxyloader.data.lazy_tensor import LazyTensor
+from proxyloader.data.placeholders import ProxyBatch, ProxySample
 
 
 @contextlib.contextmanager
@@ -19,3 +24,11 @@ def opened_late(on_gpu: bool = True) -> Iterator[None]:
             yield
     finally:
         hooks.release(deferral)
+
+
+def image_calls_in(content: Any) -> list[Any]:
+    """The calls of compiled transforms in a sample or a batch, each once."""
+    nodes = [each._node if isinstance(each, LazyTensor) else each for each in tree_leaves(content)]
+    calls = [each.call for each in nodes if isinstance(each, ProxySample)]
+    calls += [call for each in nodes if isinstance(each, ProxyBatch) for call in each.run.calls]
+    return list(dict.fromkeys(calls))

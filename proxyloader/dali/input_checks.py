@@ -9,7 +9,9 @@ import numpy as np
 
 from ..errors import InputError
 from . import api, executor
-from .run import Kinds
+
+Kinds = tuple[tuple[str, int], ...]
+"""(dtype, number of dimensions) of each input of a pipeline."""
 
 
 def fed_sources(pipeline: Any) -> list[Any]:

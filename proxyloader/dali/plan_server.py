@@ -17,8 +17,7 @@ from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline
 from .fused_normalize import FusedNormalize, split
 from .output_format import Output, OutputFormat, Outputs
-from .run import PipelineRun
-from .run_queue import RunQueue
+from .run_queue import PipelineRun, RunQueue
 
 log = logging.getLogger(__name__)
 

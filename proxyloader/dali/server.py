@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, one_kind
 from . import api
 from .output_format import Outputs, stacked_or_listed
 from .run_queue import RunQueue
-from .substitute import map_references
 
 
 class ProxyServer(api.DALIServer):  # type: ignore[misc]
@@ -104,7 +105,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
                 found.append(ref)
             return ref
 
-        map_references(obj, note, set())
+        _map_references(obj, note, set())
         singles = {id(ref.call): ref.call for ref in found if isinstance(ref, ProxySample)}
         of_call = dict(zip(singles, self._rows_of(list(singles.values()))))
         of_run = {id(ref.run): self._run(ref.run) for ref in found if isinstance(ref, ProxyBatch)}
@@ -117,7 +118,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             outputs = of_run[id(ref.run)]
             return ref if outputs is None else outputs[ref.output]
 
-        return map_references(obj, output_of, set())
+        return _map_references(obj, output_of, set())
 
     def _owns(self, ref: ProxyBatch | ProxySample) -> bool:
         calls = [ref.call] if isinstance(ref, ProxySample) else ref.run.calls
@@ -147,3 +148,36 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         for name, arrays in zip(self.runs.names, inputs):
             one_kind(name, arrays)
         return self.runs.collect(self.runs.submit(inputs))
+
+
+def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
+    """Return a batch with ``of(reference)`` in place of each reference, in containers and in objects with attributes.
+
+    Lists, dicts, sets and objects change in place. ``seen`` has the IDs of those that were visited, at first none.
+    """
+    if isinstance(obj, (ProxyBatch, ProxySample)):
+        return of(obj)
+    if id(obj) in seen or isinstance(obj, (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None))):
+        return obj
+    if isinstance(obj, tuple):
+        items = [_map_references(item, of, seen) for item in obj]
+        if all(new is old for new, old in zip(items, obj)):
+            return obj
+        return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
+    seen.add(id(obj))
+    if isinstance(obj, (MutableSequence, MutableMapping)):
+        for key in list(obj) if isinstance(obj, MutableMapping) else range(len(obj)):
+            obj[key] = _map_references(obj[key], of, seen)
+    elif isinstance(obj, MutableSet):
+        items = [_map_references(item, of, seen) for item in obj]
+        obj.clear()
+        for item in items:
+            obj.add(item)
+    else:
+        slots = itertools.chain(*(getattr(cls, "__slots__", ()) for cls in type(obj).__mro__))
+        for name in [*getattr(obj, "__dict__", ()), *(name for name in slots if hasattr(obj, name))]:
+            value = getattr(obj, name)
+            new = _map_references(value, of, seen)
+            if new is not value:
+                object.__setattr__(obj, name, new)  # frozen dataclasses too
+    return obj

@@ -9,7 +9,6 @@ __all__ = [
     "distributed",
     "encoded_image",
     "hooks",
-    "image_calls",
     "jpeg",
     "lazy_tensor",
     "live_dataset",

@@ -23,7 +23,7 @@ from ..transforms.registry import COMPOSES, is_changed, learn_timm
 from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import is_late, late_image, transformed_in
-from .lazy_tensor import LazyTensor, is_real, lazy, real, sample_of, values_of, with_values
+from .lazy_tensor import LazyTensor, is_real, lazy_outputs, real, sample_of, values_of, with_values
 from .placeholders import ImageCall
 from .recorded import mapped
 from .transformed import Transformed, pixel_uses
@@ -129,13 +129,9 @@ def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any
 
 def _made(image: Any, transformed: Transformed) -> Any:
     """Return the image, the tensor, or the several tensors, that an image is after its transforms."""
-    state = transformed.chain.state
-    if state.kind == "pil":
+    if transformed.chain.state.kind == "pil":
         return late_image(transformed, image if isinstance(image, Image.Image) else None)
-    call = ImageCall.of(transformed, transformed.chain.plan)
-    if state.images == 1:
-        return lazy(call, 0)
-    return tuple(lazy(call, output) for output in range(state.images))
+    return lazy_outputs(transformed, transformed.chain.plan)
 
 
 def _transformed(image: Any) -> Transformed | None:

@@ -19,7 +19,7 @@ from ..transforms.registry import is_holder, plan_for
 from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import encoded_in, is_late, late_image, path_in
-from .lazy_tensor import lazy, with_values
+from .lazy_tensor import lazy_outputs, with_values
 from .placeholders import ImageCall
 from .transformed import Transformed
 
@@ -80,10 +80,7 @@ class CompiledTransform(TransformStandIn):
 
     def outputs(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return what a call returns, without a look at changes of the original."""
-        call = ImageCall.of(Transformed.of(image).then(self._chain), self.plan)
-        if self.plan.output.images == 1:
-            return lazy(call, 0)
-        return tuple(lazy(call, output) for output in range(self.plan.output.images))
+        return lazy_outputs(Transformed.of(image).then(self._chain), self.plan)
 
     def drawn(self, image: EncodedImage) -> tuple[ImageCall, Size]:
         """Draw the parameters of an image whose values are not used in the worker. Return its (height, width), too.

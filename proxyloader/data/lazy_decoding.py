@@ -18,8 +18,7 @@ from ..transforms.chain import START_AS_TENSOR
 from .bad_samples import UndecodableError
 from .encoded_image import EncodedImage
 from .lazy_image import is_late
-from .lazy_tensor import lazy, with_values
-from .placeholders import ImageCall
+from .lazy_tensor import lazy_outputs, with_values
 from .transformed import Transformed
 
 OPERATORS = ("decode_image", "decode_jpeg")
@@ -50,7 +49,7 @@ def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
             return with_values(decode(data, mode, apply_exif_orientation))
         bytes_ = data.clone()  # it may be changed before it is used
         transformed = Transformed(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
-        return lazy(ImageCall.of(transformed, START_AS_TENSOR.plan), 0)
+        return lazy_outputs(transformed, START_AS_TENSOR.plan)
 
     return decoded
 

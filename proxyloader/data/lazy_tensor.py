@@ -37,19 +37,11 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_SUBCLASS, _must_return_subclass
 
+from ..transforms.plan import Plan
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recordable import (
-    GET_GRAD,
-    SET_DATA,
-    SET_REQUIRES_GRAD,
-    USES_VALUES,
-    WITHOUT_VALUES,
-    on_meta,
-    result_like,
-    uses_values,
-)
-from .recorded import Node, Operation, leaves, mapped, may_go_on, stack_of, value_of
+from .recorded import Node, Operation, leaves, mapped, may_go_on, on_meta, result_like, stack_of, uses_values, value_of
+from .transformed import Transformed
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
 """Advice for images of several numbers of channels."""
@@ -65,6 +57,27 @@ UNREACHABLE = (
     "Load this dataset with DataLoader(translate=False)"
 )
 """The error of C++ code that reads the memory of a LazyTensor by itself, and would find none."""
+
+SET_DATA = vars(torch._C.TensorBase)["data"].__set__
+"""What ``tensor.data = other`` calls."""
+
+GET_GRAD = vars(torch._C.TensorBase)["grad"].__get__
+SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
+
+USES_VALUES = frozenset(
+    {
+        *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),
+        *("pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__"),
+        *("__format__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "set_", "apply_", "map_"),
+        "new_tensor",
+    }
+)
+"""Methods of tensors that use the values without an operation of torch's."""
+
+WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
+    *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+}
+"""Operations that use nothing of a tensor but its shape, strides and dtype."""
 
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
@@ -223,13 +236,17 @@ class _Values(torch.autograd.Function):
         return grad
 
 
-def lazy(call: ImageCall, output: int) -> LazyTensor:
-    """Return the tensor of an output of an image."""
+def lazy_outputs(transformed: Transformed, plan: Plan) -> LazyTensor | tuple[LazyTensor, ...]:
+    """Return the tensor, or the several tensors, that a plan makes of an image whose transforms were called."""
+    call, images = ImageCall(plan, transformed.image, transformed.row, transformed), plan.output.images
+    return _late(call, 0) if images == 1 else tuple(_late(call, output) for output in range(images))
+
+
+def _late(call: ImageCall, output: int) -> LazyTensor:
     assert call.transformed is not None
     state, size = call.plan.output, call.transformed.size
     like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
-    is_pure = call.transformed.chain.state.pure
-    kind = LazyTensor if is_pure else LazyImageTensor
+    kind = LazyTensor if call.transformed.chain.state.pure else LazyImageTensor
     made = kind.__new__(kind, like, ProxySample(call, output))
     if state.order is None:
         made._has_known_order = False

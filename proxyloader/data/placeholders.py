@@ -5,15 +5,19 @@ They can be pickled and do not need DALI, because workers hold nothing else.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import InputError
@@ -57,11 +61,6 @@ class ImageCall(ProxyInputs):
         self.server, self.source, self.run = plan.key, image.path, None
         self.plan, self.image, self.row, self.transformed = plan, image, row, transformed
 
-    @classmethod
-    def of(cls, transformed: Transformed, plan: Plan) -> ImageCall:
-        """Return the inputs of a plan for an image whose transforms were called."""
-        return cls(plan, transformed.image, transformed.row, transformed)
-
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
         """Made when a batch is packed, as that takes less time there."""
@@ -80,10 +79,6 @@ class ImageCall(ProxyInputs):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ImageCall, (self.plan, self.image, self.row)
-
-    def take(self, image: EncodedImage) -> None:
-        """Replace the image by another one of the same size."""
-        self.image = image
 
 
 class ProxyInputBatch:
@@ -256,3 +251,31 @@ def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
         raise InputError(
             f"input {name!r} of the pipeline differs within a batch: {found}. DALI takes one kind", code="wrong-kind"
         )
+
+
+_LARGE = (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)
+"""Objects that hold no others, and are not copied by a search."""
+
+_WITHOUT_PLACEHOLDERS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
+
+
+def holds(content: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a sample or a batch holds an object of these kinds, in any object that pickle would visit."""
+    if type(content) in (tuple, list):
+        return any(holds(each, kinds) for each in content)
+    if isinstance(content, kinds) or type(content) in _WITHOUT_PLACEHOLDERS:
+        return isinstance(content, kinds)
+    search = _Search(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+    search.kinds = kinds
+    with contextlib.suppress(Exception):  # what cannot be pickled is not searched further
+        search.dump(content)
+    return search.has_found
+
+
+class _Search(ForkingPickler):
+    kinds: tuple[type, ...]
+    has_found = False
+
+    def persistent_id(self, obj: Any) -> Any:
+        self.has_found |= isinstance(obj, self.kinds)
+        return "" if self.has_found or isinstance(obj, _LARGE) else None

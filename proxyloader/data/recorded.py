@@ -19,6 +19,15 @@ from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 DEEPEST = 50
 """Number of operations, each on the result of the one before, after which values are made. Pickle recurses as deep."""
 
+MOST_KNOWN = 512
+"""Maximum number of cached results."""
+
+DEVICES_DIFFER = ("conv", "mm", "matmul", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool")
+"""Parts of the names of operations of which a GPU computes noticeably different values."""
+
+_Tag = torch.Tag
+_known: dict[Any, Any] = {}  # for all loaders, as it is a function of torch's operators and of its keys
+
 
 class Operation:
     """An operation whose values are not computed yet. In its arguments nodes stand for tensors.
@@ -169,7 +178,7 @@ def _in_place(name: str) -> Any:
 
 def _is_by_value(name: str) -> bool:
     """Return whether an operator makes each value of its result by itself."""
-    return torch.Tag.pointwise in operator_of(name).tags
+    return _Tag.pointwise in operator_of(name).tags
 
 
 def stack_of(nodes: Sequence[Any]) -> Node:
@@ -216,3 +225,58 @@ def _replayed(name: str, args: Any, kwargs: Any, writes_over: bool) -> Any:
         return device if isinstance(value, torch.device) else value
 
     return done(name, mapped(placed, args), mapped(placed, kwargs), writes_over)
+
+
+# --- shape and dtype of results ---------------------------------------------------------------------------------------
+
+
+def uses_values(packet: str, tags: Any, args: Any) -> bool:
+    """Return whether an operation of torch, such as "add", uses the values, or has another result on a GPU."""
+    if _Tag.data_dependent_output in tags or _Tag.nondeterministic_seeded in tags or packet == "is_nonzero":
+        return True
+    if _Tag.dynamic_output_shape in tags:  # but not for indices that are whole numbers
+        dtypes = {each.dtype for each in leaves(args[1:]) if isinstance(each, torch.Tensor)}
+        return packet != "index" or not dtypes <= {torch.int64, torch.int32}
+    if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
+        return True  # which the meta device does not refuse
+    if packet in ("_conj", "_neg_view"):
+        return True  # they set a bit, which a LazyTensor does not have
+    return "nested" in packet or any(part in packet for part in DEVICES_DIFFER)
+
+
+def on_meta(value: Any) -> Any:
+    """Return a tensor like the value on torch's meta device, where it has no values; what is no tensor unchanged."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value
+
+
+def result_like(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation without values. It takes torch long, so the last ones are kept.
+
+    Raises:
+        Exception: the operator does not take the arguments, or is not defined without values.
+    """
+    key = operator, _kind_of(args), _kind_of(kwargs), torch.get_default_dtype()
+    try:
+        found = _known.get(key)
+    except TypeError:  # an argument cannot be hashed
+        return operator(*mapped(on_meta, args), **mapped(on_meta, kwargs))
+    if found is None:
+        found = operator(*mapped(on_meta, args), **mapped(on_meta, kwargs))
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = found
+    return found
+
+
+def _kind_of(value: Any) -> Any:
+    """Return a key that is the same for arguments with which an operation has results of one shape and dtype."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if kind is tuple or kind is list:
+        return kind, *map(_kind_of, value)
+    if kind is dict:
+        return kind, *((name, _kind_of(each)) for name, each in value.items())
+    return kind if kind is float else (kind, value)

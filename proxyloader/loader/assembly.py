@@ -25,7 +25,7 @@ from .strategy import ImageCounts
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
-    from ..dali.run import PipelineRun
+    from ..dali.run_queue import PipelineRun
 
 log = logging.getLogger(__name__)
 

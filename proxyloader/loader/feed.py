@@ -41,8 +41,7 @@ from ..workers.request_sampler import BatchRequest
 from .stats import SUBMIT, WAIT, row
 
 if TYPE_CHECKING:  # importing it imports DALI
-    from ..dali.run import PipelineRun
-    from ..dali.run_queue import RunQueue
+    from ..dali.run_queue import PipelineRun, RunQueue
 
 POLLS = 20
 """How often workers are polled while DALI decodes a batch."""

@@ -24,9 +24,8 @@ from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
 from ..data.deferral import Deferral
-from ..data.image_calls import holds
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, to_pure_tensor, values_of
-from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, one_kind
+from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, holds, one_kind
 from ..data.recorded import Operation, value_of
 from ..data.transformed import pixel_uses
 from ..transforms.chain import MOST_CHAINS

@@ -22,7 +22,6 @@ from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.operators import OPERATORS
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.transforms.plan import Step
 from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import EXACT_EDGES_BELOW
@@ -30,6 +29,7 @@ from proxyloader.transforms.type_conversion import ToFloat, ToTensor
 
 from .. import compare
 from ..compare import BILINEAR, EXACT, Images, assert_alike, images
+from ..undecoded import image_calls_in
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

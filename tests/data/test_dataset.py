@@ -30,10 +30,10 @@ from proxyloader import (
 )
 from proxyloader.data.compiled_transform import CompiledTransform, WorkerTransform
 from proxyloader.data.dataset import plans_in
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.lazy_tensor import LazyTensor
 
 from ..outcomes import raises
+from ..undecoded import image_calls_in
 
 TRANSFORM = transforms.Compose([transforms.Resize((20, 30)), transforms.ToTensor()])
 

@@ -22,7 +22,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import PipelineError, wrap
-from proxyloader.dali.run import PipelineRun
+from proxyloader.dali.run_queue import PipelineRun
 
 from ..outcomes import outcomes
 from .roads import (

@@ -32,7 +32,7 @@ from torchvision.transforms import functional
 
 from proxyloader import DataLoader
 from proxyloader.dali.api import Pipeline
-from proxyloader.dali.run import PipelineRun
+from proxyloader.dali.run_queue import PipelineRun
 from proxyloader.data.placeholders import Proxy
 
 from .. import scripts

@@ -11,11 +11,11 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, explain
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.lazy_tensor import sample_of
 
 from .. import compare
 from ..outcomes import raises
+from ..undecoded import image_calls_in
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 LARGE_ENOUGH = {"but": ("tiny", "one pixel high", "one pixel wide")}

@@ -19,12 +19,12 @@ from proxyloader.data.compiled_transform import (
     compiled_in,
     left_to_torchvision,
 )
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.transforms.nested import find_nested, replace_nested
 
 from .. import compare
 from ..outcomes import raises
+from ..undecoded import image_calls_in
 
 CROP = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()])
 FLIP = v2.Compose([v2.CenterCrop(15), v2.RandomHorizontalFlip(), v2.ToImage()])

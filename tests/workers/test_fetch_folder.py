@@ -20,7 +20,6 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, EncodedImage, ImageError, wrap
 from proxyloader._random_state import states_now
 from proxyloader.data.dataset import plans_in
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.placeholders import ProxySample
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.fetch_folder import FolderFetcher
@@ -28,6 +27,7 @@ from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import PassedSamples
 
 from ..outcomes import outcomes, raises
+from ..undecoded import image_calls_in
 
 TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
 JITTER = transforms.Compose([transforms.RandomCrop(40), transforms.ColorJitter(0.4), transforms.ToTensor()])

@@ -19,7 +19,6 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, compile_transforms, wrap
 from proxyloader.data import encoded_image
-from proxyloader.data.image_calls import image_calls_in
 from proxyloader.data.jpeg import checks
 from proxyloader.make_dataset import photograph
 from proxyloader.workers.fetch import Fetcher
@@ -27,6 +26,7 @@ from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import PassedSamples, checking
 
 from ..limits import WAIT_S
+from ..undecoded import image_calls_in
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 DAMAGED = (5, 20)
