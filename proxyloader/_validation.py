@@ -13,4 +13,4 @@ def check_int(name: str, value: Any, least: int, other: str = "") -> None:
         ValueError: the value is not an integer, or is less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ValueError(f"{name} is a whole number, {least} or more{other}; got {value!r}")
+        raise ValueError(f"{name} must be an integer >= {least}{other}, got {value!r}")

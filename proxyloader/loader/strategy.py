@@ -176,7 +176,7 @@ class ImageCounts:
 
     @property
     def why_given_up(self) -> str:
-        if not self.has_images:
+        if self.reason or not self.has_images:
             return self.reason or "the dataset opens no JPEGs that DALI could decode"
         return self.decoded_why or "the dataset uses the pixels of its images"
 

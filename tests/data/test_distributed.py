@@ -79,9 +79,9 @@ def test_an_environment_that_cannot_be_is_an_error_that_says_which_variable(
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ((0, 0), "num_shards is a whole number, 1 or more, or 'auto'; got 0"),
-        (("two", 0), "num_shards is a whole number.*got 'two'"),
-        ((True, 0), "num_shards is a whole number.*got True"),
+        ((0, 0), "num_shards must be an integer >= 1, or 'auto', got 0"),
+        (("two", 0), "num_shards must be an integer.*got 'two'"),
+        ((True, 0), "num_shards must be an integer.*got True"),
         ((2, 2), "shard_id is a whole number from 0 to 1, as num_shards=2; got 2"),
         ((2, -1), "shard_id is .*got -1"),
         ((2, 1.0), r"shard_id is .*got 1\.0"),

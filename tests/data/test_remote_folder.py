@@ -126,7 +126,7 @@ def test_samples_are_those_of_an_image_folder_and_a_root_without_is_refused(in_m
         RemoteImageFolder(in_memory)
     with pytest.raises(FileNotFoundError):
         RemoteImageFolder("memory://bucket/nothing")
-    with pytest.raises(ValueError, match="connections is a whole number"):
+    with pytest.raises(ValueError, match="connections must be an integer"):
         RemoteImageFolder(in_memory, connections=0)
 
 

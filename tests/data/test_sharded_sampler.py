@@ -204,7 +204,7 @@ def test_the_order_depends_on_seed_and_epoch_alone_and_each_iteration_is_the_nex
     assert sampler.epoch == 2
     sampler.set_epoch(7)
     assert [list(sampler), list(sampler)] == [sampler.indices(7), sampler.indices(8)]
-    with pytest.raises(ValueError, match="epoch is a whole number, 0 or more; got -1"):
+    with pytest.raises(ValueError, match="epoch must be an integer >= 0, got -1"):
         sampler.set_epoch(-1)
 
 
@@ -228,7 +228,7 @@ class Colour(enum.Enum):
 
 POLICY, SIZE = (
     "last_batch_policy is one of 'fill', 'partial', 'drop', .* got",
-    "batch_size is a whole number, 1 or more",
+    "batch_size must be an integer >= 1",
 )
 
 
@@ -238,8 +238,8 @@ POLICY, SIZE = (
         *((dict(last_batch_policy=policy), POLICY) for policy in ("pad", None, 0, Colour.RED, "full")),
         (dict(last_batch_policy="fill"), "last_batch_policy='fill' makes batches full, and batch_size is None: say"),
         (dict(last_batch_policy="drop"), "last_batch_policy='drop' makes batches full, and batch_size is None: say"),
-        *((dict(last_batch_policy=policy, batch_size=0), f"{SIZE}; got 0") for policy in ("fill", "drop")),
-        (dict(seed=1.5), "seed is a whole number, 0 or more; got 1.5"),
+        *((dict(last_batch_policy=policy, batch_size=0), f"{SIZE}, got 0") for policy in ("fill", "drop")),
+        (dict(seed=1.5), "seed must be an integer >= 0, got 1.5"),
     ],
     ids=str,
 )

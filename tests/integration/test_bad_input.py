@@ -224,9 +224,9 @@ def test_an_unsupported_transform_is_refused_when_the_loader_is_built_if_it_is_t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(prefetch=0), "prefetch is a whole number, 1 or more; got 0"),
-        (dict(prefetch=1.5), "prefetch is a whole number"),
-        (dict(num_threads=0), "num_threads is a whole number, 1 or more, or 'auto'; got 0"),
+        (dict(prefetch=0), "prefetch must be an integer >= 1, got 0"),
+        (dict(prefetch=1.5), "prefetch must be an integer"),
+        (dict(num_threads=0), "num_threads must be an integer >= 1, or 'auto', got 0"),
         (dict(num_threads=5000), "num_threads is at most 1024, or 'auto'; got 5000"),
         (dict(on_error="ignore"), "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         (dict(check_scans="no"), "check_scans must be True or False, got 'no'"),

@@ -264,7 +264,7 @@ def test_set_epoch_says_which_epoch_comes_next(noisy: Noisy) -> None:
     assert same(cpu(other), epochs[2])
     other.set_epoch(1)
     assert same(cpu(other), epochs[1]) and same(cpu(other), epochs[2])
-    with pytest.raises(ValueError, match="epoch is a whole number, 0 or more"):
+    with pytest.raises(ValueError, match="epoch must be an integer >= 0"):
         other.set_epoch(-1)
 
 
@@ -281,7 +281,7 @@ def test_a_state_out_of_order_is_refused_in_the_middle_of_an_epoch_only(noisy: N
 
 def test_seeds_are_whole_numbers(noisy: Noisy) -> None:
     for seed in (-1, 1.5, "x"):
-        with pytest.raises(ValueError, match="seed is a whole number, 0 or more"):
+        with pytest.raises(ValueError, match="seed must be an integer >= 0"):
             DataLoader(noisy, seed=seed, device="cpu")  # type: ignore[arg-type]
 
 
