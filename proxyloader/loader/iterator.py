@@ -9,6 +9,7 @@ from typing import Any
 
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
+from ..workers.torch_workers import TAKE
 from .assembly import NOTHING, BatchAssembler
 from .feed import Feed, InFlightBatch, size_of
 from .stats import StatsRecorder, Step, row
@@ -30,6 +31,7 @@ class LoaderIterator:
         with self._turn:
             self._feed, self._assembler = feed, assembler
             self._begin(batches, feed.pool, feed.loader_state)
+            batches._profile_name = TAKE
 
     def begin_as_torch(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
         """Begin an epoch whose batches are those of torch's iterator. They are counted, and nothing else."""
@@ -37,6 +39,7 @@ class LoaderIterator:
             self._feed, self._batches = None, batches
             self._sizes = None if pool.requests is None else pool.requests.sizes
             self._begin(batches, pool, loader_state)
+            batches._profile_name = self._profile_name
 
     def _begin(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
         self._pool, self._loader_state = pool, loader_state

@@ -151,7 +151,7 @@ class WorkerPool:
             arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
         arguments |= _torch_arguments(loader, False, None)
         workers = Workers(dataset=dataset, collate_fn=loader.collate_fn, **arguments)
-        workers.timeout, workers.is_whole = loader.timeout, True
+        workers.timeout = loader.timeout
         fetcher = _fetcher_for(loader, translated, None, None, None)
         return cls(workers, fetcher, requests, None, {}, None, None, is_torchs=True)
 

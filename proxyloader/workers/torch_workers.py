@@ -25,16 +25,12 @@ GRACE_S = 0.2
 class Workers(TorchDataLoader[Any]):
     """torch's loader, with faster detection of lost workers and faster shutdown."""
 
-    is_whole = False
-    """Whether its batches are handed to the training loop as they are."""
-
     first_worker = 0
     """Number of the worker that gets the first request when workers start."""
 
     def _get_iterator(self) -> Any:
         batches: Any = WorkersIterator(self) if self.num_workers else super()._get_iterator()
-        if not self.is_whole:
-            batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
+        batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
         return batches
 
 
