@@ -8,5 +8,6 @@ __all__ = [
     "pool",
     "request_sampler",
     "scan_checks",
+    "torch_workers",
 ]
 """Modules that other folders may import."""
