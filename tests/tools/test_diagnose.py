@@ -83,6 +83,7 @@ def test_measurements_that_fail_are_told_with_their_errors(photos: Path, monkeyp
     monkeypatch.setattr(command, "usable_cores", lambda: 2)
     figures = proxyloader.diagnose(loader_of(photos, OnlyForOneWorker, num_workers=1), print, seconds=SECONDS).figures
     assert figures.waiting is None and figures.speedups == {2: 0.0}
+    assert {type(each) for each in (figures.both.cpu_s, figures.both.thread, figures.step_s("stock"))} == {float}
     assert figures.unmeasured["the share of reading a sample that is waiting"] == "OSError: locked"
     assert figures.unmeasured["num_workers=2"].startswith("OSError: ")
 

@@ -208,7 +208,7 @@ def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Ite
         if on_gpu:
             torch.cuda.synchronize()
         wall_s, steps = time.perf_counter() - begin_s, len(waits_s)
-        cpu_s, thread_s, workers_s, read, from_disk = (max(0.0, each) for each in _usage() - before)
+        cpu_s, thread_s, workers_s, read, from_disk = (max(0.0, each) for each in (_usage() - before).tolist())
     p50, p99 = np.quantile(waits_s, (0.5, 0.99)).tolist()
     means = (wall_s / steps, (p50, p99), cpu_s / steps, thread_s / wall_s, workers_s / wall_s)
     reads = (read / wall_s, from_disk / max(read, 1.0))
