@@ -16,7 +16,7 @@ from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
 from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in
 from .deferral import current
-from .encoded_image import EncodedImage
+from .encoded_image import EncodedImage, open_decoded
 from .lazy_image import PILLOW_DECODES_LATE, late_image
 from .placeholders import Proxy
 
@@ -100,23 +100,19 @@ def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
         is_left = not compiled_in(compiled) and not (compiled is transform and PILLOW_DECODES_LATE)
-        changed["loader"] = _opened_by_pillow if is_left else open_late
+        changed["loader"] = open_decoded if is_left else open_late
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
     return _with(dataset, **changed)
 
 
-def _opened_by_pillow(path: str) -> Image.Image:
-    """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read."""
-    return EncodedImage.open(path).decoded()
-
-
 def open_late(path: str) -> Image.Image | EncodedImage:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
-    encoded, deferral = EncodedImage.open(path), current()
-    if not PILLOW_DECODES_LATE:
-        return encoded
-    return late_image(encoded) if deferral is None or deferral.is_active else encoded.decoded()
+    deferral = current()
+    if PILLOW_DECODES_LATE and deferral is not None and not deferral.is_active:
+        return open_decoded(path)
+    encoded = EncodedImage.open(path)
+    return late_image(encoded) if PILLOW_DECODES_LATE else encoded
 
 
 def plans_in(dataset: Any) -> dict[str, Plan]:

@@ -36,6 +36,7 @@ NOT_YET = (
 )
 """Advice for messages about an image that is used as if it were decoded."""
 
+EMPTY = "the file is empty (0 bytes)"
 REPLACE = "Replace the file, or leave it out of the dataset"
 LIMIT = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is meant to be this large"
 MACHINE = "The file may be sound: the disk, the network or a limit of the process may be at fault"
@@ -147,11 +148,8 @@ class EncodedImage:
             ImageError: the file is missing, empty, too large, or not an image that Pillow reads.
         """
         path = os.fspath(path)
-        try:
-            data = _content(path)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        if data is None:  # Pillow reads no more of it than it needs
+        data = _read(path)
+        if data is None:
             return cls.by_pillow(None, path)
         return cls._taken(data, path, is_whole=len(data) <= MOST_READ_BYTES)
 
@@ -168,12 +166,12 @@ class EncodedImage:
         Raises:
             ImageError: Pillow cannot decode it either, or it is too large.
         """
+        if not data:
+            raise _bad(path, EMPTY, kind=ForeignImageError)
         return cls._taken(bytes(data), path, is_whole=True)
 
     @classmethod
     def _taken(cls, data: bytes | memoryview, path: str, is_whole: bool) -> EncodedImage:
-        if not data:
-            raise _bad(path, "the file is empty (0 bytes)", kind=ForeignImageError)
         jpeg = cls.of_jpeg(data, path)
         if jpeg is not None:
             Image._decompression_bomb_check(jpeg.size)  # warns as Image.open does
@@ -282,6 +280,23 @@ def _content(path: str) -> bytes | memoryview | None:
         return b"".join(parts)
     finally:
         os.close(descriptor)
+
+
+def open_decoded(path: str) -> Image.Image:
+    """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read."""
+    data = _read(path)
+    return _decoded(data if data is not None and len(data) <= MOST_READ_BYTES else None, path)
+
+
+def _read(path: str) -> bytes | memoryview | None:
+    """Return ``_content`` of a file, of which Pillow reads no more than it needs if it is None. Raise ImageError."""
+    try:
+        data = _content(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if data is not None and not data:
+        raise _bad(path, EMPTY, kind=ForeignImageError)
+    return data
 
 
 def _decoded(
