@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,7 +60,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     forks.keep_what_is_there()
 
 
-def pytest_configure() -> None:
+class FailuresAtOnce:
+    """Prints each failure when it comes, and when it came: a run that something else ends prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.started_s = config, time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            after_s = time.monotonic() - self.started_s
+            terminal.write_line(f"\n{report.nodeid}, {report.when}, after {after_s:.0f} s:\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
     """Ctrl-C counts also where the tests were started with a shell's ``&``, which has them ignore it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
