@@ -86,7 +86,7 @@ def are_used(device_id: int | None) -> bool:
 
 def is_crowded(device_id: int | None) -> bool:
     """Return whether the engines may find no room, or no memory."""
-    return _others_use(device_id) or _memory_of(device_id)[0] < SHORT_BYTES
+    return _others_use(device_id) or executor.memory_of(device_id)[0] < SHORT_BYTES
 
 
 def build(pipeline: Pipeline) -> None:
@@ -164,16 +164,8 @@ def _leave_alone(device_id: int | None) -> None:
 
 
 def _others_use(device_id: int | None) -> bool:
-    free_bytes, total_bytes = _memory_of(device_id)
+    free_bytes, total_bytes = executor.memory_of(device_id)
     return total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
-
-
-def _memory_of(device_id: int | None) -> tuple[float, float]:
-    """Return the free and the total memory of a GPU, in bytes."""
-    try:
-        return torch.cuda.mem_get_info(device_id)
-    except (RuntimeError, AssertionError):  # CUDA itself has failed, or torch was built without it
-        return math.inf, math.inf
 
 
 def _decode(device_id: int | None, paddings: set[Padding]) -> bool:

@@ -1,4 +1,4 @@
-"""PlanServer: the run queue of a Plan's pipeline, which returns images in the output format. Main process."""
+"""PlanServer: the run queue of a Plan's pipeline, which returns images as (N, C, H, W). Main process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ ROOM = 1.5
 
 
 class PlanServer(RunQueue):
-    """The run queue of the pipeline of a plan. It returns images in the output format.
+    """The run queue of the pipeline of a plan. It returns images as (N, C, H, W).
+
+    The pipeline makes the output format where DALI has it; ``OutputFormat.of_outputs`` does the rest.
 
     Args:
         plan: the plan.
@@ -35,7 +37,6 @@ class PlanServer(RunQueue):
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
-        self._format, self._channels_last = format, format.channels_last
         float16 = options.device_id is None and format.dtype == torch.float16  # DALI has no bfloat16
         self._options = self._built = replace(options, float16=float16, channels_last=format.channels_last)
         self._fits_images = 0.0  # size up to which batches keep the pipeline; 0: it has had none
@@ -111,13 +112,7 @@ class PlanServer(RunQueue):
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:
         """Return images as (N, C, H, W), or one image as (C, H, W)."""
-        return output.movedim(-1, -3) if self._channels_last else output
-
-    def collect(self, pipeline_run: PipelineRun) -> Outputs:
-        return [_each(self._finished, output) for output in super().collect(pipeline_run)]
-
-    def _finished(self, images: torch.Tensor) -> torch.Tensor:
-        return self._format.of_images(images)
+        return output.movedim(-1, -3) if self._options.channels_last else output
 
 
 def trim_heap() -> None:
