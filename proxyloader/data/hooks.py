@@ -35,7 +35,10 @@ def hold(deferral: Deferral) -> None:
     """Install the hooks, unless they are installed, until the deferral releases them or is gone."""
     with _lock:
         if not _is_held():
-            _install()
+            _undo.append(exchange_opener())
+            exchanged = [*exchanged_operators(), *exchanged_calls()]  # all of them first: a class may inherit another's
+            for each in exchanged:
+                _undo.append(_exchanged(*each))
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
 
@@ -48,15 +51,6 @@ def release(deferral: Deferral) -> None:
 
 def _is_held() -> bool:
     return any(True for _ in _holders)  # whose length counts those that are gone
-
-
-def _install() -> None:
-    _undo.append(exchange_opener())
-    for exchanged in [
-        *exchanged_operators(),
-        *exchanged_calls(),
-    ]:  # all of them first, as a class may inherit another's
-        _undo.append(_exchanged(*exchanged))
 
 
 def _exchanged(owner: Any, name: str, replacement: Any) -> Callable[[], None]:

@@ -1,9 +1,9 @@
 """PIL images of JPEGs that are decoded when their pixels are first used. Runs where the dataset runs.
 
 NOTE [ Decoded late ]
-``Image.open`` finds the class of a file in a registry of Pillow's. Here the whole JPEG is read,
-and decoded where a pixel is used. So code that opens, converts and copies an image, and gives it to a compiled
-transform, hands on the bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
+``Image.open`` finds the class of a file in a registry of Pillow's. Here the whole JPEG is read, and decoded where a
+pixel is used. So code that opens, converts and copies an image, and gives it to a compiled transform, hands on the
+bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
 
 This holds in the workers of a loader whose images DALI decodes, in all of their threads. Without workers it holds in
 the thread that fetches a batch, until it is fetched: see ``hooks.py``. With Pillow 10, whose images have no place to
@@ -78,19 +78,6 @@ def late_image(encoded: EncodedImage | Transformed, like: Image.Image | None = N
     return image
 
 
-def _late_file(header: bytes, encoded: EncodedImage, mode: str, file: Any, filename: Any) -> JpegImageFile:
-    """Return a JPEG file as ``Image.open`` does, whose pixels are decoded when they are used.
-
-    It is in memory. Pillow reads its header when an attribute is asked for that is not needed to decode it.
-    """
-    _hook_pillow()
-    image = JpegImageFile.__new__(JpegImageFile)
-    known = {"_mode": mode, "_size": encoded.size, _HEADER: header, _FILE: encoded}
-    vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
-    image.readonly = 1  # as Pillow has it until the file is decoded
-    return image
-
-
 def _undecoded(image: Image.Image) -> EncodedImage | Transformed | None:
     """Return what an image is while it is not decoded; None if it is. A file is loaded thereby."""
     state: dict[str, Any] = image.__dict__
@@ -113,7 +100,7 @@ def _decode(image: Image.Image, encoded: EncodedImage | Transformed) -> None:
         pixels.load()
         image.im = pixels.im if pixels.mode == image.mode else pixels.convert(image.mode).im
     else:
-        image.im = encoded.decoded().copy().im
+        image.im = encoded.real().copy().im
 
 
 @functools.cache
@@ -270,7 +257,10 @@ def _opened(file: Any, filename: Any = None) -> JpegImageFile:
 
 
 def _opened_late(file: Any, filename: Any) -> JpegImageFile | None:
-    """Return a JPEG that is decoded late; None if Pillow is to open it."""
+    """Return a JPEG file whose pixels are decoded when they are used; None if Pillow is to open it.
+
+    It is in memory. Pillow reads its header when an attribute is asked for that is not needed to decode it.
+    """
     size_bytes = file.seek(0, os.SEEK_END)
     if size_bytes > MOST_READ_BYTES:  # Pillow reads what it needs
         return None
@@ -284,7 +274,12 @@ def _opened_late(file: Any, filename: Any) -> JpegImageFile | None:
     header = bytes(data[: at + int.from_bytes(data[at : at + 2], "big")])
     if b"MPF\0" in header:  # several pictures, which have a class of their own
         return None
-    return _late_file(header, encoded, _mode_of(encoded), file, filename)
+    _hook_pillow()
+    image = JpegImageFile.__new__(JpegImageFile)
+    known = {"_mode": _mode_of(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
+    vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
+    image.readonly = 1  # as Pillow has it until the file is decoded
+    return image
 
 
 def _mode_of(encoded: EncodedImage) -> str:

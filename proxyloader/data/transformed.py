@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from PIL import Image
-
 from .._random_state import drawing_from, states_now
 from ..transforms.chain import START, START_AS_GREY, Chain
 from ..transforms.plan import ParamRow, Size
@@ -153,8 +151,3 @@ class Transformed:
                             image = transform(image)
             self._real = image
         return self._real
-
-    def decoded(self) -> Image.Image:
-        """Return the PIL image, as ``EncodedImage.decoded`` does."""
-        image: Image.Image = self.real()
-        return image

@@ -208,7 +208,7 @@ class TestWhatIsDecoded:
         assert (
             transformed is not None and transformed.image.data == jpeg(mode) and transformed.mode == image.mode == "L"
         )
-        assert seen(transformed.decoded()) == seen(image) == seen(Image.open(io.BytesIO(jpeg(mode))).convert("L"))
+        assert seen(transformed.real()) == seen(image) == seen(Image.open(io.BytesIO(jpeg(mode))).convert("L"))
 
     def test_an_image_that_was_changed_is_no_longer_its_file_and_its_copies_are(self) -> None:
         image = late(jpeg())
