@@ -104,18 +104,6 @@ def _unpack_run(data: torch.Tensor) -> ProxyInputBatch:
     return ProxyInputBatch([ProxyInputs(*call) for call in pickle.loads(data.numpy().data)])
 
 
-NO_TENSOR_YET = (
-    "server.proxy returns no tensor yet: the pipeline runs once for the whole batch, after the dataset. Do this in the "
-    "pipeline, in a collate_fn, or on the batch. torch's default collate_fn needs such outputs in all samples of a "
-    "batch, or in none"
-)
-
-NO_BATCH_YET = (
-    "in the batches of a stock DataLoader the outputs of server.proxy are no tensors yet. First call "
-    "batch = server.produce_data(batch), or load with proxyloader.DataLoader(dataset, ..., server=server)"
-)
-
-
 class TensorPlaceholder:
     """Placeholder for a tensor. Using it as a tensor raises an error with advice."""
 
@@ -139,7 +127,11 @@ class TensorPlaceholder:
 class ProxySample(TensorPlaceholder):
     """Placeholder for one output of one sample. User code may put it anywhere in the sample."""
 
-    _advice = NO_TENSOR_YET
+    _advice = (
+        "server.proxy returns no tensor yet: the pipeline runs once for the whole batch, after the dataset. Do this in "
+        "the pipeline, in a collate_fn, or on the batch. torch's default collate_fn needs such outputs in all samples "
+        "of a batch, or in none"
+    )
 
     was_handed_out: ClassVar[bool] = False
     """Whether datasets in this process may hold some. If not, batches need not be searched for them."""
@@ -152,7 +144,10 @@ class ProxySample(TensorPlaceholder):
 class ProxyBatch(TensorPlaceholder):
     """Placeholder for one output of a whole run. ``default_collate`` makes it from a list of ProxySample."""
 
-    _advice = NO_BATCH_YET
+    _advice = (
+        "in the batches of a stock DataLoader the outputs of server.proxy are no tensors yet. First call "
+        "batch = server.produce_data(batch), or load with proxyloader.DataLoader(dataset, ..., server=server)"
+    )
 
     run: ProxyInputBatch
     output: int = 0
