@@ -31,13 +31,7 @@ _obstore_process: int | None = None  # obstore has one runtime a process, which 
 class RemoteFiles:
     """Fetches files that fsspec opens, many at the same time, and keeps them in a local folder.
 
-    Args:
-        root: URL of a folder, such as "s3://bucket/train".
-        storage_options: arguments of fsspec's file system.
-        connections: maximum number of files that a process fetches at the same time.
-        retries: how often a file is tried again that could not be fetched.
-        cache_dir: local folder for the files; None: they are fetched each time.
-        cache_bytes: maximum size of that folder, in bytes. The files that were stored first are removed first.
+    The arguments are those of ``RemoteImageFolder``.
     """
 
     def __init__(
@@ -168,12 +162,9 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
         cache_bytes: int = 50 << 30,
     ) -> None:
         super().__init__(root, transform=transform, target_transform=target_transform)
-        for name, value, least in (
-            ("connections", connections, 1),
-            ("retries", retries, 0),
-            ("cache_bytes", cache_bytes, 1),
-        ):
-            check_int(name, value, least)
+        check_int("connections", connections, 1)
+        check_int("retries", retries, 0)
+        check_int("cache_bytes", cache_bytes, 1)
         self._files = RemoteFiles(root, storage_options or {}, connections, retries, cache_dir, cache_bytes)
         listed = {name: file for name, file in sorted(self._files.listed().items()) if "/" in name}
         self.classes = sorted({name.split("/")[0] for name in listed})
