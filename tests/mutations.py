@@ -108,7 +108,7 @@ a JPEG in RGB is taken for one in YCbCr
     data/jpeg.py:read_jpeg_header | adobe_transform != 0 => adobe_transform != 3
     integration/test_hostile_jpegs.py data/test_jpeg.py
 a full disk is taken for a bad file
-    data/bad_samples.py:is_about_the_file | error.errno in FILE_ERRNOS => True
+    data/bad_samples.py:is_about_the_file | not is_system_error(error) => True
     integration/test_unreadable.py
 a sample is replaced by itself
     workers/fetch.py:Fetcher.next_readable | (first + step) % size => (first + step - 1) % size

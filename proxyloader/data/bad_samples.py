@@ -36,9 +36,6 @@ FILE_ERRNOS = frozenset(
 """Error numbers that blame the file: its path, its permissions, or what it is. A sample is never left out because of
 any other number, as the disk, the network or the process may be at fault."""
 
-FILE_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-CONTENT_ERRORS = (UnidentifiedImageError, Image.DecompressionBombError)
-
 MOST_LOG_LINES = 20
 
 
@@ -97,12 +94,13 @@ def is_about_the_file(error: BaseException) -> bool:
     """Return whether the error is caused by the sample itself, so that another sample can replace it."""
     if isinstance(error, ImageError):
         return error.code != "machine"
-    if isinstance(error, CONTENT_ERRORS):
+    if isinstance(error, (UnidentifiedImageError, Image.DecompressionBombError)):
         return True
     if isinstance(error, OSError):
         if error.errno is not None:
-            return error.errno in FILE_ERRNOS
-        return isinstance(error, FILE_ERRORS) or _is_of_pillow(error)
+            return not is_system_error(error)
+        of_path = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+        return isinstance(error, of_path) or _is_of_pillow(error)
     if isinstance(error, RuntimeError):
         return isinstance(error, UndecodableError) or _is_of_torchvision_io(error)
     return isinstance(error, SyntaxError) and _is_of_pillow(error)  # Pillow's for broken PNGs
