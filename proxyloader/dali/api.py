@@ -49,16 +49,12 @@ with interrupts_deferred():  # an import of DALI that is interrupted cannot be m
 _fn: Any = fn
 
 
-def upright(operator: str) -> dict[str, bool]:
-    """Return the argument that stops a decoder from rotating by EXIF; {} for decoders before DALI 2 that never do."""
-    schema: Any = backend
-    known = schema.GetSchema(operator).HasArgument("adjust_orientation")
-    return {"adjust_orientation": False} if known else {}
-
-
 def decoder_arguments(operator: str, device_id: int | None, engine_share: float) -> dict[str, Any]:
     """Return the arguments of a decoder for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
-    chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True, **upright(operator)}
+    chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True}
+    schema: Any = backend
+    if schema.GetSchema(operator).HasArgument("adjust_orientation"):  # before DALI 2 some decoders never rotate
+        chosen["adjust_orientation"] = False
     where = {"device": "cpu"} if device_id is None else {"device": "mixed", "hw_decoder_load": engine_share}
     return chosen | where
 

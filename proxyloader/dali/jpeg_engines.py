@@ -124,18 +124,14 @@ def have_failed(pipeline: Pipeline) -> bool:
 
 
 def _avoid(pipeline: Pipeline) -> None:
+    """Change the decoders of a pipeline to not use the engines. PipelineError: they cannot be changed."""
     if not executor.leave_engines_alone(pipeline):
-        raise error_of(pipeline)
-
-
-def error_of(pipeline: Pipeline) -> PipelineError:
-    """Return the error of a pipeline that would need engines that fail to decode."""
-    return PipelineError(
-        f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes use "
-        "them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows what "
-        "decodes",
-        code="no-engines",
-    )
+        raise PipelineError(
+            f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
+            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows "
+            "what decodes",
+            code="no-engines",
+        )
 
 
 def _fail_for(pipeline: Pipeline, is_to_be_tried: Callable[[int], bool]) -> bool:
