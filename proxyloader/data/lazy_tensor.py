@@ -167,9 +167,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
                     function(*args, **kwargs)  # for an autograd.Function, of whose arguments torch asks no class
             if function == GET_GRAD:
                 _gather_grad(args[0])
-            given = _by_values((args, kwargs))
-            result = function(*mapped(real, args), **mapped(real, kwargs))
-            return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
+            return _computed(function, args, kwargs)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _set(*args)
@@ -188,12 +186,11 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         result = _recorded(operator, args, kwargs)
         if result is not NotImplemented:
             return result
-        given = _by_values((args, kwargs))
-        result = operator(*mapped(real, args), **mapped(real, kwargs))
+        result = _computed(operator, args, kwargs)
         if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
             with no_dispatch():
                 operator(*args, **kwargs)
-        return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
+        return result
 
 
 class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
@@ -360,9 +357,11 @@ def _needs_graph(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return has_gradient(*(each for each in (args if is_flat else leaves((args, kwargs))) if isinstance(each, kind)))
 
 
-def _by_values(arguments: Any) -> dict[int, torch.Tensor]:
-    """Return tensors by the id of the tensor with their values."""
-    return {id(real(each)): each for each in leaves(arguments) if isinstance(each, torch.Tensor)}
+def _computed(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what a function makes of values, as tensors with values. A result that is an argument stays the same."""
+    given = {id(real(each)): each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+    result = function(*mapped(real, args), **mapped(real, kwargs))
+    return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
 
 
 def _alias(tensor: LazyTensor, kind: type[LazyTensor]) -> LazyTensor:
