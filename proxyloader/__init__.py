@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from .data.bad_samples import MissingImageError as MissingImageError
     from .data.compiled_transform import compile_transforms as compile_transforms
     from .data.dataset import wrap as wrap
-    from .data.distributed import World as World
     from .data.encoded_image import EncodedImage as EncodedImage
     from .data.remote_folder import RemoteImageFolder as RemoteImageFolder
     from .data.sharded_sampler import LastBatchPolicy as LastBatchPolicy
     from .data.sharded_sampler import ShardedSampler as ShardedSampler
+    from .data.sharded_sampler import World as World
     from .errors import ImageError as ImageError
     from .errors import InputError as InputError
     from .errors import MissingDaliError as MissingDaliError
@@ -58,7 +58,7 @@ _HOMES = {
     "RemoteImageFolder": "data.remote_folder",
     "ShardedSampler": "data.sharded_sampler",
     "UnsupportedTransformError": "errors",
-    "World": "data.distributed",
+    "World": "data.sharded_sampler",
     "compile_transforms": "data.compiled_transform",
     "diagnose": "tools.diagnose.command",
     "diagnosis": "tools.diagnose.command",

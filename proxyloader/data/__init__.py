@@ -6,7 +6,6 @@ __all__ = [
     "compiled_transform",
     "dataset",
     "deferral",
-    "distributed",
     "encoded_image",
     "hooks",
     "jpeg",

@@ -21,9 +21,8 @@ from torch.utils.data import Sampler
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import Translated, length_of, sources_of
-from ..data.distributed import Auto, World
 from ..data.live_dataset import LiveDataset
-from ..data.sharded_sampler import LastBatchPolicy, ShardedSampler, build_sampler
+from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import of_samples

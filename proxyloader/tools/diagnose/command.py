@@ -45,7 +45,7 @@ from torch.utils.data import IterableDataset
 
 from ..._cores import usable_cores
 from ...data.dataset import length_of
-from ...data.distributed import World
+from ...data.sharded_sampler import World
 from ...loader.dataloader import DataLoader
 from ..bench.config import machine
 from ..files import check_can_be_written
