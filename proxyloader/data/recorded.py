@@ -128,22 +128,17 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 def leaves(value: Any) -> list[Any]:
     """Return all that is in lists, tuples and dicts, in order."""
-    found: list[Any] = []
-    _add_leaves(value, found)
-    return found
-
-
-def _add_leaves(value: Any, found: list[Any]) -> None:
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (tuple, list)):
-        found.append(value)
-        return
+        return [value]
+    found: list[Any] = []
     for each in value:
         if isinstance(each, (tuple, list, dict)):
-            _add_leaves(each, found)
+            found += leaves(each)
         else:
             found.append(each)
+    return found
 
 
 def done(name: str, args: Any, kwargs: Any, writes_over: bool = False) -> Any:
