@@ -509,8 +509,8 @@ def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
         real(tensor)[mapped(real, index)] = real(value)
 
 
-def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return ``torch.stack(tensors)`` without values, if some of the tensors have none.
+def stacked(tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]], Any] = torch.stack) -> torch.Tensor:
+    """Return ``torch.stack(tensors)`` without values, if some of the tensors have none. ``stack`` stacks values.
 
     An operation that was done alike to each of the tensors is recorded once, for all of them.
 
@@ -519,11 +519,7 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in tensors)
     if not is_late or has_gradient(*tensors):
-        return with_values(torch.stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
-    return _stacked_late(tensors)
-
-
-def _stacked_late(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return with_values(stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
     nodes = [_node_of(each) for each in tensors]
     if len(set(map(_kind_of, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # as most often, and faster
         dtype = tensors[0].dtype
@@ -553,22 +549,17 @@ def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
         )
 
 
-_ONLY_TENSORS = {id(torch.Tensor)}  # not the type itself, to which that of a LazyTensor is equal
+_OURS = frozenset(map(id, (LazyTensor, LazyImageTensor, ProxySample)))  # not types, as those equal torch's
 
 
 def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors, for ``torch.utils.data.default_collate``."""
-    if {*map(id, map(type, batch))} == _ONLY_TENSORS:  # of other datasets, which this should not slow down
+    if _OURS.isdisjoint(map(id, map(type, batch))):  # of other datasets, which this should not slow down
         plain: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
         return plain
     if any(isinstance(each, ProxySample) for each in batch):  # of a pipeline or a folder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
-    is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in batch)
-    if is_late and not has_gradient(*batch):
-        return _stacked_late(batch)
-    found = collate_tensor_fn([real(each) for each in batch], collate_fn_map=collate_fn_map)
-    result: torch.Tensor = with_values(found) if any(isinstance(each, LazyTensor) for each in batch) else found
-    return result
+    return stacked(batch, collate_tensor_fn)
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
