@@ -21,13 +21,10 @@ from .lazy_image import is_late
 from .lazy_tensor import lazy_outputs, with_values
 from .transformed import Transformed
 
-OPERATORS = ("decode_image", "decode_jpeg")
-COLORS = 3
-
 
 def exchanged_operators() -> Iterator[tuple[Any, str, Any]]:
     """Yield what replaces the operators that ``torchvision.io`` calls; see ``hooks.py``."""
-    for name in OPERATORS:
+    for name in ("decode_image", "decode_jpeg"):
         operator = getattr(torch.ops.image, name, None)  # there are none if torchvision was built without
         if operator is not None:
             yield torch.ops.image, name, _met(operator)
@@ -62,6 +59,6 @@ def _encoded(data: Any, mode: int) -> EncodedImage | None:
         image = EncodedImage.of_jpeg(data.numpy().tobytes())
     except (RuntimeError, TypeError):
         return None
-    if image is None or image.header is None or (mode == 0 and len(image.header.component_ids) != COLORS):
+    if image is None or image.header is None or (mode == 0 and image.header.is_grey):
         return None
     return image

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,9 +53,8 @@ pixel_uses = _PixelUses()
 
 
 def _line_of_the_user() -> str:
-    frame = sys._getframe(1)
-    while (caller := frame.f_back) is not None:
-        frame, name = caller, str(caller.f_globals.get("__name__", ""))
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        name = str(frame.f_globals.get("__name__", ""))
         if name.startswith(("proxyloader.workers", "proxyloader.loader")):
             break  # what follows is the training loop, which asked for a batch and not for pixels
         if name.split(".")[0] not in LIBRARIES:
