@@ -28,8 +28,6 @@ _lock = threading.RLock()
 _holders: weakref.WeakSet[Deferral] = weakref.WeakSet()  # of this process, whose classes the hooks are in
 _undo: list[Callable[[], None]] = []
 
-_MISSING = object()
-
 
 def hold(deferral: Deferral) -> None:
     """Install the hooks, unless they are installed, until the deferral releases them or is gone."""
@@ -55,13 +53,13 @@ def _is_held() -> bool:
 
 def _exchanged(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     """Set an attribute. Return a function that undoes it, unless somebody else has set another one since."""
-    before = vars(owner).get(name, _MISSING)
+    was_inherited, before = name not in vars(owner), vars(owner).get(name)
     setattr(owner, name, replacement)
 
     def undo() -> None:
         if vars(owner).get(name) is not replacement:
             return
-        if before is _MISSING:
+        if was_inherited:
             delattr(owner, name)
         else:
             setattr(owner, name, before)

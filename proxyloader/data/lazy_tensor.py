@@ -215,10 +215,8 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
 
 
 for _lazy in (LazyTensor, LazyImageTensor):
-    # So that errors that name its type say what others take it for.
-    _lazy.__module__, _lazy.__qualname__, _lazy.__name__ = (
-        *(_lazy.stock.__module__, _lazy.stock.__qualname__, _lazy.stock.__name__),
-    )
+    for _name in ("__module__", "__qualname__", "__name__"):  # errors that name its type say what others take it for
+        setattr(_lazy, _name, getattr(_lazy.stock, _name))
 
 
 class _Values(torch.autograd.Function):
