@@ -67,6 +67,9 @@ class EncodedImage:
     path: str = ""
     header: JpegHeader | None = field(default=None, repr=False, compare=False)
 
+    mode: ClassVar[str] = "RGB"
+    """As in a PIL image."""
+
     _view: ClassVar[memoryview | None] = None
     """The file in the memory that its batch is sent in: see NOTE [ Read where it is sent ]."""
 
@@ -96,11 +99,6 @@ class EncodedImage:
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels, as in a PIL image."""
         return self.width, self.height
-
-    @property
-    def mode(self) -> str:
-        """ "RGB", as in a PIL image."""
-        return "RGB"
 
     def convert(self, mode: str) -> EncodedImage:
         """Return the image itself for mode "RGB", as a PIL image in this mode can be converted.
