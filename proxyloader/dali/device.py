@@ -17,11 +17,7 @@ import torch
 
 
 def check_device(device: Any) -> None:
-    """Check that a device is None, a CUDA device or the CPU.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Raise ValueError if a device is not None, a CUDA device or the CPU."""
     try:
         known = device is None or torch.device(device).type in ("cpu", "cuda")
     except RuntimeError:
@@ -31,11 +27,7 @@ def check_device(device: Any) -> None:
 
 
 def check_device_exists(device: Any) -> None:
-    """Check that torch sees the device. This does not start CUDA, so processes may still be forked.
-
-    Raises:
-        ValueError: there is no such device.
-    """
+    """Raise ValueError if torch does not see the device. This does not start CUDA, so processes may still be forked."""
     if device is None or torch.device(device).type == "cpu":
         return
     device, count = torch.device(device), torch.cuda.device_count()

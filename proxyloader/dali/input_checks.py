@@ -81,11 +81,7 @@ class InputKinds:
         return kinds
 
     def check_taken(self, kinds: Kinds) -> None:
-        """Check the kinds of a run against those of the runs that succeeded.
-
-        Raises:
-            InputError: a run of other kinds has succeeded.
-        """
+        """Raise InputError if a run of other kinds has succeeded."""
         for name, kind, taken in zip(self._declared, kinds, self.taken or kinds):
             if kind != taken:
                 raise InputError(

@@ -43,11 +43,7 @@ class OutputFormat:
             )
 
     def check(self, plan: Plan) -> None:
-        """Check that the output of a plan can be converted to this format.
-
-        Raises:
-            ValueError: the conversion between uint8 and floating-point would need a scale.
-        """
+        """Raise ValueError if converting the output of a plan from or to uint8 would need a scale."""
         if self.dtype is None:
             return
         if self.dtype == torch.uint8 and plan.output.dtype != "uint8":
