@@ -77,7 +77,8 @@ class Server(Protocol):
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 _leaked_in_child: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.RLock()  # held from before a fork until after it
-_after_fork = contextlib.ExitStack()  # what undoes the preparation of the fork in progress
+_starting = threading.RLock()  # held while a ``ForkProcess`` starts
+_preparation = threading.local()  # ``undo``: what undoes this thread's preparation of the fork in progress
 _ends: list[Callable[[], None]] = []
 _inside: set[object] = set()  # one token for each thread inside DALI, except the main thread
 _is_ending = False
@@ -108,19 +109,17 @@ def leak(thing: Any) -> None:
 
 
 def _before_fork() -> None:
-    deferred = interrupts_deferred()
-    deferred.__enter__()
-    _forking.acquire()
-    _after_fork.push(deferred)
-    _after_fork.callback(_forking.release)
+    undo = _preparation.undo = contextlib.ExitStack()
+    undo.enter_context(interrupts_deferred())
+    undo.enter_context(_forking)
     if gc.isenabled():
         gc.disable()
-        _after_fork.callback(gc.enable)
+        undo.callback(gc.enable)
     was_busy = False
     for server in watched():
         try:
             was_busy |= server.pause()
-            _after_fork.callback(server.resume)
+            undo.callback(server.resume)
         except Exception as error:
             log.warning("before a fork %r could not be brought to rest: %r", server, error)
             was_busy = True
@@ -130,11 +129,11 @@ def _before_fork() -> None:
 
 
 def _undo_preparation() -> None:
-    _after_fork.pop_all().close()  # the next thread fills ``_after_fork`` as soon as this one releases the lock
+    _preparation.undo.close()
 
 
 def _after_fork_in_child() -> None:
-    global _forking
+    global _forking, _starting
     if _servers:
         gc.freeze()
         at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would print all of them
@@ -143,7 +142,7 @@ def _after_fork_in_child() -> None:
     for server in watched():
         server.forget_in_child()
     _undo_preparation()  # may release the last reference to a server that another thread dropped during the fork
-    _forking = threading.RLock()  # ``ForkProcess.start`` still holds the old one
+    _forking, _starting = threading.RLock(), threading.RLock()  # ``ForkProcess.start`` still holds the latter
     # torch seeds CUDA's generators in a worker, too. Another thread may have been starting CUDA.
     torch.cuda._initialization_lock = threading.Lock()
     _register_exit()  # multiprocessing runs a finalizer only in the process that registered it
@@ -153,11 +152,16 @@ class ForkProcess(multiprocessing.context.ForkProcess):
     """A forked process that is not started while another thread forks.
 
     Some libraries, such as filelock 4, a dependency of torch, do not allow a thread to fork while another thread does.
-    Locking in ``_before_fork`` would be too late, because the check of these libraries runs before it.
+    Locking in ``_before_fork`` would be too late, because the check of these libraries runs before it. This must not
+    hold ``_forking``, though: a library that is imported later, such as h5py, takes its own lock at each fork before
+    ``_before_fork`` is called. Another thread that forks could hold that lock and wait for ``_forking``, and this
+    thread for that lock.
     """
 
     def start(self) -> None:
-        with _forking:
+        with _starting:
+            with _forking:
+                pass  # until no other thread forks
             super().start()
 
     def run(self) -> None:

@@ -76,6 +76,10 @@ class FailuresAtOnce:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config))
+    else:  # xdist sees the end of a process in a pipe, which a forked child that hangs would keep open
+        xdist = next(each for each in config.pluginmanager.get_plugins() if hasattr(each, "channel"))
+        pipe, nowhere = xdist.channel.gateway._io.outfile.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, pipe))
     """Ctrl-C counts also where the tests were started with a shell's ``&``, which has them ignore it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)

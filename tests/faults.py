@@ -235,14 +235,18 @@ def in_fork(run: Callable[[], Any], timeout_s: float = WAIT_S) -> int:
         finally:
             os._exit(code)
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -signal.SIGKILL
+    try:
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                pid = 0
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        return -signal.SIGKILL
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 HEADER = """

@@ -91,7 +91,7 @@ def test_a_worker_killed_under_a_loop_in_a_thread_is_an_error_there(spelled_root
         killed.wait(WAIT_S)
         errors[at] = loss_of(batches)
 
-    threads = [threading.Thread(target=loop, args=(at,)) for at in range(len(roads))]
+    threads = [threading.Thread(target=loop, args=(at,), daemon=True) for at in range(len(roads))]
     for thread in threads:
         thread.start()
     begun.wait(WAIT_S)

@@ -235,6 +235,32 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
     assert done.stdout == "5 8 0\n", done.stderr
 
 
+def test_workers_start_beside_forks_that_wait_for_a_library_first() -> None:
+    """As for h5py, whose functions are called before ours, as it is imported later."""
+    script = """
+        import multiprocessing, os, threading, time
+        from proxyloader import lifetime
+        lock = threading.Lock()
+        def take():
+            lock.acquire()
+            time.sleep(0.01)
+        os.register_at_fork(before=take, after_in_parent=lock.release, after_in_child=lock.release)
+        def start(context):
+            for _ in range(20):
+                process = context.Process(target=int)
+                process.start()
+                process.join()
+        contexts = lifetime.ForkContext(), multiprocessing.get_context("fork")
+        threads = [threading.Thread(target=start, args=(context,), daemon=True) for context in contexts]
+        [thread.start() for thread in threads]
+        [thread.join(20) for thread in threads]
+        print([thread.is_alive() for thread in threads], flush=True)
+        os._exit(0)
+    """
+    done = run_alone(script)
+    assert done.stdout == "[False, False]\n", done.stderr
+
+
 def test_a_child_does_not_destroy_the_pipeline_of_a_loader_that_is_dropped_during_the_fork(spelled_root: Path) -> None:
     """As another thread may drop it while the fork waits for DALI."""
     script = f"""
@@ -389,9 +415,7 @@ def test_threads_may_share_an_iterator_without_taking_turns(spelled_root: Path, 
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with ThreadPoolExecutor(6) as pool:
-            for done in [pool.submit(lambda: found.extend(all_numbers(batches))) for _ in range(6)]:
-                done.result()
+        in_threads(*6 * [lambda: found.extend(all_numbers(batches))])
     finally:
         sys.setswitchinterval(interval_s)
     assert sorted(found) == ALL
@@ -402,14 +426,13 @@ def test_threads_that_share_a_loader_have_an_epoch_each(spelled_root: Path, work
     epochs: Any = loader_of(spelled_root, workers=0, device=device, shuffle=True, seed=3)
     expected = [all_numbers(epochs) for _ in range(8)]
     shared: Any = loader_of(spelled_root, workers=workers, device=device, shuffle=True, seed=3)
-    together = threading.Barrier(4)
+    together, found = threading.Barrier(4), []
 
-    def two_epochs() -> list[list[int]]:
-        together.wait()
-        return [all_numbers(shared) for _ in range(2)]
+    def two_epochs() -> None:
+        together.wait(WAIT_S)
+        found.extend([all_numbers(shared) for _ in range(2)])
 
-    with ThreadPoolExecutor(4) as pool:
-        found = [epoch for done in [pool.submit(two_epochs) for _ in range(4)] for epoch in done.result()]
+    in_threads(*4 * [two_epochs])
     assert sorted(found) == sorted(expected)
 
 
@@ -420,8 +443,11 @@ def test_workers_that_a_pool_of_threads_starts_exit_cleanly(spelled_root: Path, 
         assert all_numbers(batches) == ALL
         return [worker.exitcode for worker in workers]
 
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(statuses).result() == [0, 0]
+    pool = ThreadPoolExecutor(1)
+    try:
+        assert pool.submit(statuses).result(WAIT_S) == [0, 0]
+    finally:
+        pool.shutdown(wait=False)
 
 
 # --- several loaders -------------------------------------------------------------------------------------------------
