@@ -38,7 +38,7 @@ class ProxyLoaderError(Exception):
     """
 
     CODES: ClassVar[dict[str, str]] = {
-        "no-next-sample": '`on_error="replace"`, and the indices are no whole numbers or the dataset has no length',
+        "no-next-sample": '`on_error="replace"` requires integer indices and a dataset with a length',
     }
 
     def __init__(self, message: str, *, code: str = "") -> None:
@@ -66,15 +66,15 @@ class UnsupportedTransformError(ProxyLoaderError, ValueError):
     """
 
     CODES = {
-        "unsupported-argument": "the class is translated, and not with these arguments or settings",
-        "invalid": "torchvision, too, refuses these arguments or fails with them",
-        "unsupported-class": "there is no rule for the class or the function",
-        "subclass": "there is a rule for the class that it is derived from, and none for itself",
-        "no-transform": "it is no transform, such as a class where an object is expected",
-        "wrong-place": "what comes before it, or around it, leaves images that it is not translated for",
-        "chance": "the kind, the type or the channels of what it leaves behind depend on chance",
-        "several-images": "there are several images of one here, which it does not take",
-        "no-tensor": "the whole transform ends with a PIL image",
+        "unsupported-argument": "the class is translated, but not with these arguments or settings",
+        "invalid": "torchvision also rejects these arguments or fails with them",
+        "unsupported-class": "no rule exists for the class or function",
+        "subclass": "a rule exists for the base class, but not for this subclass",
+        "no-transform": "not a transform, such as a class where an instance is expected",
+        "wrong-place": "not translated for the images produced by the preceding or enclosing transforms",
+        "chance": "the kind, dtype or channels of its output are random",
+        "several-images": "an earlier transform returned multiple images, which this one does not accept",
+        "no-tensor": "the transform returns a PIL image instead of a tensor",
     }
 
     def __init__(self, message: str, *, code: str = "", argument: str = "") -> None:
@@ -93,11 +93,11 @@ class ImageError(ProxyLoaderError, OSError):
     """
 
     CODES = {
-        "undecodable": "what is in the file is not an image, or not all of one",
-        "unreadable": "the system cannot read the file; `errno` says why",
-        "machine": "the system cannot read the file; the disk, the network or a process limit may be at fault",
-        "too-large": "it has more pixels than Pillow opens, or than DALI takes",
-        "none-readable": "none of the samples that could take its place can be read, or none of the epoch",
+        "undecodable": "the file does not contain a complete image",
+        "unreadable": "the file cannot be read; `errno` gives the reason",
+        "machine": "the file cannot be read, possibly because of the disk, the network or a process limit",
+        "too-large": "the image has more pixels than Pillow or DALI supports",
+        "none-readable": "no replacement sample, or no sample of the epoch, can be read",
     }
 
     def __init__(
@@ -135,14 +135,14 @@ class InputError(ProxyLoaderError, ValueError):
     """
 
     CODES = {
-        "wrong-input": "it is nothing that the transform or the pipeline takes",
-        "wrong-kind": "its dtype or its number of dimensions is not the pipeline's, or not that of the other samples",
-        "wrong-number": "there are more or fewer inputs than the transform or the pipeline has, or others",
-        "wrong-mode": "the image is not in mode RGB",
-        "not-decoded": "an image is used in the dataset, where it is not decoded yet",
-        "mixed-batch": "some samples of a batch went through the proxy, and others did not",
-        "large-batch": "the batch is larger than the pipeline's",
-        "foreign-server": "the sample was made by the proxy of another server",
+        "wrong-input": "the transform or pipeline does not accept this input",
+        "wrong-kind": "the dtype or number of dimensions does not match the pipeline or the other samples",
+        "wrong-number": "the inputs do not match those of the transform or pipeline in number or name",
+        "wrong-mode": "the image is not in RGB mode",
+        "not-decoded": "an image is used in the dataset before it is decoded",
+        "mixed-batch": "only some samples of a batch went through the proxy",
+        "large-batch": "the batch is larger than the pipeline's batch size",
+        "foreign-server": "the sample comes from the proxy of another server",
     }
 
     def __init__(self, message: str, *, code: str = "", index: Any = None) -> None:
@@ -159,12 +159,12 @@ class PipelineError(ProxyLoaderError, RuntimeError):
 
     CODES = {
         "failed": "DALI failed on a batch",
-        "stopped": "the run was given up, as its server was stopped",
-        "forked": "the pipeline belongs to the process that this one was forked from",
-        "taken": "the pipeline was given to another server or loader",
-        "no-gpu": "the pipeline has operators for a GPU, and there is none",
-        "no-decoder": "DALI cannot load nvImageCodec, which decodes for it",
-        "no-engines": "the pipeline counts on the JPEG engines of a GPU, and they cannot be used",
+        "stopped": "the run was canceled because its server was stopped",
+        "forked": "the pipeline belongs to the parent of this forked process",
+        "taken": "the pipeline is in use by another server or loader",
+        "no-gpu": "the pipeline has GPU operators, but no GPU is available",
+        "no-decoder": "DALI cannot load its image decoding library, nvImageCodec",
+        "no-engines": "the pipeline requires a GPU's JPEG engines, which cannot be used",
     }
 
     def __init__(self, message: str, *, code: str = "", indices: Sequence[Any] | None = None) -> None:
