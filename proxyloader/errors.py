@@ -161,7 +161,7 @@ class PipelineError(ProxyLoaderError, RuntimeError):
         "failed": "DALI failed on a batch",
         "stopped": "the run was canceled because its server was stopped",
         "forked": "the pipeline belongs to the parent of this forked process",
-        "taken": "the pipeline is in use by another server or loader",
+        "taken": "the pipeline was passed to another server or loader",
         "no-gpu": "the pipeline has GPU operators, but no GPU is available",
         "no-decoder": "DALI cannot load its image decoding library, nvImageCodec",
         "no-engines": "the pipeline requires a GPU's JPEG engines, which cannot be used",
