@@ -92,11 +92,11 @@ def translated_classes() -> list[list[type]]:
 
 
 def table_of_translated() -> str:
-    rows = [("Transform", "Version", "Differs by", "Drawn for each image")]
+    rows = [("Transform", "Version", "Tolerance", "Random parameters")]
     for classes in translated_classes():
         found = _row_of(classes[-1])
         versions = ", ".join(_source(cls) for cls in classes)
-        rows.append((f"`{classes[0].__name__}`", versions, _largest(found.closeness), found.drawn or "nothing"))
+        rows.append((f"`{classes[0].__name__}`", versions, _largest(found.closeness), found.drawn or "none"))
     return _table(rows)
 
 

@@ -1,4 +1,4 @@
-"""A dataset of synthetic photographs: an ImageFolder of JPEGs with the look and the file size of photographs."""
+"""Dataset of synthetic photos: an ImageFolder of JPEGs that resemble photos in look and file size."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def make_dataset(
 ) -> Path:
     """Write a dataset for ``torchvision.datasets.ImageFolder``: ``root/class_000/img_000000.jpg`` and so on.
 
-    A complete dataset is kept as it is, and an interrupted one is completed. The same arguments and the same versions
-    of numpy and Pillow give the same bytes, for any number of processes. A larger ``images`` begins with the same
-    files. A network learns the classes in a few epochs.
+    A complete dataset is left unchanged, and an interrupted one is completed. The same arguments and versions of NumPy
+    and Pillow give the same bytes, for any number of processes. A larger ``images`` starts with the same files. A
+    network learns the classes in a few epochs.
 
-    With several processes, scripts need ``if __name__ == "__main__":``, as for ``multiprocessing``.
+    With several processes, scripts need ``if __name__ == "__main__":``, as with ``multiprocessing``.
 
     Args:
         root: folder of the dataset. It is created if it does not exist.
-        images: number of photographs: JPEG, 4:2:0, about 100 KB each at the default size. Labels take turns.
-        size: (width, height) of most photographs, in pixels. Others are upright, square, or up to 10 % larger or
+        images: number of photos, as 4:2:0 JPEGs of about 100 KB each at the default size. Labels are assigned in turn.
+        size: (width, height) of most photos, in pixels. Others are in portrait format, square, or up to 10 % larger or
             smaller.
         classes: number of classes. Only the first ``images`` classes get a folder.
-        seed: seed of all random numbers.
-        progressive: share of progressive JPEGs, about 0.2 on the web.
+        seed: random seed.
+        progressive: share of progressive JPEGs; about 0.2 on the web.
         processes: number of processes. None: one per core, or fewer for a small dataset.
         progress: whether to show a progress bar if stderr is a terminal.
 
@@ -79,9 +79,9 @@ def make_dataset(
     root.mkdir(parents=True, exist_ok=True)
     manifest = json.dumps(asked, indent=2).encode() + b"\n"
     _write(root / UNFINISHED, manifest)
-    for label in range(min(classes, images)):  # ImageFolder refuses empty folders
+    for label in range(min(classes, images)):  # ImageFolder rejects empty folders
         (root / f"class_{label:03d}").mkdir(exist_ok=True)
-    # A process takes a second to start, in which it would write about 24 megapixels.
+    # Starting a process takes a second, the time to write about 24 megapixels.
     processes = processes or min(usable_cores(), math.ceil(images * max(math.prod(size), 180_000) / 24e6))
     write = partial(_write_photograph, root, size, classes, seed, progressive)
     with ProgressBar(total=images, desc=root.name, unit="image", disable=None if progress else True) as bar:
@@ -107,7 +107,7 @@ def _is_made(root: Path, asked: dict[str, Any]) -> bool:
             keys = [key for key in asked if found.get(key) != asked[key]]
             theirs, ours = (", ".join(f"{key}={each.get(key)}" for key in keys) for each in (found, asked))
             raise FileExistsError(f"{root} contains a dataset with {theirs}, not {ours}; choose another folder")
-    # Another process that has just begun here may have written a temporary file.
+    # Another process that has just started here may have written a temporary file.
     names = sorted(path.name for path in root.iterdir() if UNFINISHED not in path.name) if root.exists() else []
     if names:
         raise FileExistsError(f"{root} contains other files ({', '.join(names[:3])}); choose another folder")
@@ -154,14 +154,14 @@ TEXTURE_PX = 512
 def photograph(
     index: int, *, size: tuple[int, int] = (500, 375), label: int | None = None, classes: int = 10, seed: int = 0
 ) -> Image.Image:
-    """Return an RGB picture of textured soft shapes with uneven light and sensor noise.
+    """Return an RGB image of soft textured shapes with uneven lighting and sensor noise.
 
-    One large striped shape shows the class by its hue and the direction of its stripes. Everything else follows from
-    ``seed`` and ``index``.
+    The hue and stripe direction of one large shape encode the class. Everything else depends on ``seed`` and
+    ``index``.
 
     Args:
         size: (width, height) in pixels.
-        label: in ``range(classes)``. None: ``index % classes``, as in ``make_dataset``.
+        label: class in ``range(classes)``. None: ``index % classes``, as in ``make_dataset``.
     """
     label = index % classes if label is None else label
     rng, short = np.random.default_rng((seed, index, 0)), min(size)
@@ -195,7 +195,7 @@ def _color(rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def _striped(rng: np.random.Generator, size: tuple[int, int], label: int, classes: int) -> Image.Image:
-    """Return stripes that show a class. Classes of similar hues get very different directions."""
+    """Return stripes that encode a class. Classes with similar hues get very different directions."""
     hue = int(255 * (label / classes + rng.normal(0, 0.1) / max(classes, 6))) % 256
     angle = math.pi * (label * (math.sqrt(5) - 1) / 2 % 1) + rng.normal(0, 0.06)
     x, y = np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32)[:, None]
@@ -207,7 +207,7 @@ def _striped(rng: np.random.Generator, size: tuple[int, int], label: int, classe
 
 
 def _window(texture: NDArray[np.float32], rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return a random part of a texture, repeated as needed, which may be mirrored."""
+    """Return a random window of a texture, tiled as needed and randomly mirrored."""
     rows, columns = (np.arange(side) + rng.integers(TEXTURE_PX) for side in (size[1], size[0]))
     window = texture.take(rows, 0, mode="wrap").take(columns, 1, mode="wrap")
     return window[:: rng.choice((-1, 1)), :: rng.choice((-1, 1))]
@@ -215,7 +215,7 @@ def _window(texture: NDArray[np.float32], rng: np.random.Generator, size: tuple[
 
 @lru_cache(maxsize=2)
 def _textures(seed: int) -> list[NDArray[np.float32]]:
-    """Return a seamless texture with the spectrum of photographs, amplitude about 1 / frequency, and sensor noise."""
+    """Return a seamless texture with the spectrum of photos, amplitude about 1 / frequency, and sensor noise."""
     rng, textures = np.random.default_rng((seed, 0, 2)), []
     frequency = np.hypot(np.fft.fftfreq(TEXTURE_PX)[:, None], np.fft.rfftfreq(TEXTURE_PX)) * TEXTURE_PX
     for power in (1.15, 0.1):

@@ -1,13 +1,12 @@
-"""Ready DALI pipelines for image classification. DALI reads the files, or workers send encoded images.
+"""Predefined DALI pipelines for image classification. DALI reads the files, or workers send encoded images.
 
     pipeline = pipelines.training(file_root="data/train", batch_size=256, num_threads=4, device_id=0)
     iterator = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True)
     server = ProxyServer(pipelines.training(source="proxy", batch_size=256, num_threads=4, device_id=0))
 
-The functions are made by ``@pipeline_def``. In addition to the arguments of the graph they take all those of
+The functions are decorated with ``@pipeline_def``. In addition to their own arguments, they take those of
 ``nvidia.dali.Pipeline``, such as ``batch_size``, ``num_threads``, ``device_id``, ``seed`` and ``prefetch_queue_depth``.
-DALI draws the random numbers: the same seed gives the same crops and flips, which are not those of torchvision. Main
-process.
+DALI draws the random numbers: the same seed gives the same crops and flips, but not torchvision's. Main process only.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from .dali.api import (
 __all__ = ["MEAN", "STD", "from_workers", "rotation", "training", "validation"]
 
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
-"""Mean of each channel in ImageNet, in levels of 255. ``STD`` is the standard deviation."""
+"""Mean of each channel in ImageNet, in levels of 255; ``STD`` is the standard deviation."""
 
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
-"""Files, workers behind a ``ProxyServer``, or a function that adds a reader to the graph and returns its outputs."""
+"""Files, workers of a ``ProxyServer``, or a function that adds a reader to the graph and returns its outputs."""
 
 Device = Literal["cpu", "gpu", "mixed"]
 
 READER = ("random_shuffle", "shard_id", "num_shards", "pad_last_batch", "stick_to_shard")
-"""Arguments of ``fn.readers.file`` that the pipelines pass on, in the order in which ``_read`` takes them."""
+"""Arguments forwarded to ``fn.readers.file``, in the order in which ``_read`` takes them."""
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
@@ -60,7 +59,7 @@ AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "randaugment": ("rand_augment", {"n": 2, "m": 9, "max_translate_rel": TRANSLATION}),
     "trivialaugment": ("trivial_augment_wide", {}),
 }
-"""Functions of ``nvidia.dali.auto_aug``, and their arguments that are not defaults."""
+"""Functions of ``nvidia.dali.auto_aug``, and their non-default arguments."""
 
 
 def from_workers() -> tuple[Any, ...]:
@@ -70,7 +69,7 @@ def from_workers() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Raise the original errors of a pipeline function, which DALI wraps in graphs with conditionals."""
+    """Re-raise the original errors of a pipeline function, which DALI wraps in graphs with conditionals."""
     try:
         yield
     except Exception as error:
@@ -105,22 +104,22 @@ def training(
 
     Args:
         source: "files": DALI's file reader, named "Reader". "proxy": an input named "images", for ``ProxyServer``.
-            Or a function that adds a reader to the graph and returns its outputs, the encoded images first.
+            Alternatively, a function that adds a reader to the graph and returns its outputs, encoded images first.
         file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard: arguments of
             ``fn.readers.file``.
         size: height and width of the returned images, in pixels.
         area: (minimum, maximum) area of the crop, as a share of the area of the image.
         aspect_ratio: (minimum, maximum) ratio of width to height of the crop.
         flip: probability of a horizontal flip.
-        augmentation: "autoaugment", "randaugment" or "trivialaugment" of DALI, on the resized image; or None.
+        augmentation: DALI's "autoaugment", "randaugment" or "trivialaugment", applied to the resized image; or None.
         mean, std: mean and standard deviation of each channel, in levels of 255. Ignored if ``dtype`` is uint8.
         dtype: "float32", "float16" or "uint8", or the dtype of torch.
         layout: "CHW" or "HWC".
-        device: "cpu" or "gpu". "mixed" is accepted for "gpu". None: a GPU if the pipeline has a ``device_id``.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any.
+        device: "cpu" or "gpu"; "mixed" means "gpu". None: "gpu" if the pipeline has a ``device_id``.
+        hw_decoder_load: share of JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any.
 
     Returns:
-        Images (3, size, size), or (size, size, 3), on ``device``. From files also labels, (1,) integers.
+        Images, (3, size, size) or (size, size, 3), on ``device``. With files, also labels, (1,) integers.
 
     Raises:
         ValueError: an argument is invalid.
@@ -156,15 +155,15 @@ def validation(
     device: Device | None = None,
     hw_decoder_load: float = 1.0,
 ) -> Any:
-    """Decode, resize the shorter side, crop the centre, normalize.
+    """Decode, resize the shorter side, center crop, normalize.
 
-    The result is that of torchvision's ``Resize`` and ``CenterCrop``, on a CPU within one level of 255. If the length
-    of a resized side or the start of the crop is rounded, the crop may be shifted by one pixel against torchvision's.
+    The result matches torchvision's ``Resize`` and ``CenterCrop``, on a CPU within one level of 255. If the length of a
+    resized side or the start of the crop is rounded, the crop may be shifted by one pixel relative to torchvision's.
 
     Args:
-        resize: length of the shorter side before the centre is cropped, in pixels.
+        resize: length of the shorter side before the center crop, in pixels.
 
-    The other arguments, the returned values and the errors are those of ``training``.
+    Other arguments, return values and errors are as in ``training``.
     """
     check_int("size", size, 1)
     check_int("resize", resize, 1)
@@ -192,17 +191,17 @@ def rotation(
     device: Device | None = None,
     hw_decoder_load: float = 1.0,
 ) -> Any:
-    """Decode and rotate by a random angle, as the first graph of DALI's introduction.
+    """Decode and rotate by a random angle, like the first graph in DALI's getting started guide.
 
     Args:
-        degrees: maximum angle of the rotation to either side, in degrees.
-        size: height and width to which images are resized before the rotation, in pixels, so that they form a batch.
-            None: images are not resized, and each grows so that all of its corners are kept.
+        degrees: maximum rotation in either direction, in degrees.
+        size: height and width to which images are resized before the rotation, in pixels, so that they can be batched.
+            None: images are not resized, and are enlarged to keep all of their corners.
 
-    The other arguments are those of ``training``.
+    Other arguments are as in ``training``.
 
     Returns:
-        Images (height, width, 3) uint8. From files also labels, (1,) integers.
+        Images, (height, width, 3) uint8. With files, also labels, (1,) integers.
     """
     if not 0 < degrees < float("inf"):
         raise ValueError(f"degrees must be positive and finite, got {degrees}")
@@ -224,7 +223,7 @@ def _check_range(name: str, limits: Any, most: float) -> None:
 
 
 def _numbers(values: Any) -> list[float]:
-    """Return a sequence of finite numbers as floats, or [] if it is something else."""
+    """Convert a sequence of finite numbers to floats; return [] for anything else."""
     if not isinstance(values, (tuple, list, np.ndarray, torch.Tensor)):
         return []
     try:
@@ -235,7 +234,7 @@ def _numbers(values: Any) -> list[float]:
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[Any]]:
-    """Add the source to the graph, with the arguments ``READER``. Return the encoded images and other outputs."""
+    """Add the source to the graph, with the arguments ``READER``. Return the encoded images and its other outputs."""
     if file_root is not None and source != "files":
         raise ValueError(f"file_root requires source='files', got source={source!r}")
     if source == "files":
@@ -269,9 +268,9 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
 
 
 def _cropped(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
-    """Decode, crop at random, resize. On a CPU only the crop is decoded, and on a GPU the whole image.
+    """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image.
 
-    This is faster on each of them (``benchmarks/results/parts.jsonl``)."""
+    Each is faster on its device (``benchmarks/results/parts.jsonl``)."""
     check_int("size", size, 1)
     _check_range("area", area, 1.0)
     _check_range("aspect_ratio", aspect_ratio, math.inf)

@@ -1,4 +1,4 @@
-"""Translation of torchvision and timm transforms to a frozen Plan, independent of files and of DALI.
+"""Translation of torchvision and timm transforms to a frozen Plan, independent of files and DALI.
 
 Importing this folder registers the rules for torchvision's classes.
 """

@@ -1,4 +1,4 @@
-"""Steps that degrade an image: blur, JPEG compression, noise, erased boxes."""
+"""Steps that degrade an image: blur, JPEG compression, noise, random erasing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Blur(Step):
 
     window: Size
     num_params: ClassVar[int] = 1
-    closeness: ClassVar[Tolerance] = Tolerance(0.001, 0, 1, "sums that lie in the middle of two levels")
+    closeness: ClassVar[Tolerance] = Tolerance(0.001, 0, 1, "sums halfway between two levels may round differently")
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class GaussianBlur(Draws[Blur]):
         # torch cannot reflect more pixels than the image has, and its message is about padding
         if any(side <= window // 2 for side, window in zip(size, self.step.window)):
             raise ValueError(
-                f"GaussianBlur's kernel of {self.step.window} is too large for an image of {size} (height, width); "
-                "each side must be longer than half the kernel's. Put a Resize or a crop before it"
+                f"GaussianBlur kernel of size {self.step.window} is too large for an image of size {size}: each side "
+                "must be longer than half the kernel. Add a Resize or a crop before it"
             )
         row.append(v1.GaussianBlur.get_params(*self.sigma))  # v2 draws the same number
         return size
@@ -69,19 +69,18 @@ class BoxBlur(Step):
 
 
 PARTLY = 4096.0
-"""Factor of the outermost neighbours in a sum. With it, one float32 holds both their sum and that of the other
-pixels."""
+"""Factor of the outermost neighbors in a sum, so that one float32 holds both their sum and that of the other pixels."""
 
 
 def box_weights(radius: float) -> tuple[float, float, float, float]:
     """Weights of Pillow's ``BoxBlur.c``, which computes in multiples of 2**-24.
 
     Args:
-        radius: of ``GaussianBlur``, in pixels, at most 2.
+        radius: radius of ``GaussianBlur``, in pixels, at most 2.
 
     Returns:
-        The factors in a sum of the neighbours at a distance of one and of two pixels (1, PARTLY or 0), and the weights
-        in the mean of pixels with factor 1 and with factor PARTLY.
+        The factors of the neighbors at distances of one and two pixels in a sum (1, PARTLY or 0), and the weights of
+        pixels with factor 1 and with factor PARTLY in the mean.
     """
     variance = radius**2 / 3
     whole = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
@@ -116,7 +115,7 @@ class Erase(Step):
     """``functional.erase``. Parameters: top, left, height and width of the box, in pixels.
 
     Attributes:
-        value: value of the pixels in the box, one number for each channel, in the units of the image at this step.
+        value: value of the pixels in the box, one number per channel, in the units of the image at this step.
     """
 
     value: tuple[float, ...]
@@ -125,7 +124,7 @@ class Erase(Step):
 
 @dataclass(frozen=True)
 class EraseByColor(Step):
-    """``functional.erase`` with a random colour. Parameters: those of Erase, then one value for each channel."""
+    """``functional.erase`` with a random color. Parameters: those of Erase, then one value per channel."""
 
     channels: int
 
@@ -135,7 +134,7 @@ class EraseByColor(Step):
 
 
 class EraseWithNoise(Step):
-    """``functional.erase`` with a random value for each pixel. Float tensors only.
+    """``functional.erase`` with a random value per pixel. Float tensors only.
 
     Parameters: those of Erase, then the position of the array of values, (height, width, C). The array holds one pixel
     if the box is empty.
@@ -146,7 +145,7 @@ class EraseWithNoise(Step):
 
 @dataclass(frozen=True)
 class RandomErasing(Draws[Erase | EraseWithNoise]):
-    """Draws of RandomErasing if it is applied. Noise is attached to the row: 4 bytes for each value of the box."""
+    """Draws of RandomErasing if it is applied. Noise is attached to the row: 4 bytes per value in the box."""
 
     scale: tuple[float, float]
     ratio: tuple[float, float]
@@ -188,7 +187,7 @@ def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
     is_noise = value is None or value == "random"  # v2 stores "random" as None
     if is_noise and state.dtype == "uint8":
         raise wrong_place(
-            "value='random' is noise around zero, most of which whole levels (uint8) cannot hold; "
+            "value='random' fills with zero-mean noise, which uint8 cannot represent; "
             "put the conversion to float before it",
             "value",
         )
@@ -214,13 +213,12 @@ class Add(Step):
 
 @dataclass(frozen=True)
 class GaussianNoise(Draws[Add]):
-    """Draws of GaussianNoise (v2): ``torch.randn_like``. The noise is attached to the row: 4 bytes for each value.
+    """Draws of GaussianNoise (v2): ``torch.randn_like``. The noise is attached to the row: 4 bytes per value.
 
     Attributes:
         mean, sigma: for a value range of 0 to 1.
         levels: whether the image is uint8, so that the noise is truncated to integers before it is added.
-        order: memory order of the tensor. ``randn_like`` assigns its numbers in this order, and draws others in each
-            order.
+        order: memory order of the tensor, on which the numbers of ``randn_like`` and their order depend.
     """
 
     mean: float
@@ -247,16 +245,15 @@ def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
     _refused_by_torchvision(transform, state)
     if state.order is None:
         raise wrong_place(
-            "torch deals its noise out in the order in which the tensor lies in memory, which is known only where "
-            "nothing but flips, a conversion to float and Normalize follow the conversion to a tensor; "
-            "put the rest before it"
+            "torch generates noise in memory order, which is known only if the conversion to a tensor is followed by "
+            "nothing but flips, a conversion to float and Normalize; put other transforms before the conversion"
         )
     add, levels = Add(bool(transform.clip)), state.dtype == "uint8"
     return (GaussianNoise(add, float(transform.mean), float(transform.sigma), levels, state.channels, state.order),)
 
 
 def _refused_by_torchvision(transform: v2.GaussianNoise, state: ImageState) -> None:
-    """Raise an error if the installed torchvision refuses the transform. Older versions take float tensors only."""
+    """Raise an error if the installed torchvision rejects the transform. Older versions accept only float tensors."""
     sample: Any = torch.zeros((3, 1, 1), dtype=getattr(torch, state.dtype))
     if state.kind == "pil":
         sample = Image.new("RGB", (1, 1))
@@ -264,4 +261,4 @@ def _refused_by_torchvision(transform: v2.GaussianNoise, state: ImageState) -> N
         with torch.random.fork_rng(devices=[]):
             transform(sample)
     except (TypeError, ValueError) as error:
-        raise wrong_place(f"torchvision refuses it here: {error}") from None
+        raise wrong_place(f"torchvision rejects it here: {error}") from None

@@ -1,7 +1,7 @@
 """Automatic augmentation: AutoAugment, RandAugment, TrivialAugmentWide, AugMix.
 
-torchvision's own code draws the operations and their magnitudes. Its ``forward`` runs on an image without pixels, and
-each operation is recorded instead of applied.
+torchvision's own code samples the operations and their magnitudes: its ``forward`` runs on an image without data, and
+operations are recorded instead of applied.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .unsupported import invalid
 from .warp import Affine, affine, rotation, warp_as
 
 Arguments = tuple[tuple[str, Any], ...]
-"""Names and values of the arguments of a constructor."""
+"""Names and values of constructor arguments."""
 
 Done = tuple[int, Sequence[float]]
-"""The number of a branch of a OneOf, and its parameters."""
+"""Index of a branch of a OneOf, and its parameters."""
 
 
 def put_chain(choice: OneOf, chain: Sequence[Done], layers: int, row: list[float]) -> None:
@@ -41,12 +41,12 @@ def put_chain(choice: OneOf, chain: Sequence[Done], layers: int, row: list[float
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations that torchvision chooses from, drawn by the code of one of its classes.
+    """The operations that torchvision chooses from, sampled by the code of one of its classes.
 
     Attributes:
-        warp: the step of the five geometric operations.
-        channels: number of channels of the image; Color does nothing to a grey image.
-        name, version, arguments: of an instance that draws the same numbers.
+        warp: step for the five geometric operations.
+        channels: number of channels of the image; Color does nothing to a grayscale image.
+        name, version, arguments: class, version and arguments of an instance that draws the same numbers.
     """
 
     warp: Affine
@@ -57,7 +57,7 @@ class Operations:
 
     @cached_property
     def branches(self) -> dict[str, Branch]:
-        """The branch of each operation, by torchvision's name."""
+        """The branch of each operation, by its name in torchvision."""
         kind = self.warp.kind
         return {
             "Identity": (),
@@ -82,7 +82,7 @@ class Operations:
         return {name: self.choice.branches.index(branch) for name, branch in self.branches.items()}
 
     def draw(self, size: Size) -> tuple[list[list[Done]], list[torch.Tensor]]:
-        """Draw chains of operations for an image of ``size``, and the weights for mixing them, (n,) float32 each."""
+        """Sample chains of operations for an image of ``size``, and the weights for mixing them, (n,) float32 each."""
         chains, weights = _recorder(self.name, self.version, self.arguments).draw(size)
         return [[self.done(*operation, size) for operation in chain] for chain in chains], weights
 
@@ -102,13 +102,13 @@ class Operations:
             return affine(size, self.warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
         if name == "Posterize":
             return (int(magnitude),)
-        if name == "Solarize":  # v1 draws the threshold itself, v2 a fraction of the largest level
+        if name == "Solarize":  # v1 samples the threshold, v2 a fraction of the maximum
             return (color.solarize_threshold(magnitude * (255.0 if self.version == "v2" else 1.0), self.warp.kind),)
         return () if name in ("AutoContrast", "Equalize", "Invert") else (1.0 + magnitude,)
 
 
 class _Unmixed:
-    """Replacement of weights, and of the results that ``forward`` mixes with them. It skips slow tensor arithmetic."""
+    """Stand-in for the weights and results that ``forward`` mixes, to skip slow tensor arithmetic."""
 
     def itself(self, *_: Any, **__: Any) -> _Unmixed:
         return self
@@ -117,21 +117,21 @@ class _Unmixed:
 
 
 Recording = tuple[list[list[tuple[str, float]]], list[torch.Tensor]]
-"""Chains of consecutive operations with their magnitudes, each of which begins with the input image, and weights."""
+"""Chains of operations with their magnitudes, each starting from the input image, and weights."""
 
 
 class _Recorder(threading.local):
-    """Draws what an instance would do to an image of a given size. Each thread has an instance of its own."""
+    """Samples what an instance would do to an image of a given size. Each thread has its own instance."""
 
     def __init__(self, name: str, version: str, arguments: Arguments) -> None:
         self.draw = _drawing(getattr(v2 if version == "v2" else v1, name)(**dict(arguments)))
 
 
-_recorder = functools.lru_cache(maxsize=64)(_Recorder)  # as making an instance takes longer than a draw
+_recorder = functools.lru_cache(maxsize=64)(_Recorder)  # creating an instance takes longer than sampling
 
 
 def _drawing(transform: Any) -> Callable[[Size], Recording]:
-    """Return a function that records what a transform draws, one call at a time."""
+    """Return a function that records what a transform samples, one call at a time."""
     chains: list[list[tuple[str, float]]] = []
     weights: list[torch.Tensor] = []
 
@@ -144,7 +144,7 @@ def _drawing(transform: Any) -> Callable[[Size], Recording]:
         return done
 
     def dirichlet(parameters: torch.Tensor) -> _Unmixed:
-        # Without pixels, the parameters have no values. All parameters of this class are alpha.
+        # Without data, the parameters have no values. All parameters of this class are alpha.
         weights.append(torch._sample_dirichlet(torch.full(parameters.shape, transform.alpha))[0])
         return _Unmixed()
 
@@ -154,7 +154,7 @@ def _drawing(transform: Any) -> Callable[[Size], Recording]:
         transform._apply_image_or_video_transform = write_down
         forward: Callable[[Any], Any] = transform.forward
     else:
-        # v1 applies an operation with a function of its module, so run the same code with that function replaced.
+        # v1 applies operations with a module-level function, so run the same code with that function replaced.
         transform._augmentation_space = functools.lru_cache(maxsize=8)(transform._augmentation_space)
         code = type(transform).forward
         forward = types.FunctionType(code.__code__, {**code.__globals__, "_apply_op": write_down}).__get__(transform)
@@ -191,7 +191,7 @@ class Automatic(Step):
 
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
     if getattr(transform, "num_magnitude_bins", 2) < 2:
-        raise invalid("num_magnitude_bins must be 2 or more, or torchvision divides by zero", "num_magnitude_bins")
+        raise invalid("num_magnitude_bins must be >= 2, or torchvision divides by zero", "num_magnitude_bins")
     return (Automatic(_operations(transform, state, state.kind, *arguments), layers),)
 
 
@@ -219,7 +219,7 @@ def trivial_augment_wide(transform: Any, state: ImageState) -> Branch:
 
 @dataclass(frozen=True)
 class Mixture(Step):
-    """Weighted sum of the image and of the results of several branches. uint8 results are truncated.
+    """Weighted sum of the image and the results of several branches. uint8 results are truncated.
 
     Parameters: the weights, that of the image itself first, then the parameters of the branches in order.
     """
@@ -231,7 +231,7 @@ class Mixture(Step):
         return True
 
     closeness: ClassVar[Tolerance] = Tolerance(
-        0.3, 1, 25, "equalized images are within a level, and the weighted sum is cut off"
+        0.3, 1, 25, "equalized images differ by up to one level, and the weighted sum is truncated"
     )
 
     @property
@@ -241,7 +241,7 @@ class Mixture(Step):
 
 @dataclass(frozen=True)
 class Blend(Step):
-    """``Image.blend`` of the image, at 0, and the result of a branch, at 1. Results are truncated. uint8 only.
+    """``Image.blend`` of the image (0) and the result of a branch (1). Results are truncated. uint8 only.
 
     Parameters: the weight of the result, then the parameters of the branch.
     """

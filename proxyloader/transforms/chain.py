@@ -1,4 +1,4 @@
-"""Chain: transforms that are called one after the other on one image, translated together."""
+"""Chain: transforms called one after the other on the same image, translated together."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 
 MOST_CHAINS = 128
-"""Maximum number of cached chains. A dataset may create a transform with new arguments for every
-image, so the cache is cleared when it is full."""
+"""Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
+for every image."""
 
 _next: dict[tuple[Chain, Any], Chain | None] = {}
-"""The chain that continues another one, by that chain and the settings of the transform."""
+"""The chain that continues another one, by this other one and the settings of the transform."""
 
 _through: dict[tuple[Chain, int], tuple[Snapshot, Chain]] = {}
-"""The same for a whole Compose, by its ID."""
+"""The same for a whole Compose, by its id."""
 
 _NOT_YET = object()
-"""Marks a transform that no chain goes on with yet. None marks one that is not translated."""
+"""Marks a transform that has not continued a chain yet. None marks one that is not translated."""
 
 
 class Chain:
-    """Transforms that were called one after the other, as steps.
+    """Transforms called one after the other, as steps.
 
     Attributes:
-        steps: of all transforms.
-        last_steps: of those that were called last, which is one transform, or all of a Compose.
-        state: state of the image after them.
-        transforms: those that were called last, as they were when they were first called with their settings.
-        draws_beside_torch: whether one of these may draw from Python's and NumPy's generators, too.
+        steps: steps of all transforms.
+        last_steps: steps of the last call: of one transform, or of all transforms in a Compose.
+        state: state of the image after all steps.
+        transforms: transforms of the last call, as they were when first called with their settings.
+        draws_beside_torch: whether one of these may also draw from Python's and NumPy's generators.
         draws: whether one of these draws random numbers.
-        sampling_steps: their steps that have parameters, or change the size of the image.
-        slow_on_cpu: whether torchvision is faster at some of all transforms on a CPU.
+        sampling_steps: their steps that have parameters or change the size of the image.
+        slow_on_cpu: whether any of the transforms is faster in torchvision on a CPU.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Chain:
         self.draws_beside_torch, self.transforms = draws_beside_torch, transforms
 
     def then(self, transform: Any) -> Chain | None:
-        """Return the chain that goes on with a transform as it is now; None if that is not translated."""
+        """Return the continuation with a transform in its current state; None if it is not translated."""
         key = self, settings_of(transform)
         found = _next.get(key, _NOT_YET)
         if found is _NOT_YET:
@@ -65,9 +65,9 @@ class Chain:
         return cast("Chain | None", found)
 
     def through(self, compose: Any) -> Chain | None:
-        """Return the chain that goes on with all transforms of a Compose as it is now.
+        """Return the continuation with all transforms of a Compose in its current state.
 
-        None if it has none, or one that is not translated, or an image would become several that are not tensors.
+        None if it is empty or has a transform that is not translated, or if multiple images would be PIL images.
         """
         found = _through.get((self, id(compose)))
         if found is not None and found[0].is_as_it_was():
@@ -84,12 +84,12 @@ class Chain:
         whole = Chain(chain.steps, chain.steps[len(self.steps) :], chain.state, beside, transforms)
         if len(_through) >= MOST_CHAINS:
             _through.clear()
-        _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose, and so its ID, alive
+        _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose and thus its id alive
         return whole
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of all steps. UnsupportedTransformError: they do not end in a tensor."""
+        """The plan of all steps. Raises UnsupportedTransformError if they do not end in a tensor."""
         return plan_of(self.steps)
 
     @cached_property
@@ -122,7 +122,7 @@ class Chain:
 
 
 def chain_of(plan: Plan, transform: Any) -> Chain:
-    """Return the chain of one transform, which is translated already."""
+    """Return the chain of one transform that is already translated."""
     whole = translate(transform)
     beside = any(draws_beside_torch(each.transform) for each in whole)
     *_, last = whole.on_the_way()
@@ -131,21 +131,21 @@ def chain_of(plan: Plan, transform: Any) -> Chain:
 
 
 def draws_beside_torch(transform: Any) -> bool:
-    """Return whether a transform may draw from Python's or NumPy's generator, too. Most of torchvision's do not."""
+    """Return whether a transform may also draw from Python's or NumPy's generator. Most in torchvision do not."""
     own = type(transform).__module__.startswith("torchvision.")
     return not own or type(transform) in (RandomChoice, RandomOrder)
 
 
 def settings_of(transform: Any) -> Any:
-    """Return a key that is the same for transforms of the same class with the same attributes.
+    """Return a key that is equal for transforms of the same class with equal attributes.
 
-    It holds what it tells apart by identity, so that an ID in it cannot become that of another object.
+    It keeps objects that it compares by identity alive, so that their ids cannot be reused.
     """
     kind = type(transform)
     if kind in CONTAINERS:
         return kind, tuple(map(settings_of, transform.transforms)), _values(transform)
     own = vars(transform)
-    has_tensors = own.get("_parameters") or own.get("_buffers")  # as of Normalize(nn.Parameter(mean), std)
+    has_tensors = own.get("_parameters") or own.get("_buffers")  # such as Normalize(nn.Parameter(mean), std)
     return (kind, _values(transform)) if kind in RULES and not has_tensors else Same(transform)
 
 
@@ -175,7 +175,7 @@ _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Same:
-    """An object as a key that equals only the same object."""
+    """Key that compares an object by identity."""
 
     __slots__ = ("_object",)
 
@@ -190,11 +190,11 @@ class Same:
 
 
 class Snapshot:
-    """A transform and all inside it, with their attributes as they were. ``settings_of`` takes longer to tell."""
+    """A transform and its inner ones, with copies of their attributes. Faster to compare than ``settings_of``."""
 
     def __init__(self, transform: Any) -> None:
         self._plain: list[Any] = []
-        self._before: list[dict[str, Any]] = []  # the attributes of these
+        self._before: list[dict[str, Any]] = []  # their attributes
         self._with_arrays = []
         for each in _all_in(transform):
             copied = _copied(vars(each))
@@ -206,15 +206,15 @@ class Snapshot:
 
     def is_as_it_was(self) -> bool:
         try:
-            # All at once, as this is done for each image.
+            # One comparison, as this runs for every image.
             same = [*map(vars, self._plain)] == self._before
             return same and all(_is_same(vars(each), *before) for each, *before in self._with_arrays)
-        except Exception:  # an attribute became an object that cannot be compared with the one before
+        except Exception:  # an attribute can no longer be compared
             return False
 
 
 def _has_arrays(value: Any) -> bool:
-    """Return whether there are tensors or arrays in an attribute, which do not say with ``==`` if they are equal."""
+    """Return whether an attribute contains tensors or arrays, for which ``==`` is elementwise."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return isinstance(value, (torch.Tensor, np.ndarray)) or any(map(_has_arrays, inside))
 
@@ -236,7 +236,7 @@ def _all_in(transform: Any) -> list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of what may be changed in place and is compared by its content. Return other values as they are."""
+    """Return a copy of mutable values that are compared by content; return other values unchanged."""
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -247,7 +247,7 @@ def _copied(value: Any) -> Any:
 
 
 def _as_it_is(transform: Any) -> Any:
-    """Return a copy, as a dataset may change the attributes before torchvision makes the image."""
+    """Return a copy, because a dataset may change the attributes before torchvision runs the transform."""
     holds_others = type(transform) in CONTAINERS or type(transform) in COMPOSES
     if type(transform) not in RULES and not holds_others:
         return transform
@@ -261,25 +261,25 @@ def _as_it_is(transform: Any) -> Any:
 
 
 START = Chain((), (), ImageState())
-"""Of an RGB image in Pillow on which no transform was called yet."""
+"""Chain of an RGB PIL image before any transform."""
 
 START_AS_TENSOR = cast(Chain, START.then(PILToTensor()))
-"""Of an RGB image as a tensor, uint8 (3, H, W), on which no transform was called yet."""
+"""Chain of an RGB tensor, uint8 (3, H, W), before any transform."""
 
 
 START_AS_GREY = cast(Chain, START.then(Grayscale(1)))
-"""Of an image in mode L in Pillow on which no transform was called yet. Pillow converts RGB to L as Grayscale does."""
+"""Chain of a PIL image in mode L before any transform. Pillow converts RGB to L like Grayscale."""
 
 
 def classes_with_rules() -> tuple[type, ...]:
-    """Return the classes that a chain may continue with."""
+    """Return the classes that may continue a chain."""
     return (*RULES, *CONTAINERS)
 
 
 def parts_of(transform: Any) -> list[Any] | None:
-    """Return the transforms that a Compose calls, those of one inside it among them; a transform itself.
+    """Return the transforms that a Compose calls, including those of nested ones, or a single transform.
 
-    None if a chain cannot go on with all of them, whatever their settings are.
+    None if one of them cannot continue a chain with any settings.
     """
     if type(transform) not in COMPOSES:
         return [transform] if type(transform) in RULES or type(transform) in CONTAINERS else None

@@ -1,4 +1,4 @@
-"""Steps that change colours, and the transforms that apply one of them, such as RandomInvert.
+"""Color steps, and the transforms that apply one of them, such as RandomInvert.
 
 As in torchvision, the result of a step depends on the ``kind`` of its image: Pillow's arithmetic for a PIL image,
 torch's for a tensor.
@@ -19,7 +19,7 @@ from .plan import Branch, ConstantParams, ImageState, Kind, Step, Tolerance
 from .registry import rule
 from .unsupported import invalid, wrong_place
 
-FLOAT32 = Tolerance(0.005, 1, 1, "a product that is nearly whole falls to the other side in float32")
+FLOAT32 = Tolerance(0.005, 1, 1, "a product close to an integer may be rounded differently in float32")
 """Tolerance of steps for which torchvision truncates or rounds a result in float32 or float64."""
 
 
@@ -28,7 +28,7 @@ class Grayscale(Step):
     """``functional.rgb_to_grayscale``: ITU-R 601-2 luma.
 
     Attributes:
-        channels: 1, or 3 equal ones.
+        channels: 1, or 3 with equal values.
         kind: kind of the image before it. Pillow rounds to the nearest level; torchvision truncates for a uint8 tensor.
     """
 
@@ -42,10 +42,10 @@ class Grayscale(Step):
 
 @dataclass(frozen=True)
 class Adjustment(Step):
-    """Base class of the operations that torchvision does faster on a CPU.
+    """Base class of the operations that are faster in torchvision on a CPU.
 
     Attributes:
-        kind: kind of the image, where the result depends on it.
+        kind: kind of the image, if the result depends on it.
     """
 
     kind: Kind = "pil"
@@ -80,9 +80,7 @@ class Hue(Adjustment):
     def closeness(self) -> Tolerance:
         if self.kind == "tensor":
             return FLOAT32
-        return Tolerance(
-            0.02, 2, 6, "Pillow goes by way of whole levels of hue and saturation, and rounds some otherwise"
-        )
+        return Tolerance(0.02, 2, 6, "Pillow quantizes hue and saturation to 8 bits and rounds some values differently")
 
 
 class Posterize(Adjustment):
@@ -98,7 +96,7 @@ class Solarize(Adjustment):
 
 
 class SolarizeAdd(Adjustment):
-    """timm's ``solarize_add``: brighten pixels that are darker than 128. Parameter: the number of levels."""
+    """timm's ``solarize_add``: brighten pixels below 128. Parameter: the number of levels."""
 
     cuts: ClassVar[bool] = True
 
@@ -120,13 +118,13 @@ class Autocontrast(Adjustment):
 class Equalize(Adjustment):
     """``functional.equalize``.
 
-    An exact result would require a comparison of each pixel with each of 256 levels. That takes 100 times as long and
-    256 times the memory.
+    An exact result would require comparing each pixel with each of 256 levels, which takes 100 times as long and 256
+    times the memory.
     """
 
     num_params: ClassVar[int] = 0
     cuts: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = Tolerance(0.5, 1, 1, "DALI's own counts and looks up, and rounds in between")
+    closeness: ClassVar[Tolerance] = Tolerance(0.5, 1, 1, "DALI's operator rounds its lookup table")
 
 
 class Invert(Step):
@@ -140,7 +138,7 @@ class ChannelOrder(Step):
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:
-    """Return the smallest value that is inverted, in the units of the image. It is exact in float32.
+    """Return the smallest value that is inverted, in the units of the image, exact in float32.
 
     Pillow compares integer levels with the threshold in double precision, so the next integer is equivalent. torch
     compares values with the threshold in float32.
@@ -157,8 +155,8 @@ def hue_turn(factor: float, kind: Kind) -> float:
 def grayscale(transform: Any, state: ImageState) -> Branch:
     channels = transform.num_output_channels
     if channels not in (1, 3):
-        raise invalid(f"num_output_channels={channels!r} is not allowed here; 1 and 3 are", "num_output_channels")
-    # The v1 class keeps the single channel of a grey tensor, even if three are requested.
+        raise invalid(f"num_output_channels must be 1 or 3, got {channels!r}", "num_output_channels")
+    # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
     stays_grey = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     return () if state.channels == 1 and stays_grey else (Grayscale(channels, state.kind),)
 
@@ -184,7 +182,7 @@ def random_posterize(transform: Any, state: ImageState) -> Branch:
     whole_levels(state)
     bits, least = transform.bits, 1 if state.kind == "pil" else 0
     if not isinstance(bits, int) or not least <= bits <= 8:
-        raise invalid(f"bits={bits!r} is not allowed here; whole numbers of {least} to 8 are", "bits")
+        raise invalid(f"bits must be an integer in [{least}, 8], got {bits!r}", "bits")
     return (at_random(transform, ConstantParams(Posterize(), (float(bits),))),)
 
 
@@ -192,8 +190,7 @@ def random_posterize(transform: Any, state: ImageState) -> Branch:
 def random_solarize(transform: Any, state: ImageState) -> Branch:
     given, most = transform.threshold, 255 if state.dtype == "uint8" else 1
     if state.kind == "tensor" and given > most:
-        allowed = f"0 to {most} are, which a {state.dtype} tensor holds"
-        raise invalid(f"threshold={given!r} is not allowed here; {allowed}", "threshold")
+        raise invalid(f"threshold must be in [0, {most}] for {state.dtype} tensors, got {given!r}", "threshold")
     threshold = solarize_threshold(float(given), state.kind)
     return (at_random(transform, ConstantParams(Solarize(), (threshold,))),)
 
@@ -202,7 +199,7 @@ def random_solarize(transform: Any, state: ImageState) -> Branch:
 def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
     factor = transform.sharpness_factor
     if state.kind == "tensor" and factor < 0:
-        raise invalid(f"sharpness_factor={factor!r} is not allowed here; 0 and more are on tensors", "sharpness_factor")
+        raise invalid(f"sharpness_factor must be >= 0 for tensors, got {factor!r}", "sharpness_factor")
     sharper = ConstantParams(Sharpness(state.kind), (float(factor),))
     return (at_random(transform, sharper),)
 
@@ -220,5 +217,4 @@ def random_equalize(transform: Any, state: ImageState) -> Branch:
 
 def whole_levels(state: ImageState) -> None:
     if state.dtype != "uint8":
-        reason = "it is translated for whole levels (uint8) only; put the conversion to float after it"
-        raise wrong_place(reason)
+        raise wrong_place("it is supported only for uint8 images; put the conversion to float after it")

@@ -19,11 +19,11 @@ from .unsupported import invalid, unsupported
 
 @dataclass(frozen=True)
 class RandomApply(Draws[OneOf]):
-    """RandomApply, and every class with a probability ``p``: draws whether to apply the inner steps, then their draws.
+    """RandomApply, and every class with a probability ``p``: decide whether to apply the inner steps.
 
     Attributes:
-        p: the probability of the second of two branches. The first one is empty.
-        closed: whether to apply them if the drawn number equals ``p``. Only RandomApply of v1 does.
+        p: probability of the second of two branches; the first is empty.
+        closed: whether to apply them if the random number equals ``p``, as only v1.RandomApply does.
     """
 
     p: float
@@ -31,7 +31,7 @@ class RandomApply(Draws[OneOf]):
 
     @property
     def params_doc(self) -> str:
-        return f"whether it acts: torch.rand(1) {'<=' if self.closed else '<'} {self.p:g}"
+        return f"apply: torch.rand(1) {'<=' if self.closed else '<'} {self.p:g}"
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         drawn = torch.rand(1)
@@ -39,7 +39,7 @@ class RandomApply(Draws[OneOf]):
 
 
 def at_random(transform: Any, *steps: Step, closed: bool = False) -> RandomApply:
-    """Return the step that applies the inner steps with the probability ``transform.p``."""
+    """Return the step that applies the inner steps with probability ``transform.p``."""
     return RandomApply(OneOf(((), steps)), float(transform.p), closed)
 
 
@@ -52,7 +52,7 @@ class RandomChoice(Draws[OneOf]):
 
     @property
     def params_doc(self) -> str:
-        return f"which one: {'random.choices' if self.version == 'v1' else 'torch.multinomial'}"
+        return f"choice: {'random.choices' if self.version == 'v1' else 'torch.multinomial'}"
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         if self.version == "v1":
@@ -75,7 +75,7 @@ class RandomOrder(Step):
 
     @property
     def params_doc(self) -> str:
-        return f"an order: {'random.shuffle' if self.version == 'v1' else 'torch.randperm'}"
+        return f"order: {'random.shuffle' if self.version == 'v1' else 'torch.randperm'}"
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         order = list(range(len(self.choice.branches)))
@@ -108,5 +108,5 @@ def random_order(transform: Any, branches: Sequence[Branch]) -> Step:
 
 def _one_of(branches: Sequence[Branch]) -> OneOf:
     if not branches:
-        raise unsupported("it holds no transforms; leave it out", "transforms")
+        raise unsupported("it contains no transforms; remove it", "transforms")
     return OneOf(tuple(branches))

@@ -1,10 +1,10 @@
-"""Faster sampling of torchvision's random parameters, for transforms that take much of a worker's time.
+"""Faster sampling of torchvision's random parameters, for transforms that are expensive in a worker.
 
 NOTE [ The same draws, for less ]
-RandomResizedCrop draws its numbers through new tensors for each image, which takes a considerable part of the time that
-a worker spends on a JPEG. The code below draws the same numbers in the same order from torch's generator, into tensors
-that are used again. Before it is used, its boxes and the resulting generator states are compared with those of the
-installed torchvision, for several ranges. If they differ, torchvision draws the boxes.
+RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
+worker's time per JPEG. The code below draws the same numbers in the same order from torch's generator, into reused
+tensors. Before first use, its boxes and the resulting generator states are compared with those of the installed
+torchvision, for several ranges. If they differ, torchvision samples the boxes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .params import Version, meta_image, v2_transform
 from .random_numbers import OneByOne, in_thread
 
 BoxOf = Callable[[int, int], tuple[int, int, int, int]]
-"""Function that returns (top, left, height, width) of a box in an image of (height, width), in pixels."""
+"""Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
 
 TRIES = 10
 SEEDS = range(24)
-SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries fail sometimes
+SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries may fail
 RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
 
 def resized_crop_box(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version) -> BoxOf:
-    """Return a function that draws a box like ``torchvision.transforms.RandomResizedCrop.get_params``."""
+    """Return a function that samples a box like ``torchvision.transforms.RandomResizedCrop.get_params``."""
     return _drawing(scale, ratio, version, torch.get_default_dtype())
 
 
@@ -41,20 +41,20 @@ def _drawing(scale: tuple[float, ...], ratio: tuple[float, ...], version: Versio
 
 
 def draws_here(version: Version) -> bool:
-    """Return whether boxes are drawn by the code below, not by torchvision."""
+    """Return whether boxes are sampled by the code below rather than by torchvision."""
     return _draws_alike(version, torch.get_default_dtype())
 
 
 @functools.cache
 def _draws_alike(version: Version, dtype: torch.dtype) -> bool:
-    """Return whether the code below draws what the installed torchvision draws."""
+    """Return whether the code below matches the installed torchvision."""
     return all(_draw_alike(*_both(scale, ratio, version, dtype)) for scale, ratio in RANGES)
 
 
 def _both(
     scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype
 ) -> tuple[BoxOf, BoxOf]:
-    """Return the functions that draw a box here and in torchvision."""
+    """Return the functions that sample a box here and in torchvision."""
     low, high = torch.log(torch.tensor(ratio)).tolist()
     ours = functools.partial(_ours, OneByOne(dtype), scale, ratio, (low, high))
     return ours, functools.partial(_theirs, scale, ratio, version)

@@ -22,16 +22,16 @@ from .registry import rule
 from .unsupported import invalid, unsupported
 
 Box = tuple[int, int, int, int]
-"""(top, left, height, width) in pixels. It may extend beyond the image, where pixels have the fill value."""
+"""(top, left, height, width) in pixels. Pixels outside the image have the fill value."""
 
 
 class Region:
-    """Base class of the parts of an image that a crop takes.
+    """Base class of the regions that a crop selects.
 
     Attributes:
         inside: whether the box is always inside the image.
-        size: (height, width) of the box, in pixels; None if it depends on the image. A dataclass would take this None
-            as the default of its field of that name, unless it says ``field()``.
+        size: (height, width) of the box, in pixels; None if it depends on the image. Dataclasses declare their field
+            with ``field()``, or this None would become its default.
     """
 
     inside: bool = False
@@ -53,7 +53,7 @@ class Region:
 
 @dataclass(frozen=True)
 class RegionStep(Step):
-    """Base class of the steps that take a region of the image. Parameters: its box."""
+    """Base class of the steps that crop a region from the image. Parameters: its box."""
 
     region: Region
     num_params: ClassVar[int] = 4
@@ -79,7 +79,7 @@ class Crop(RegionStep):
     def sample_params(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)
         if min(box[2:]) < 0:
-            raise ValueError(f"nothing is left of an image of {size} (height, width) when {box[2:]} of it are taken")
+            raise ValueError(f"crop size must be non-negative, got {box[2:]} for image size {size} (height, width)")
         row.extend(box)
         return box[2:]
 
@@ -92,8 +92,8 @@ class ReflectedCrop(RegionStep):
         for start, wanted, side in (top, height, size[0]), (left, width, size[1]):
             if start <= -side or start + wanted >= 2 * side:
                 raise ValueError(
-                    f"an image of {size} (height, width) would be reflected more than once to become one of "
-                    f"{box[2:]}. Put a Resize before it, or pad with a constant"
+                    f"padding an image of size {size} (height, width) to {box[2:]} would reflect it more than once. "
+                    "Add a Resize before it, or pad with a constant"
                 )
         row.extend(box)
         return height, width
@@ -122,7 +122,7 @@ class RandomResizedRegion(Region):
 
 @dataclass(frozen=True)
 class CenterRegion(Region):
-    """The box of ``functional.center_crop``. Smaller images are padded evenly, an odd pixel at the right and bottom."""
+    """The box of ``functional.center_crop``. Smaller images are padded evenly, odd pixels at the right and bottom."""
 
     size: Size = field()
 
@@ -179,7 +179,7 @@ class PaddedRegion(Region):
 
 @dataclass(frozen=True)
 class ZoomedOutRegion(Region):
-    """The box of RandomZoomOut (v2 ``make_params``): the image with a border, ``side_range`` times as high and wide."""
+    """The box of RandomZoomOut (v2 ``make_params``): the image with a border, ``side_range`` times its size."""
 
     side_range: tuple[float, ...]
     params_doc = "top, left, height, width: RandomZoomOut.make_params"
@@ -219,12 +219,11 @@ def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> Branch:
 def _can_pad(transform: Any, state: ImageState) -> None:
     if state.kind == "tensor" and version_of(transform) == "v1" and not is_number(transform.fill):
         raise invalid(
-            f"fill={transform.fill!r} is not what torchvision pads a tensor with; one number is, or the v2 class",
-            "fill",
+            f"fill must be a single number for tensors, got {transform.fill!r}; use one, or the v2 class", "fill"
         )
     if transform.padding_mode != "constant":
         raise unsupported(
-            f"padding_mode={transform.padding_mode!r} is not translated; padding_mode='constant' is", "padding_mode"
+            f"padding_mode={transform.padding_mode!r} is not supported; use padding_mode='constant'", "padding_mode"
         )
 
 
@@ -233,9 +232,9 @@ def as_fill(fill: Any, state: ImageState, name: str = "fill") -> tuple[float, ..
         fill = 0
     values = tuple(fill) if isinstance(fill, Sequence) else (fill,)
     if not all(map(is_number, values)) or len(values) not in (1, state.channels):
-        raise unsupported(f"{name}={fill!r} is not translated; a number or {state.channels} numbers are", name)
+        raise unsupported(f"{name} must be a number or {state.channels} numbers, got {fill!r}", name)
     if state.dtype == "uint8" and not all(0 <= value <= 255 for value in values):
-        raise unsupported(f"{name}={fill!r} is outside of 0..255, which pixels can hold at this point", name)
+        raise unsupported(f"{name} must be in [0, 255] for uint8 images, got {fill!r}", name)
     return tuple(map(float, values)) * (state.channels // len(values))
 
 
@@ -244,10 +243,10 @@ def is_number(value: Any) -> bool:
 
 
 def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, int]:
-    """Convert a padding of torchvision, 1, 2 or 4 numbers, to (left, top, right, bottom)."""
+    """Convert torchvision padding, 1, 2 or 4 numbers, to (left, top, right, bottom)."""
     given = [padding or 0] if padding is None or is_number(padding) else padding
     if len(given) not in (1, 2, 4):
-        raise invalid(f"padding={padding!r}; one number, two or four are expected", "padding")
+        raise invalid(f"padding must be 1, 2 or 4 numbers, got {padding!r}", "padding")
     left, top, right, bottom = [int(each) for each in given] * (4 // len(given))
     if in_lrtb_order and len(given) == 4:  # v2.RandomCrop stores its padding as left, right, top, bottom
         top, right = right, top
@@ -258,13 +257,13 @@ def as_pair(size: Any) -> Size:
     given = [size] if is_number(size) else size
     height, width = int(given[0]), int(given[-1] if len(given) == 2 else given[0])
     if min(height, width) < 0:
-        raise invalid(f"an image cannot get a side of {min(height, width)} pixels", "size")
+        raise invalid(f"size must be non-negative, got {size!r}", "size")
     return height, width
 
 
 @dataclass(frozen=True)
 class Flip(Step):
-    """Draws of RandomHorizontalFlip and RandomVerticalFlip: one number, in v1 and in v2."""
+    """RandomHorizontalFlip and RandomVerticalFlip: both versions draw one number."""
 
     axis: Literal["horizontal", "vertical"]
     p: float
@@ -273,7 +272,7 @@ class Flip(Step):
 
     @property
     def params_doc(self) -> str:
-        return f"whether it acts: torch.rand(1) < {self.p:g}"
+        return f"apply: torch.rand(1) < {self.p:g}"
 
     @property
     def takes_numbers_ahead(self) -> bool:
@@ -298,11 +297,11 @@ def random_vertical_flip(transform: Any, state: ImageState) -> Branch:
 class IndexSelect(Step):
     """Select rows and columns of the image, in any order.
 
-    Parameters: the new height and width, and the position of an array with the indices of the rows, then of the
-    columns. -1 means outside the image.
+    Parameters: the new height and width, and the position of an array with the row indices, then the column indices. -1
+    means outside the image.
 
     Attributes:
-        fill: value of pixels outside the image, one number for each channel; (): all indices are inside.
+        fill: value of pixels outside the image, one number per channel; (): all indices are inside.
     """
 
     fill: tuple[float, ...] = ()

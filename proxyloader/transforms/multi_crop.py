@@ -1,4 +1,4 @@
-"""Several crops of one image: FiveCrop and TenCrop."""
+"""Multiple crops per image: FiveCrop and TenCrop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .registry import rule
 
 @dataclass(frozen=True)
 class Views(Step):
-    """Apply several branches to the same image. Each branch gives one output image."""
+    """Apply several branches to the same image. Each branch returns one output image."""
 
     branches: tuple[Branch, ...]
 
@@ -33,15 +33,13 @@ class Views(Step):
 
     def output_state(self, state: ImageState) -> ImageState:
         if state.images > 1:
-            raise UnsupportedTransformError(
-                "there are several images of one already, and it takes one", code="several-images"
-            )
+            raise UnsupportedTransformError("an earlier transform returns multiple images", code="several-images")
         return replace(self.branches[0][-1].output_state(state), images=len(self.branches))
 
 
 @dataclass(frozen=True)
 class CornerRegion(Region):
-    """The box of one of the four corners of ``functional.five_crop``. For a smaller image ``box`` raises ValueError."""
+    """The box of one of the four corners of ``functional.five_crop``. ``box`` raises ValueError for smaller images."""
 
     size: Size = field()
     bottom: bool
@@ -51,9 +49,7 @@ class CornerRegion(Region):
     def box(self, height: int, width: int) -> Box:
         top, left = height - self.size[0], width - self.size[1]
         if top < 0 or left < 0:
-            raise ValueError(
-                f"FiveCrop and TenCrop of {self.size} from an image of {height} x {width} (height x width)"
-            )
+            raise ValueError(f"FiveCrop or TenCrop size {self.size} is larger than the image size {(height, width)}")
         return top if self.bottom else 0, left if self.right else 0, *self.size
 
 
@@ -70,6 +66,6 @@ def ten_crop(transform: Any, state: ImageState) -> Branch:
 
 
 def _five(size: Size) -> list[Crop]:
-    """Return the crops in torchvision's order: top left, top right, bottom left, bottom right, centre."""
+    """Return the crops in torchvision's order: top left, top right, bottom left, bottom right, center."""
     corners = [CornerRegion(size, bottom, right) for bottom in (False, True) for right in (False, True)]
     return [*map(Crop, corners), Crop(CenterRegion(size))]

@@ -1,7 +1,7 @@
-"""Find and replace the transforms that a user-defined callable object holds in its attributes.
+"""Find and replace transforms in the attributes of user-defined callable objects.
 
-Objects such as ``TwoCropsTransform`` hold one or several transforms in their attributes, call them several times, and
-return a list of the results. Their own code still does that, with compiled transforms in the attributes.
+Objects such as ``TwoCropsTransform`` hold one or more transforms, call them several times, and return a list of the
+results. Their own code still does so, with compiled transforms in place of the original ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 Exchange = Callable[[str, Any], Any]
-"""Function that takes the position of a transform, such as ``.crops[1]``, and the transform, and returns its
-replacement."""
+"""Function that maps the position of a transform, such as ``.crops[1]``, and the transform to its replacement."""
 
 THEIR_MODULES = ("torchvision.transforms", "timm.data", __package__)
 
@@ -27,8 +26,8 @@ class TransformStandIn:
 def find_nested(holder: Any) -> dict[str, Any]:
     """Return the transforms that a callable object holds in its attributes, by position.
 
-    Lists, tuples, dicts and callable objects in the attributes are searched, too. The result is empty for a transform
-    of torchvision or timm, a function or a class.
+    Lists, tuples, dicts and callable objects in the attributes are also searched. The result is empty for transforms
+    of torchvision and timm, functions and classes.
     """
     found: dict[str, Any] = {}
     replace_nested(holder, found.setdefault)
@@ -36,7 +35,7 @@ def find_nested(holder: Any) -> dict[str, Any]:
 
 
 def replace_nested(holder: Any, exchange: Exchange) -> Any:
-    """Return a copy of ``holder`` with each transform replaced by ``exchange``, or itself if nothing changes."""
+    """Return a copy of ``holder`` with each transform replaced by ``exchange``, or ``holder`` if nothing changes."""
     return holder if is_transform(holder) or not _may_hold(holder) else _exchanged(holder, "", exchange, set())
 
 
@@ -70,7 +69,7 @@ def _changed_in(values: dict[str, Any], position: str, exchange: Exchange, seen:
 
 
 def is_transform(value: Any) -> bool:
-    """Return whether the value is a transform of torchvision or timm, or the replacement of one."""
+    """Return whether the value is a transform of torchvision or timm, or its replacement."""
     known = isinstance(value, TransformStandIn) or type(value).__module__.startswith(THEIR_MODULES)
     return known and callable(value)
 

@@ -13,7 +13,7 @@ from .random_numbers import in_thread
 
 @functools.lru_cache(maxsize=256)
 def meta_image(height: int, width: int) -> torch.Tensor:
-    """Return an image without pixels. torchvision's parameter code uses only its size."""
+    """Return an image without data. torchvision's parameter code uses only its size."""
     return torch.empty((3, height, width), device="meta")
 
 
@@ -29,17 +29,17 @@ def _in_float32(value: float) -> float:
 
 
 Version = Literal["v1", "v2"]
-"""Version whose parameter code draws. In some cases v1 and v2 draw different numbers, so their plans differ."""
+"""Version whose parameter code is used. v1 and v2 may draw different numbers, so their plans differ."""
 
 
 @functools.lru_cache(maxsize=64)
 def v2_transform(cls: type[v2.Transform], *arguments: Any) -> v2.Transform:
-    """Return an instance of a v2 class, whose parameters are drawn by a method. Plans store only the arguments."""
+    """Return an instance of a v2 class, which samples parameters in a method. Plans store only the arguments."""
     return cls(*arguments)
 
 
 def parameter_function(version: Version) -> str:
-    """Return the name of the method that draws the parameters of a transform."""
+    """Return the name of the method that samples the parameters of a transform."""
     return "get_params" if version == "v1" else "make_params"
 
 

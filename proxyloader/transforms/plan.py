@@ -1,8 +1,8 @@
-"""Plan: frozen steps that a Compose is compiled to. Steps draw their parameters per image and do not depend on DALI.
+"""Plan: the frozen steps that a Compose compiles to. Steps sample parameters per image and do not depend on DALI.
 
-The parameters of one image are a row of float32: each step has some columns of it, and arrays such as noise follow
-after the columns. The worker draws the row with the parameter code of torchvision or timm from the default generators.
-The row and the bytes of the image are all that the DALI graph needs.
+The parameters of an image are a row of float32: each step owns some of its columns, and arrays such as noise follow the
+columns. The worker fills the row with the parameter code of torchvision or timm, using the default generators. The row
+and the encoded image are the only inputs of the DALI graph.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ MemoryOrder = Literal["CHW", "HWC"]
 
 @dataclass(frozen=True)
 class ImageState:
-    """What torchvision would hold at this point of the Compose.
+    """State of torchvision's image at this point of the Compose.
 
     Attributes:
         kind: a PIL image, or a tensor (C, H, W).
         dtype: dtype of the values; uint8 for a PIL image.
-        channels: 3 (RGB) or 1 (grey).
+        channels: 3 (RGB) or 1 (grayscale).
         size: (height, width) if it is the same for every image; otherwise None.
-        images: number of images; FiveCrop makes five from one.
-        order: memory order of a tensor if it is known; torch assigns noise in this order.
-        pure: whether a tensor is a plain one, not a ``tv_tensors.Image``. v2 transforms only the first of several plain
-            tensors.
+        images: number of images; FiveCrop returns five for one.
+        order: memory order of a tensor if known; torch generates noise in this order.
+        pure: whether a tensor is plain rather than a ``tv_tensors.Image``. v2 transforms only the first of several
+            plain tensors.
     """
 
     kind: Kind = "pil"
@@ -51,7 +51,7 @@ class ImageState:
 
 
 class ParamRow(list[float]):
-    """The parameters of one image while they are drawn: the columns in order, followed by attached arrays."""
+    """The parameters of an image while they are sampled: the columns in order, followed by attached arrays."""
 
     BLOCK: ClassVar[int] = 64
     """Alignment of arrays, in numbers. A position in these blocks is exact in float32 up to 4 GB."""
@@ -60,7 +60,7 @@ class ParamRow(list[float]):
     _blocks = 0
 
     def attach(self, array: NDArray[np.float32]) -> float:
-        """Attach an array after the columns. Return the number of its first block, to be stored in a column."""
+        """Attach an array after the columns. Return the index of its first block, which a column stores."""
         first, end = self._blocks, self._blocks + -(-array.size // self.BLOCK)
         padding = np.zeros((end - first) * self.BLOCK - array.size, np.float32)
         self._arrays = (*self._arrays, array.reshape(-1), padding)
@@ -75,7 +75,7 @@ class ParamRow(list[float]):
         return row
 
     def packed(self) -> NDArray[np.float32]:
-        """Return columns and arrays, (numbers,) float32."""
+        """Return the columns and arrays, (numbers,) float32."""
         columns = np.array(self, np.float32)
         return np.concatenate([columns, *self._arrays]) if self._arrays else columns
 
@@ -84,8 +84,8 @@ class ParamRow(list[float]):
 class Tolerance:
     """Largest difference from torchvision's image, in levels of 255, if the input images are equal.
 
-    The values hold for uint8. Float tensors may also differ by float rounding. This is the only place that states the
-    tolerance of a step: ``proxyloader explain`` prints it, and ``tests/transforms/test_closeness.py`` tests every step.
+    Values are for uint8. Float tensors may also differ by float rounding. The tolerance of a step is defined only here:
+    ``proxyloader explain`` prints it, and ``tests/transforms/test_closeness.py`` tests every step.
 
     Attributes:
         mean: over all pixels of a batch.
@@ -110,11 +110,11 @@ EXACT = Tolerance()
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on an image. A step is run by a backend's operator, or made of other steps, its ``operations``.
+    """One operation on an image, run by a backend's operator or composed of other steps, its ``operations``.
 
     Attributes:
         keeps_order: whether an output tensor is known to have the memory order of the input tensor.
-        cuts: whether pixels that are one level apart before it may be any number of levels apart after it.
+        cuts: whether a difference of one level before it can become arbitrarily large after it.
     """
 
     keeps_order: ClassVar[bool] = False
@@ -122,55 +122,55 @@ class Step:
 
     @property
     def slow_on_cpu(self) -> bool:
-        """Whether torchvision is so much faster than DALI on a CPU that a plan with this step is left to it."""
+        """Whether torchvision is so much faster than DALI on a CPU that it runs plans with this step."""
         return False
 
     @property
     def num_params(self) -> int:
-        """Number of columns for an image: the sum over ``operations``."""
+        """Number of columns per image: the sum over ``operations``."""
         return sum(step.num_params for step in self.operations if step is not self)
 
     @property
     def operations(self) -> tuple[Step, ...]:
-        """Steps that a backend runs for this step, in order: itself, or its parts, which share its columns."""
+        """Steps that a backend runs for this step, in order: the step itself, or its parts, which share its columns."""
         return (self,)
 
     @property
     def params_doc(self) -> str:
-        """What ``sample_params`` draws, and with which function of torchvision, torch or Python; "" for nothing."""
+        """Values drawn by ``sample_params``, and the function of torchvision, torch or Python used; "" for none."""
         return ""
 
     @property
     def takes_numbers_ahead(self) -> bool:
-        """Whether all that it draws may be drawn ahead: see NOTE [ Numbers ahead ] in ``random_numbers.py``."""
+        """Whether its numbers may be drawn ahead: see NOTE [ Numbers ahead ] in ``random_numbers.py``."""
         return not self.params_doc
 
     @property
     def closeness(self) -> Tolerance:
-        """Tolerance of the result of the backend's operator, compared with torchvision."""
+        """Tolerance of the backend's operator compared with torchvision."""
         return EXACT
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        """Append this step's columns for an image of ``size`` to ``row``. Return the size of the output.
+        """Append this step's columns for an image of ``size`` to ``row``. Return the output size.
 
-        A step that attaches no array accepts any list as the row.
+        Steps that attach no array accept any list as the row.
         """
         return size
 
     def output_state(self, state: ImageState) -> ImageState:
-        """Return the state after this step: by default that after its ``operations``, or the same without any."""
+        """Return the state after this step; by default the state after its ``operations``, if any."""
         return state if self.operations == (self,) else output_state(self.operations, state)
 
 
 Branch = tuple[Step, ...]
-"""Steps that are applied in order, or not at all. An empty tuple is a branch, too."""
+"""Steps that are applied in order, or not at all. An empty tuple is also a branch."""
 
 S = TypeVar("S", bound=Step)
 
 
 @dataclass(frozen=True)
 class Draws(Step, Generic[S]):
-    """Base class of the steps that draw the parameters of one other step."""
+    """Base class of the steps that sample the parameters of another step."""
 
     step: S
 
@@ -181,9 +181,9 @@ class Draws(Step, Generic[S]):
 
 @dataclass(frozen=True)
 class OneOf(Step):
-    """One of several branches. Its columns are the number of the branch, then as many columns as the widest branch has.
+    """One of several branches. Its columns are the branch index, then as many columns as the widest branch has.
 
-    It draws nothing itself. The step that contains it chooses the branch.
+    It draws no numbers itself; the enclosing step chooses the branch.
     """
 
     branches: tuple[Branch, ...]
@@ -193,7 +193,7 @@ class OneOf(Step):
         return 1 + max(sum(step.num_params for step in branch) for branch in self.branches)
 
     def take(self, chosen: int, size: Size, row: ParamRow) -> Size:
-        """Choose a branch, and let its steps draw their parameters. Return the size of the output."""
+        """Choose a branch and sample the parameters of its steps. Return the output size."""
         end = len(row) + self.num_params
         row.append(chosen)
         for step in self.branches[chosen]:
@@ -210,12 +210,12 @@ class OneOf(Step):
         alike = {replace(each, size=None) for each in found}
         if any(each.images > state.images for each in found):
             raise UnsupportedTransformError(
-                "it holds one that makes several images; put that beside it", code="several-images"
+                "it contains a transform that returns multiple images; move that out of it", code="several-images"
             )
         if len(alike) > 1:
             raise UnsupportedTransformError(
-                "what it leaves behind depends on chance (the kind of image, its type or its channels); "
-                "put what changes them before or after it",
+                "its output is random in kind, dtype or channels; "
+                "move the transforms that change them before or after it",
                 code="chance",
             )
         size = found[0].size if len({each.size for each in found}) == 1 else None
@@ -241,7 +241,7 @@ def output_state(steps: Branch, state: ImageState) -> ImageState:
 
 
 def iter_steps(steps: Branch) -> Iterator[Step]:
-    """Yield the steps and, recursively, the steps that they consist of."""
+    """Yield the steps and, recursively, the steps they consist of."""
     for step in steps:
         yield step
         for branch in getattr(step, "branches", ()):
@@ -251,7 +251,7 @@ def iter_steps(steps: Branch) -> Iterator[Step]:
 
 
 FASTER_ON_CPU = "on a CPU torchvision is faster at"
-"""How messages begin that say why DALI does not do a transform. Its name follows."""
+"""Start of messages that explain why DALI does not run a transform. The name of the transform follows."""
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,8 @@ class Plan:
     """A translated transform for any backend: steps in order, and the state of the output images.
 
     Attributes:
-        steps: in the order in which they are applied.
-        output: dtype, channels, size if it is fixed, and number of the output tensors of one image.
+        steps: the steps in order of application.
+        output: dtype, channels, size if fixed, and number of the output tensors per image.
     """
 
     steps: Branch
@@ -268,7 +268,7 @@ class Plan:
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Equal plans in different datasets share one pipeline. Workers refer to it by this key.
+        # Equal plans of different datasets share a pipeline. Workers refer to it by this key.
         digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "key", f"plan-{digest[:16]}")
 
@@ -279,7 +279,7 @@ class Plan:
 
     @property
     def num_params(self) -> int:
-        """Number of columns that are drawn for an image."""
+        """Number of columns per image."""
         return sum(step.num_params for step in self.steps)
 
     @cached_property
@@ -288,7 +288,7 @@ class Plan:
         return all(step.takes_numbers_ahead for step in iter_steps(self.steps))
 
     def sample_params(self, height: int, width: int) -> NDArray[np.float32]:
-        """Draw the parameters of one image of ``height`` x ``width`` pixels from the default generators.
+        """Sample the parameters of an image of ``height`` x ``width`` pixels, using the default generators.
 
         Returns:
             (columns,) float32, followed by attached arrays, if any. Pixel coordinates are integers, exact in float32 up
@@ -306,9 +306,9 @@ def plan_of(steps: Branch) -> Plan:
     state = output_state(steps, ImageState())
     if state.kind == "pil":
         raise UnsupportedTransformError(
-            "the transform ends with a PIL image, which cannot be put into a batch. "
+            "the transform returns a PIL image, which cannot be batched. "
             "Add transforms.ToTensor() (or v2.ToImage() and v2.ToDtype(torch.float32, scale=True)) at the end. "
-            "(Where the dataset itself decodes images to tensors, nothing is left for DALI: use torch's DataLoader)",
+            "(If the dataset itself decodes images to tensors, use torch's DataLoader)",
             code="no-tensor",
         )
     return Plan(steps, state)

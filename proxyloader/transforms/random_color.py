@@ -1,4 +1,4 @@
-"""Transforms that draw how they change colours: ColorJitter, RandomPhotometricDistort, RandomChannelPermutation."""
+"""Random color transforms: ColorJitter, RandomPhotometricDistort, RandomChannelPermutation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class ColorJitter(Step):
-    """Draws of ColorJitter: an order and four factors, by ``get_params`` (v1) or ``make_params`` (v2).
+    """Draws of ColorJitter: order and four factors, by ``get_params`` (v1) or ``make_params`` (v2).
 
     Attributes:
-        ranges: (minimum, maximum) of brightness, contrast, saturation and hue; None: not changed.
+        ranges: (minimum, maximum) of brightness, contrast, saturation and hue; None: unchanged.
         kind: kind of the image.
-        channels: number of channels of the image; a grey image has no saturation and no hue.
+        channels: number of channels of the image; grayscale images have no saturation or hue.
     """
 
     ranges: tuple[Range | None, ...]
@@ -45,7 +45,7 @@ class ColorJitter(Step):
 
     @property
     def params_doc(self) -> str:
-        return f"an order, {len(self.operations)} factors: ColorJitter.get_params"
+        return f"order, {len(self.operations)} factors: ColorJitter.get_params"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         order, *factors = v1.ColorJitter.get_params(*self.ranges)  # v2 draws the same numbers
@@ -65,9 +65,7 @@ class PhotometricDistort(Step):
     ranges: tuple[Range, ...]
     p: float
     kind: Kind
-    params_doc: ClassVar[str] = (
-        "what is adjusted, the factors, an order of channels: RandomPhotometricDistort.make_params"
-    )
+    params_doc: ClassVar[str] = "adjustments, factors, channel permutation: RandomPhotometricDistort.make_params"
 
     @cached_property
     def choices(self) -> tuple[OneOf, ...]:
@@ -101,7 +99,7 @@ class PhotometricDistort(Step):
 class RandomChannelOrder(Draws[ChannelOrder]):
     """Draws of RandomChannelPermutation (v2)."""
 
-    params_doc: ClassVar[str] = "an order of channels: torch.randperm(3)"
+    params_doc: ClassVar[str] = "channel permutation: torch.randperm(3)"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.extend(torch.randperm(3).tolist())
@@ -132,4 +130,4 @@ def random_channel_permutation(transform: Any, state: ImageState) -> Branch:
 
 def _colored(state: ImageState) -> None:
     if state.channels != 3:
-        raise wrong_place(f"it works on images of 3 channels, and here they have {state.channels}")
+        raise wrong_place(f"it requires images with 3 channels, got {state.channels}")

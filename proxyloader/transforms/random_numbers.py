@@ -1,13 +1,13 @@
-"""Numbers of torch's generator, drawn one by one, or for many images at once. Runs in the worker.
+"""Random numbers from torch's generator, drawn one by one or for many images at once. Runs in the worker.
 
 NOTE [ Numbers ahead ]
-torch takes hardly longer to draw a hundred numbers at once than to draw one. Whether it draws a float or an
-integer, its generator goes one step for each. So the numbers of many images are drawn from one state, once as floats
-and once as integers, and each draw takes the next place of the list of its kind. At the end the generator is put where
-it would be if each number had been drawn alone. Before this is used, it is compared with drawing them alone.
+Drawing a hundred numbers at once takes torch hardly longer than drawing one, and its generator advances by one step per
+number, whether float or integer. So the numbers of many images are drawn from one state, once as floats and once as
+integers, and each draw takes the next element of the list of its type. Afterwards, the generator is advanced as if each
+number had been drawn individually. Before first use, the results are compared with individual draws.
 
-Meanwhile nobody else may draw from the generator. So it is done in workers alone, and for plans whose steps all draw
-by ``uniform``, ``exp_uniform`` and ``integer``.
+Nothing else may draw from the generator in the meantime. So this is done only in workers, and only for plans whose
+steps all draw with ``uniform``, ``exp_uniform`` and ``integer``.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import numpy as np
 import torch
 
 BLOCK = 512
-"""How many numbers are drawn at once."""
+"""Number of random numbers drawn at once."""
 
 SEEDS = range(4)
 
 
 class OneByOne(threading.local):
-    """Draws each number when it is asked for, into tensors that are used again.
+    """Draws each number on request, into reused tensors.
 
-    Creating a tensor takes as long as drawing a number. So there is one set of tensors for each thread.
+    Creating a tensor takes as long as drawing a number, so each thread has one set of tensors.
     """
 
     def __init__(self, dtype: torch.dtype, generator: torch.Generator | None = None) -> None:
         self._generator = generator
-        with torch.inference_mode(False):  # else nobody could write to them outside of it
+        with torch.inference_mode(False):  # inference tensors cannot be written outside of it
             self._float, self._integer = torch.empty(1, dtype=dtype), torch.empty(1, dtype=torch.int64)
 
     def uniform(self, low: float, high: float) -> float:
@@ -48,7 +48,7 @@ class OneByOne(threading.local):
 
 
 class NumbersAhead:
-    """The next numbers of a generator, as one draws them into float32 and int64 tensors of one element."""
+    """The next numbers of a generator, as if drawn into float32 and int64 tensors of one element."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -60,15 +60,15 @@ class NumbersAhead:
         self._words: list[int] | None = None
 
     def uniform(self, low: float, high: float) -> float:
-        """Return what ``uniform_(low, high)`` draws."""
+        """Return the number that ``uniform_(low, high)`` would draw."""
         return self._float(low, high, False)
 
     def exp_uniform(self, low: float, high: float) -> float:
-        """Return what ``uniform_(low, high).exp_()`` makes."""
+        """Return the number that ``uniform_(low, high).exp_()`` would yield."""
         return self._float(low, high, True)
 
     def integer(self, end: int) -> int:
-        """Return what ``random_(0, end)`` draws, for an ``end`` up to 2**27. For larger ones torch draws twice."""
+        """Return the number that ``random_(0, end)`` would draw, for ``end`` <= 2**27. Above, torch draws twice."""
         at = self._next()
         if self._words is None:
             self._generator.set_state(self._state)
@@ -93,7 +93,7 @@ class NumbersAhead:
         return self._at - 1
 
     def end(self) -> None:
-        """Put the generator where it would be if each number had been drawn alone."""
+        """Advance the generator as if each number had been drawn individually."""
         self._drawn(self._at, 0.0, 1.0)
 
     def _drawn(self, count: int, low: float, high: float) -> torch.Tensor:
@@ -103,7 +103,7 @@ class NumbersAhead:
 
 class _InThread(threading.local):
     ahead: NumbersAhead | None = None
-    """Where the draws of this thread come from; None: from torch's default generator."""
+    """Source of this thread's random numbers; None: torch's default generator."""
 
 
 in_thread = _InThread()
@@ -111,7 +111,7 @@ in_thread = _InThread()
 
 @contextlib.contextmanager
 def drawing_ahead() -> Iterator[None]:
-    """Context in which the draws of this thread are made for many images at once."""
+    """Context manager that draws this thread's numbers for many images at once."""
     in_thread.ahead = ahead = NumbersAhead(torch.default_generator)
     try:
         yield
@@ -124,18 +124,18 @@ def drawing_ahead() -> Iterator[None]:
 def are_alike_ahead() -> bool:
     """Return whether the installed torch draws the same numbers ahead and one by one.
 
-    Workers are told, as each would take a while to find out.
+    The main process passes the result to workers, because the check takes a while.
     """
-    with torch.device("cpu"):  # also where another device is torch's default
+    with torch.device("cpu"):  # regardless of torch's default device
         return all(_numbers_of(seed, is_ahead=True) == _numbers_of(seed, is_ahead=False) for seed in SEEDS)
 
 
 def _numbers_of(seed: int, is_ahead: bool) -> list[float]:
-    """Return more than a block of numbers of all kinds, and the next one behind them."""
+    """Return more than a block of numbers of all types, and the number after them."""
     generator = torch.Generator().manual_seed(seed)
     numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(torch.float32, generator)
     drawn: list[float] = []
-    while len(drawn) < BLOCK + 40 * seed:  # seeds end at different places
+    while len(drawn) < BLOCK + 40 * seed:  # each seed ends at a different position
         drawn += [numbers.uniform(0.08, 1.0), numbers.exp_uniform(-seed, 0.3), numbers.integer(1 + len(drawn) ** 2)]
         drawn += [numbers.uniform(0.0, 1.0)]
     if isinstance(numbers, NumbersAhead):

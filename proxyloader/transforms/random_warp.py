@@ -1,4 +1,4 @@
-"""RandomRotation, RandomAffine, RandomPerspective: their random parameters, for the steps of ``warp.py``."""
+"""Random parameters of RandomRotation, RandomAffine and RandomPerspective, for the steps in ``warp.py``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RandomRotation(Draws[Affine]):
     expand: bool
     center: tuple[float, ...] | None
     version: Version
-    params_doc: ClassVar[str] = "an angle: RandomRotation.get_params"
+    params_doc: ClassVar[str] = "angle: RandomRotation.get_params"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         angle = v1.RandomRotation.get_params(list(self.degrees))  # v2 draws the same number
@@ -63,11 +63,11 @@ class RandomAffine(Step):
     shear: tuple[float, ...] | None
     center: tuple[float, ...] | None
     version: Version
-    params_doc: ClassVar[str] = "an angle, a shift, a scale, a shear: RandomAffine.get_params"
+    params_doc: ClassVar[str] = "angle, translation, scale, shear: RandomAffine.get_params"
 
     @property
     def lines(self) -> IndexSelect | None:
-        """Replacement of ``warp`` for PIL images that are neither rotated nor sheared; None: ``warp`` is used.
+        """Replacement for ``warp`` for PIL images that are neither rotated nor sheared; None: use ``warp``.
 
         torch's rounding differs, so tensors always use ``warp``.
         """
@@ -91,15 +91,15 @@ class RandomAffine(Step):
 
 
 def _as_drawn(*numbers: float) -> list[float]:
-    """Convert numbers to float32 and back, as torch does when it draws: 0.8 becomes slightly larger."""
+    """Round numbers to float32, as torch does when it draws: 0.8 becomes slightly larger."""
     drawn: list[float] = np.array(numbers, np.float32).tolist()
     return drawn
 
 
 def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.float32]:
-    """Return which pixels of a line of ``count`` Pillow reads at ``scale`` times position plus ``shift``; -1: fill.
+    """Return the indices that Pillow reads from a line of ``count`` pixels at ``scale * position + shift``; -1: fill.
 
-    Pillow adds up many small steps, so a position on the border of two pixels may be rounded to either.
+    Pillow accumulates many small steps, so a position on the boundary of two pixels may be rounded to either.
     """
     line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
     matrix = (scale, 0.0, shift, 0.0, 1.0, 0.0)
@@ -126,7 +126,7 @@ class TiltedAtRandom(Draws[Perspective]):
     """Draws of RandomPerspective if it is applied."""
 
     distortion_scale: float
-    params_doc: ClassVar[str] = "four corners: RandomPerspective.get_params"
+    params_doc: ClassVar[str] = "corners: RandomPerspective.get_params"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         start, end = v1.RandomPerspective.get_params(size[1], size[0], self.distortion_scale)

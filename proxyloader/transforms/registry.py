@@ -1,4 +1,4 @@
-"""Registry of the rules for torchvision classes, and the translation of a Compose with these rules."""
+"""Registry of rules for torchvision classes, and translation of a Compose with these rules."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ UnsupportedTransformError with the reason and the code. The caller adds the posi
 COMPOSES = (ComposeV1, v2.Compose)
 
 RULES: dict[type, Rule] = {}
-"""Rules by exact class, because a subclass may behave differently."""
+"""Rules by exact class, because subclasses may behave differently."""
 
 
 def rule(*classes: type) -> Callable[[Rule], Rule]:
-    """Register a rule for classes of torchvision or timm, or, in a test, for one of its own. A class has only one."""
+    """Register a rule for classes of torchvision or timm, or of a test. Each class has only one."""
 
     def register(function: Rule) -> Rule:
         for cls in classes:
             if cls in RULES:
-                raise ValueError(f"{cls.__module__}.{cls.__name__} has a rule already: {RULES[cls].__name__}")
+                raise ValueError(f"{cls.__module__}.{cls.__name__} already has a rule: {RULES[cls].__name__}")
             RULES[cls] = function
         return function
 
@@ -40,15 +40,15 @@ def rule(*classes: type) -> Callable[[Rule], Rule]:
 
 
 Container = Callable[[Any, Sequence[Branch]], Step]
-"""Function that takes a transform which holds others, and the steps of each of them. It returns one step for the whole
-transform."""
+"""Function that takes a transform with inner transforms, and the steps of each of them. It returns one step for the
+whole transform."""
 
 CONTAINERS: dict[type, tuple[Container, bool]] = {}
 """Containers by exact class, and whether the inner transforms are applied in sequence."""
 
 
 def container(*classes: type, in_sequence: bool = False) -> Callable[[Container], Container]:
-    """Register torchvision classes that hold other transforms in ``.transforms``."""
+    """Register torchvision classes with inner transforms in ``.transforms``."""
 
     def register(function: Container) -> Container:
         CONTAINERS.update(dict.fromkeys(classes, (function, in_sequence)))
@@ -62,11 +62,11 @@ class Part:
     """One transform, its position, and its translation.
 
     Attributes:
-        position: such as ``transform.transforms[1]``.
-        transform: torchvision's object, or any other object at this position.
+        position: its position, such as ``transform.transforms[1]``.
+        transform: the transform, or any other object at this position.
         state: state of the image before it.
-        steps: steps of the transform and of those ``inside``, without the refused ones.
-        inside: the transforms that it holds.
+        steps: steps of the transform and of those ``inside``, without rejected ones.
+        inside: its inner transforms.
         error: the exception that ``plan_for`` raises for it; None if it is translated.
     """
 
@@ -79,21 +79,21 @@ class Part:
 
     @property
     def refusal(self) -> str:
-        """Why the transform is not translated, and what to do; "" if it is translated."""
+        """Reason why the transform is not translated, with advice; "" if it is translated."""
         return self.error.reason if self.error is not None else ""
 
     @property
     def name(self) -> str:
-        """Name of the class of the transform, as users write it."""
+        """Class name of the transform, as users write it."""
         return _name(self.transform)
 
     @property
     def refused(self) -> Part | None:
-        """The first part that is refused, of this part and those inside; None if all are translated."""
+        """The first rejected part among this part and those inside; None if all are translated."""
         return next((part for part in self if part.error), None)
 
     def on_the_way(self) -> Iterator[Part]:
-        """Yield the parts that are applied to an image in sequence, with each Compose replaced by its parts."""
+        """Yield the parts applied to an image in sequence, with each Compose replaced by its parts."""
         if self.error or type(self.transform) not in COMPOSES:
             yield self
         else:
@@ -115,7 +115,7 @@ def plan_for(transform: Any, position: str = "transform") -> Plan:
         position: position of the transform, for messages.
 
     Raises:
-        UnsupportedTransformError: a part is not translated; names the position and the class.
+        UnsupportedTransformError: a part is not translated. The error has its position and class.
     """
     translated = translate(transform, position)
     refused = translated.refused
@@ -123,7 +123,7 @@ def plan_for(transform: Any, position: str = "transform") -> Plan:
         assert refused.error is not None
         try:
             raise refused.error
-        finally:  # the traceback keeps this frame alive, and through it the calling ones with their loader
+        finally:  # the traceback keeps this frame alive, and thus its callers and their loader
             del translated, refused
     try:
         return plan_of(translated.steps)
@@ -132,7 +132,7 @@ def plan_for(transform: Any, position: str = "transform") -> Plan:
 
 
 def translate(transform: Any, position: str = "transform", state: ImageState | None = None) -> Part:
-    """Translate as ``plan_for`` does, but record an error in the refused part instead of raising it."""
+    """Translate like ``plan_for``, but store errors in the rejected parts instead of raising them."""
     state = state or ImageState()
     inside: tuple[Part, ...] = ()
     try:
@@ -154,14 +154,14 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
             raise error_of(transform, _known())
         _check_steps(steps, state)
     except (TypeError, ValueError) as error:
-        if not isinstance(error, UnsupportedTransformError):  # arguments that torchvision's constructors do not check
+        if not isinstance(error, UnsupportedTransformError):  # arguments not checked by torchvision's constructors
             error = UnsupportedTransformError(f"invalid arguments ({type(error).__name__}: {error})", code="invalid")
         return Part(position, transform, state, inside=inside, error=_named(error, _name(transform), position))
     return Part(position, transform, state, steps, inside)
 
 
 def _check_before(transform: Any, state: ImageState) -> None:
-    """Import the rules of timm if the transform is timm's. Raise UnsupportedTransformError if it cannot come here."""
+    """Import timm's rules if needed. Raise UnsupportedTransformError if the transform is not allowed here."""
     if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__) and (missing := learn_timm()):
         raise UnsupportedTransformError(missing, code="unsupported-class")
     if state.images > 1 and (not isinstance(transform, v2.Transform) or type(transform) is v2.Lambda):
@@ -171,13 +171,13 @@ def _check_before(transform: Any, state: ImageState) -> None:
 
 
 def is_changed(transform: Any) -> bool:
-    """Return whether torch calls more than the method of the class: hooks, or a ``forward`` of the object's own."""
+    """Return whether torch calls more than the method of the class: hooks, or a ``forward`` set on the instance."""
     own = getattr(transform, "__dict__", {})
     return "forward" in own or bool(own.get("_forward_hooks") or own.get("_forward_pre_hooks"))
 
 
 def is_holder(transform: Any) -> bool:
-    """Return whether the object is user-defined, and holds transforms that it calls itself; see ``nested.py``."""
+    """Return whether the object is user-defined and calls transforms that it holds; see ``nested.py``."""
     cls = type(transform)
     if cls.__module__.startswith("torch.") or any(base in _known() for base in cls.__mro__):
         return False
@@ -190,7 +190,7 @@ def _known() -> set[type]:
 
 @functools.cache
 def learn_timm() -> str:
-    """Import the rules of timm's classes, which import timm. Return why timm cannot be used, or ""."""
+    """Import the rules for timm, which import timm. Return the reason why timm cannot be used, or ""."""
     try:
         for name in ("timm", "timm_auto_augment"):
             importlib.import_module(f".{name}", __package__)
@@ -198,12 +198,12 @@ def learn_timm() -> str:
         missing = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
         if not str(missing).startswith("timm"):  # an error of this package
             raise
-        return f"the oldest timm whose transforms are translated is 1.0.16, and the installed one is another ({error})"
+        return f"timm 1.0.16 or newer is required, but another version is installed ({error})"
     return ""
 
 
 def _parts(transform: Any, position: str, state: ImageState, in_sequence: bool = True) -> tuple[Part, ...]:
-    """Return the parts of a transform that holds others, each with the state of the image before it."""
+    """Return the inner parts of a transform, each with the state of the image before it."""
     inside: list[Part] = []
     for k, each in enumerate(transform.transforms):
         inside.append(translate(each, f"{position}.transforms[{k}]", state))
@@ -227,18 +227,18 @@ def keeps_class(part: Part) -> bool:
 
 
 def _check_steps(steps: Branch, state: ImageState) -> None:
-    """Raise UnsupportedTransformError if the steps do not fit the state of the images before them."""
+    """Raise UnsupportedTransformError if the steps do not support the state of the images before them."""
     output_state(steps, state)
     if state.images == 1 or not steps:
         return
     if state.kind == "tensor" and state.pure:
         raise UnsupportedTransformError(
-            "of several plain tensors torchvision transforms the first alone; make images of them by v2.ToImage()",
+            "torchvision transforms only the first of several plain tensors; convert them with v2.ToImage()",
             code="several-images",
         )
     if any(step.params_doc for step in iter_steps(steps)):
         raise UnsupportedTransformError(
-            "there are several images of one here; put what is random before they are made", code="several-images"
+            "an earlier transform returns multiple images; put random transforms before it", code="several-images"
         )
 
 

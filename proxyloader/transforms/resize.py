@@ -1,4 +1,4 @@
-"""Steps that resize, to given or sampled sizes. The worker computes all sizes, in whole pixels."""
+"""Resize steps with fixed or sampled sizes. The worker computes all sizes, in whole pixels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .unsupported import invalid, unsupported, wrong_place
 
 
 class NewSize(Protocol):
-    """The size that an image is resized to."""
+    """The target size of a resize."""
 
     @property
     def always(self) -> Size | None:
         """(height, width) in pixels if it is the same for every image; otherwise None."""
 
     @property
-    def least_edge(self) -> int:
-        """Shorter edge, in pixels, of the smallest size that a square image can get."""
+    def min_edge(self) -> int:
+        """Shorter edge, in pixels, of the smallest target size for a square image."""
 
     @property
     def params_doc(self) -> str:
@@ -43,10 +43,10 @@ class NewSize(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """The size that the arguments of torchvision's Resize mean.
+    """The target size given by the arguments of torchvision's Resize.
 
     Attributes:
-        size: (height, width), or the shorter edge, which keeps the aspect ratio; None: only bound the longer edge.
+        size: (height, width), or the shorter edge, keeping the aspect ratio; None: only limit the longer edge.
         max_size: maximum length of the longer edge, in pixels, or None.
     """
 
@@ -59,7 +59,7 @@ class Target:
         return self.size if self.size is not None and len(self.size) == 2 else None
 
     @property
-    def least_edge(self) -> int:
+    def min_edge(self) -> int:
         return min(self.size) if self.size else self.max_size or 0
 
     def of(self, size: Size) -> Size:
@@ -68,11 +68,11 @@ class Target:
 
 @dataclass(frozen=True)
 class DrawnSize:
-    """The size that ``make_params`` draws for a v2 class of this name with these constructor arguments."""
+    """The target size sampled by ``make_params`` of the v2 class with this name and these constructor arguments."""
 
     name: str
     arguments: tuple[Any, ...]
-    least_edge: int
+    min_edge: int
     always: ClassVar[None] = None
 
     @property
@@ -85,31 +85,31 @@ class DrawnSize:
 
 
 def resized_size(size: Size, wanted: Sequence[int] | None, max_size: int | None = None) -> Size:
-    """Return the size that torchvision's Resize gives an image of ``size``. See Target for the other arguments."""
+    """Return the output size of torchvision's Resize for an image of ``size``. See Target for the other arguments."""
     height, width = F._compute_resized_output_size(size, wanted, max_size, allow_size_none=True)
     return height, width
 
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 Nearest = Literal["pil", "nearest", "nearest-exact"]
-"""Implementation that determines the nearest pixel: Pillow's, or that of torch's ``interpolate`` by its mode."""
+"""Implementation that selects the nearest pixel: Pillow's, or a mode of torch's ``interpolate``."""
 
 Line = NDArray[np.float32]
 
-ROUNDING = "values half-way between two levels are rounded up, by DALI to the even one"
-LARGE = "the outermost pixels differ more, and a CPU does not round between two passes, as Pillow does"
-CUT = "without a GPU, hard borders as of text are up to 36 off, as Pillow cuts at 0 and 255 between two passes"
+ROUNDING = "ties are rounded up, but by DALI to even"
+LARGE = "the outermost pixels differ more, and on a CPU there is no rounding between two passes, unlike in Pillow"
+CUT = "without a GPU, hard edges such as text are up to 36 off, because Pillow clips to [0, 255] between two passes"
 FILTERED = {
-    "bilinear": Tolerance(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}; the bounds are those of photographs"),
-    "bicubic": Tolerance(0.3, 6, 16, f"of photographs; {CUT}; {ROUNDING}; from 128 pixels on, {LARGE}"),
+    "bilinear": Tolerance(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}; bounds for photos"),
+    "bicubic": Tolerance(0.3, 6, 16, f"bounds for photos; {CUT}; {ROUNDING}; from 128 pixels on, {LARGE}"),
     "lanczos": Tolerance(0.1, 2, 12, ROUNDING),
 }
-"""Tolerances by filter. At the edges, DALI repeats the outermost pixels, and torchvision shortens the filter."""
+"""Tolerances by filter. At the edges, DALI repeats the outermost pixels, while torchvision truncates the filter."""
 
 
 @dataclass(frozen=True)
 class ResizeStep(Step):
-    """Base class of the steps that do ``functional.resize``."""
+    """Base class of the steps that implement ``functional.resize``."""
 
     to: NewSize
 
@@ -121,51 +121,50 @@ class ResizeStep(Step):
         return replace(state, size=self.to.always)
 
     def new_size(self, size: Size) -> Size:
-        """Return the size after the step. Raise ValueError if a side is 0, which means any size in DALI."""
+        """Return the size after the step. Raise ValueError if a side is 0, which DALI interprets as any size."""
         new_size = self.to.of(size)
         if 0 in new_size:
-            raise ValueError(f"an image of {size[0]} x {size[1]} (height x width) would be resized to {new_size}")
+            raise ValueError(f"resizing an image of size {size} (height, width) to {new_size} leaves no pixels")
         return new_size
 
 
 EXACT_EDGES_BELOW = 128
-"""Images that are resized to a shorter side than this, in pixels, get the exact edges of torchvision. In larger images
-the outermost pixels, two for bicubic, are a few levels off. Exact edges take DALI over twice the CPU time: the crops in
-``benchmarks/results/transforms.jsonl``."""
+"""Images resized to a shorter side below this, in pixels, have exactly torchvision's edges. In larger images, the
+outermost pixels (two for bicubic) are off by a few levels. Exact edges more than double DALI's CPU time: see the crops
+in ``benchmarks/results/transforms.jsonl``."""
 
 
 @dataclass(frozen=True)
 class Resize(ResizeStep):
-    """``functional.resize`` with a filter: each pixel is a weighted mean. Parameters: the new height and width.
+    """``functional.resize`` with a filter, so that pixels are weighted means. Parameters: the new height and width.
 
     Attributes:
         interpolation: the filter.
         antialias: whether the filter is widened for downscaling.
-        between: library that resizes one side first and rounds to integers before it resizes the other side; None: no
-            rounding, as torchvision does for floats. If set, there are four parameters: height and width after each
-            side.
-        of_crop: whether the image is the crop of a RandomResizedCrop.
+        rounding: library that resizes one side, rounds to integers and then resizes the other side; None: no rounding,
+            as in torchvision for floats. If set, there are four parameters: height and width after each side.
+        is_crop: whether the image is the crop of a RandomResizedCrop.
     """
 
     interpolation: Filter = "bilinear"
     antialias: bool = True
-    between: Literal["pil", "torch", None] = "pil"
-    of_crop: bool = False
+    rounding: Literal["pil", "torch", None] = "pil"
+    is_crop: bool = False
 
     @property
     def num_params(self) -> int:
-        return 4 if self.between else 2
+        return 4 if self.rounding else 2
 
     @property
     def has_exact_edges(self) -> bool:
-        """Whether the outermost pixels are torchvision's. With Lanczos differences would reach far into the image."""
-        return self.antialias and (self.to.least_edge < EXACT_EDGES_BELOW or self.interpolation == "lanczos")
+        """Whether the outermost pixels match torchvision. With Lanczos, differences would extend far into the image."""
+        return self.antialias and (self.to.min_edge < EXACT_EDGES_BELOW or self.interpolation == "lanczos")
 
     @property
     def slow_on_cpu(self) -> bool:
-        # DALI takes long where the width shrinks more than the height, as in most photographs that become squares.
-        is_to_one_size = self.to.always is not None and not self.of_crop
-        return self.has_exact_edges or is_to_one_size or self.between == "torch"
+        # DALI is slow if the width shrinks more than the height, as when most photos become squares.
+        is_to_one_size = self.to.always is not None and not self.is_crop
+        return self.has_exact_edges or is_to_one_size or self.rounding == "torch"
 
     @property
     def closeness(self) -> Tolerance:
@@ -173,17 +172,17 @@ class Resize(ResizeStep):
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         new_size = self.new_size(size)
-        if self.between is not None:
-            height_first = self.between == "pil" and pillow_resizes_height_first(size, new_size)
+        if self.rounding is not None:
+            height_first = self.rounding == "pil" and pillow_resizes_height_first(size, new_size)
             row.extend((new_size[0], size[1]) if height_first else (size[0], new_size[1]))
         row.extend(new_size)
         return new_size
 
 
 def pillow_resizes_height_first(size: Size, new_size: Size) -> bool:
-    """Return whether Pillow resizes the height first. It does if it removes over twice as many rows as columns.
+    """Return whether Pillow resizes the height first, as it does when removing over twice as many rows as columns.
 
-    Older versions than 13 always resize the width first (pull request 9549 of Pillow).
+    Versions before 13 always resize the width first (Pillow pull request 9549).
     """
     rows, columns = size[0] - new_size[0], size[1] - new_size[1]
     return rows > 0 and rows > 2 * columns and _pillow_chooses()
@@ -199,11 +198,11 @@ def _pillow_chooses() -> bool:
 
 @dataclass(frozen=True)
 class ResizeNearest(ResizeStep):
-    """``functional.resize`` to existing rows and columns of the image.
+    """``functional.resize`` by selecting rows and columns of the image.
 
-    Pillow adds up many small steps. torch multiplies in float32, and differently in small and in large images. So a
-    position on the border of two pixels may be rounded to either. The worker resizes a line of indices with the same
-    library.
+    Pillow accumulates many small steps; torch multiplies in float32, differently for small and large images. So a
+    position on the boundary of two pixels may be rounded to either. The worker therefore resizes a line of indices with
+    the same library.
     """
 
     nearest: Nearest = "pil"
@@ -222,7 +221,7 @@ def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, 
     rows, columns = (np.arange(count, dtype=np.float32) for count in size)
     if nearest == "pil":
         return _taken_by_pillow(rows, new_size[0]), _taken_by_pillow(columns, new_size[1])
-    # torch chooses between two kernels by the new height and width, and they round differently.
+    # torch chooses between two kernels with different rounding by the new height and width.
     row, column = torch.from_numpy(columns).reshape(1, 1, 1, -1), torch.from_numpy(rows).reshape(1, 1, -1, 1)
     new_columns, new_rows = (torch.nn.functional.interpolate(line, new_size, mode=nearest) for line in (row, column))
     return new_rows[0, 0, :, 0].numpy(), new_columns[0, 0, 0].numpy()
@@ -236,8 +235,7 @@ def _taken_by_pillow(line: Line, new_count: int) -> Line:
 def random_resize(transform: v2.RandomResize, state: ImageState) -> Branch:
     if transform.min_size >= transform.max_size:
         raise invalid(
-            f"no size can be drawn from min_size={transform.min_size} up to, not including, "
-            f"max_size={transform.max_size}; min_size must be less",
+            f"min_size must be less than max_size, got min_size={transform.min_size} and max_size={transform.max_size}",
             "min_size",
         )
     arguments = transform.min_size, transform.max_size
@@ -266,28 +264,28 @@ def resize(transform: Any, state: ImageState) -> Branch:
 def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     region = RandomResizedRegion(scale, ratio, version_of(transform))
-    return Crop(region), resize_as(Target(as_pair(transform.size)), transform, state, of_crop=True)
+    return Crop(region), resize_as(Target(as_pair(transform.size)), transform, state, is_crop=True)
 
 
 def new_size_of(size: Any, max_size: int | None = None) -> NewSize:
-    """Return the size that ``size`` and ``max_size`` mean in torchvision's Resize."""
+    """Return the target size given by ``size`` and ``max_size`` of torchvision's Resize."""
     if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
-        raise invalid(f"size={size!r}; whole numbers of pixels are expected", "size")
+        raise invalid(f"size must be an integer or integers, got {size!r}", "size")
     if isinstance(size, Sequence) and len(size) == 2:
         if max_size is not None:
-            raise invalid(f"max_size={max_size} goes with one number as size, and size={size!r}", "max_size")
+            raise invalid(f"max_size={max_size} requires a single number as size, got size={size!r}", "max_size")
         return Target(as_pair(size))
     shorter = int(size[0]) if isinstance(size, Sequence) else size
     if shorter is not None and shorter < 1:
-        raise invalid(f"an image cannot get a side of {shorter} pixels", "size")
+        raise invalid(f"size must be positive, got {shorter}", "size")
     if shorter is not None and max_size is not None and max_size <= shorter:
         raise invalid(f"max_size={max_size} must be greater than size={shorter}", "max_size")
     return Target(None if shorter is None else (shorter,), max_size)
 
 
-def resize_as(to: NewSize, transform: Any, state: ImageState, of_crop: bool = False) -> Step:
-    """Return the step of a resize with the interpolation and antialias of a transform."""
-    return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform), of_crop)
+def resize_as(to: NewSize, transform: Any, state: ImageState, is_crop: bool = False) -> Step:
+    """Return a resize step with the interpolation and antialias of a transform."""
+    return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform), is_crop)
 
 
 def resize_to(
@@ -296,32 +294,32 @@ def resize_to(
     antialias: bool | None,
     state: ImageState,
     version: Version = "v1",
-    of_crop: bool = False,
+    is_crop: bool = False,
 ) -> Resize | ResizeNearest:
     mode = interpolation_value(interpolation)
     if mode in ("nearest", "nearest-exact"):
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
     if mode not in ("bilinear", "bicubic", "lanczos"):
         known = "nearest, nearest-exact, bilinear, bicubic or lanczos"
-        raise unsupported(f"interpolation {mode!r} is a filter that DALI does not have; use {known}", "interpolation")
+        raise unsupported(f"DALI does not support interpolation {mode!r}; use {known}", "interpolation")
     if state.kind == "tensor" and mode == "lanczos":
         raise wrong_place(
-            "interpolation 'lanczos' on a tensor is not translated (and only the newest v2 classes do it); "
+            "interpolation 'lanczos' is not supported for tensors (in torchvision, only by the newest v2 classes); "
             "put the resize before the conversion to a tensor",
             "interpolation",
         )
-    # torchvision always antialiases PIL images, whatever the argument. For tensors, None means False.
+    # torchvision always antialiases PIL images, regardless of the argument. For tensors, None means False.
     smooth = True if state.kind == "pil" else bool(antialias)
     # v1 resizes tensors as floats; both versions do so for float tensors.
-    rounding_torch = "torch" if version == "v2" and state.dtype == "uint8" else None
+    for_tensors = "torch" if version == "v2" and state.dtype == "uint8" else None
     if mode == "bicubic" and not smooth:
-        raise unsupported("bicubic without antialias has no equal in DALI; use antialias=True", "antialias")
-    between = "pil" if state.kind == "pil" else rounding_torch
-    return Resize(to, mode, smooth, between, of_crop)  # type: ignore[arg-type]
+        raise unsupported("DALI does not support bicubic without antialias; use antialias=True", "antialias")
+    rounding = "pil" if state.kind == "pil" else for_tensors
+    return Resize(to, mode, smooth, rounding, is_crop)  # type: ignore[arg-type]
 
 
 def interpolation_value(interpolation: Any) -> str:
-    """Return torchvision's name of an interpolation given as an InterpolationMode, a string or a PIL number."""
+    """Return torchvision's name for an interpolation given as InterpolationMode, string or PIL constant."""
     if isinstance(interpolation, InterpolationMode):
         return str(interpolation.value)
     names = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}

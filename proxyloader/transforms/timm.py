@@ -1,6 +1,6 @@
-"""timm's transforms: crops, resizes, conversions, erasing. The registry imports this file when it meets one of them.
+"""timm's transforms: crops, resizes, conversions, erasing. The registry imports this module when first needed.
 
-Random parameters are drawn by timm's own code, or in the same order, mostly from Python's generator.
+timm's own code draws random parameters, or they are drawn in the same order, mostly from Python's generator.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class TrimmedRegion(Region):
 
 
 def _refuse_nothing(size: Size, new_size: Size) -> None:
-    if min(new_size) <= 0:  # Pillow cannot handle an empty image either, and its message differs
-        raise ValueError(f"nothing is left of an image of {size[0]} x {size[1]} (height x width) when it is cropped")
+    if min(new_size) <= 0:  # Pillow also rejects empty images, with another message
+        raise ValueError(f"cropping an image of size {size} (height, width) to {new_size} leaves no pixels")
 
 
 @rule(transforms.CenterCropOrPad)
@@ -111,21 +111,19 @@ def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
         return (ReflectedCrop(region),)
     if transform.padding_mode == "constant":
         return (Crop(region, as_fill(transform.fill, state)),)
-    raise unsupported(
-        f"padding_mode={transform.padding_mode!r} is not translated; 'constant' and 'reflect' are", "padding_mode"
-    )
+    raise unsupported(f"padding_mode must be 'constant' or 'reflect', got {transform.padding_mode!r}", "padding_mode")
 
 
 def _before_the_conversion(state: ImageState) -> None:
     if state.kind != "pil":
-        raise wrong_place("it is translated for PIL images only; put it before the conversion to a tensor")
+        raise wrong_place("it is supported only for PIL images; put it before the conversion to a tensor")
 
 
 @dataclass(frozen=True)
 class DrawnSize:
-    """The size that ``ResizeKeepRatio.get_params`` draws with these arguments after the image."""
+    """The target size sampled by ``ResizeKeepRatio.get_params`` for the image and these arguments."""
 
-    least_edge: int
+    min_edge: int
     arguments: tuple[Any, ...]
     always: ClassVar[None] = None
     params_doc: ClassVar[str] = "height, width: ResizeKeepRatio.get_params"
@@ -137,7 +135,7 @@ class DrawnSize:
 
 @dataclass(frozen=True)
 class RandomInterpolation(Step):
-    """Resize with a random interpolation. The size is drawn first and is the same for all interpolations."""
+    """Resize with a random interpolation. The size is sampled first and is the same for all interpolations."""
 
     resizes: tuple[Resize | ResizeNearest, ...]
 
@@ -147,7 +145,7 @@ class RandomInterpolation(Step):
 
     @property
     def params_doc(self) -> str:
-        return "; ".join(filter(None, [self.resizes[0].to.params_doc, "an interpolation: random.choice"]))
+        return "; ".join(filter(None, [self.resizes[0].to.params_doc, "interpolation: random.choice"]))
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         to = Target(self.resizes[0].to.of(size))
@@ -155,10 +153,10 @@ class RandomInterpolation(Step):
         return OneOf(tuple((replace(each, to=to),) for each in self.resizes)).take(chosen, size, row)
 
 
-def _resize_to(to: NewSize, interpolation: Any, state: ImageState, of_crop: bool = False) -> Step:
+def _resize_to(to: NewSize, interpolation: Any, state: ImageState, is_crop: bool = False) -> Step:
     is_drawn = isinstance(interpolation, (tuple, list))
     each = interpolation if is_drawn else [interpolation]
-    resizes = tuple(resize_to(to, one, True, state, of_crop=of_crop) for one in each)
+    resizes = tuple(resize_to(to, one, True, state, is_crop=is_crop) for one in each)
     return RandomInterpolation(resizes) if is_drawn else resizes[0]
 
 
@@ -166,7 +164,7 @@ def _resize_to(to: NewSize, interpolation: Any, state: ImageState, of_crop: bool
 def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     _before_the_conversion(state)
     region = RandomResizedRegion(tuple(map(float, transform.scale)), tuple(map(float, transform.ratio)))
-    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state, of_crop=True)
+    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state, is_crop=True)
 
 
 @rule(transforms.ResizeKeepRatio)
@@ -200,12 +198,12 @@ def to_tensor(transform: Any, state: ImageState) -> Branch:
     if state.kind == "tensor":
         return tensor_already(transform)
     if transform.dtype not in (torch.float32, torch.uint8):
-        raise unsupported(f"dtype={transform.dtype} is not translated; torch.float32 and uint8 are", "dtype")
+        raise unsupported(f"dtype must be torch.float32 or torch.uint8, got {transform.dtype}", "dtype")
     return (ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),)
 
 
 class _Erased:
-    """Replacement of an image for timm's erasing code. It records the boxes and their values."""
+    """Stand-in for an image that records the boxes and values of timm's erasing code."""
 
     def __init__(self) -> None:
         self.boxes: list[tuple[Box, torch.Tensor]] = []
@@ -225,7 +223,7 @@ def _eraser(mode: str, others: tuple[tuple[str, Any], ...]) -> Any:
 
 @dataclass(frozen=True)
 class RandomErasing(Draws[OneOf]):
-    """Draws of timm's RandomErasing: no box, or the second branch, which erases the largest number of boxes."""
+    """Draws of timm's RandomErasing: no box, or the second branch, which erases the maximum number of boxes."""
 
     mode: str
     others: tuple[tuple[str, Any], ...]
@@ -233,8 +231,8 @@ class RandomErasing(Draws[OneOf]):
 
     @property
     def params_doc(self) -> str:
-        what = {"rand": ", a colour", "pixel": ", noise"}.get(self.mode, "")
-        return f"whether it acts, how many boxes, of each top, left, height, width{what}: RandomErasing._erase"
+        values = {"rand": ", color", "pixel": ", noise"}.get(self.mode, "")
+        return f"apply, number of boxes, top, left, height, width{values} of each: RandomErasing._erase"
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         erased = _Erased()
@@ -257,13 +255,10 @@ def erase_at_random(transform: Any, state: ImageState) -> Branch:
     if state.kind == "pil":
         raise wrong_place("it works on tensors; put MaybeToTensor() before it")
     if str(transform.device) != "cpu":
-        raise unsupported(
-            f"device={str(transform.device)!r} is where it would draw, in each worker; device='cpu' is translated",
-            "device",
-        )
+        raise unsupported(f"device must be 'cpu' to draw values in workers, got {str(transform.device)!r}", "device")
     if transform.mode in ("rand", "pixel") and state.dtype != "float32":
         raise wrong_place(
-            f"mode={transform.mode!r} draws around zero, which whole levels (uint8) cannot hold; "
+            f"mode={transform.mode!r} fills with zero-mean values, which uint8 cannot represent; "
             "put the conversion to float before it",
             "mode",
         )

@@ -1,6 +1,6 @@
 """timm's automatic augmentation: AutoAugment, RandAugment, AugMix, 3-Augment.
 
-timm's own operations draw what is applied and how strongly. They run on an image without pixels, which records the
+timm's own code samples the operations and their magnitudes. It runs on a stand-in for the image, which records the
 calls.
 """
 
@@ -40,7 +40,7 @@ COLORS: dict[Any, Step] = {
     auto_augment.solarize: color.Solarize(),
     auto_augment.solarize_add: color.SolarizeAdd(),
 }
-"""timm's functions whose parameters are known when they are called, and the equivalent steps."""
+"""timm's functions without random numbers of their own, and the equivalent steps."""
 
 BLURS = (auto_augment.gaussian_blur, auto_augment.gaussian_blur_rand)
 WARPS = (
@@ -61,14 +61,11 @@ def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
         return BicubicAffine("bicubic", tuple(fill))
     if mode in ("nearest", "bilinear"):
         return Affine(mode, tuple(fill))  # type: ignore[arg-type]
-    raise invalid(
-        f"interpolation {mode!r} is one that Pillow does not warp with; 'nearest', 'bilinear' and 'bicubic' are",
-        "interpolation",
-    )
+    raise invalid(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', got {mode!r}", "interpolation")
 
 
 class _Noting:
-    """Replacement of a PIL image that records what timm's functions would do to it."""
+    """Stand-in for a PIL image that records the operations of timm's functions."""
 
     def __init__(self, size: Size) -> None:
         self._size, self.size = size, (size[1], size[0])
@@ -94,7 +91,7 @@ class _Noting:
 
 
 def _noted(function: Any) -> Any:
-    """Return a function that records the call of one of timm's functions instead of running it."""
+    """Return a function that records a call of one of timm's functions instead of running it."""
     if function not in COLORS:
         return function
 
@@ -116,7 +113,7 @@ def _operation(operation: Operation) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _augmentation(name: str, policy: tuple[tuple[Operation, ...], ...], arguments: tuple[Any, ...]) -> Any:
-    """Return an instance of timm's class with its operations, for AutoAugment those of each subpolicy."""
+    """Return an instance of timm's class with its operations, or those of each subpolicy for AutoAugment."""
     made = [[_operation(each) for each in operations] for operations in policy]
     if name == "AutoAugment":
         return auto_augment.AutoAugment(made)
@@ -162,7 +159,7 @@ class AugMix(Draws[Blend]):
         choice: the steps to choose from.
         alpha: parameter of the Dirichlet and the beta distribution.
         width: number of chains.
-        depth: number of operations in a chain; 0 or less: a random number from one to three.
+        depth: number of operations per chain; <= 0: a random number from 1 to 3.
     """
 
     choice: OneOf
@@ -190,16 +187,16 @@ class AugMix(Draws[Blend]):
 
 
 def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Operation, ...], list[Step]]:
-    """Return the arguments that create these operations, and the steps that are equivalent to them."""
+    """Return the arguments that create these operations, and the equivalent steps."""
     made: list[Operation] = []
     steps: list[Step] = []
     if state.kind != "pil" or state.channels != 3:
         raise wrong_place(
-            "it is translated for PIL images of 3 channels only; put it before the conversion to a tensor"
+            "it is supported only for PIL images with 3 channels; put it before the conversion to a tensor"
         )
     for each in operations:
         if type(each) is not auto_augment.AugmentOp or each.aug_fn not in {*COLORS, *BLURS, *WARPS}:
-            raise unsupported(f"its operation {each} is not one of timm's; those are translated", "ops")
+            raise unsupported(f"operation {each} is not one of timm's, which alone are supported", "ops")
         fill, resample = each.kwargs["fillcolor"], each.kwargs["resample"]
         several = isinstance(resample, (tuple, list))
         known = {
@@ -217,7 +214,7 @@ def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Oper
 
 
 def _one_of(steps: Iterable[Step]) -> OneOf:
-    """Return the choice of no step or one of the steps."""
+    """Return a choice between no step and each of the steps."""
     return OneOf(((), *((step,) for step in dict.fromkeys(steps))))
 
 
@@ -246,7 +243,7 @@ def rand_augment(transform: Any, state: ImageState) -> Branch:
 @rule(auto_augment.AugMixAugment)
 def aug_mix(transform: Any, state: ImageState) -> Branch:
     if transform.blended:
-        raise unsupported("blended=True ('b1') is not translated; blended=False ('b0') is", "blended")
+        raise unsupported("blended=True ('b1') is not supported; use blended=False ('b0')", "blended")
     made, steps = _described(transform.ops, state)
     choice, width, depth = _one_of(steps), int(transform.width), int(transform.depth)
     blend = Blend((Mixture(((choice,) * (depth if depth > 0 else 3),) * width),))

@@ -1,4 +1,4 @@
-"""Steps that change the value range: PIL image to tensor, uint8 to float, normalisation."""
+"""Steps that convert images: PIL image to tensor, uint8 to float, normalization."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ToTensor(Step):
     """Conversion of a PIL image to a uint8 tensor (C, H, W) with the same values.
 
     Attributes:
-        order, pure: see ImageState. DALI's operators do not depend on them, so plans that differ in them are equal.
+        order, pure: see ImageState. They are not compared, because DALI's operators do not depend on them.
     """
 
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
@@ -60,8 +60,8 @@ def to_tensor(transform: Any, state: ImageState) -> Branch:
         return tensor_already(transform)
     if torch.get_default_dtype() is not torch.float32:
         raise UnsupportedTransformError(
-            f"it makes tensors of torch's default dtype, which is {torch.get_default_dtype()}, and float32 is "
-            "translated; use v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
+            f"it returns tensors of torch's default dtype, {torch.get_default_dtype()}, but only float32 is supported; "
+            "use v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
         )
     return ToTensor("CHW"), ToFloat(scale=True)
 
@@ -74,10 +74,10 @@ def pil_to_tensor(transform: Any, state: ImageState) -> Branch:
 
 
 def tensor_already(transform: Any) -> Branch:
-    """Return no steps for v2 classes, which do not change a tensor. v1 classes raise an error in torchvision."""
+    """Return no steps for v2 classes, which leave tensors unchanged. v1 classes raise an error in torchvision."""
     if isinstance(transform, v2.Transform):
         return ()
-    raise wrong_place("the image is a tensor already at this point; leave this one out")
+    raise wrong_place("the image is already a tensor at this point; remove this transform")
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
@@ -99,13 +99,13 @@ def as_it_is(transform: Any, state: ImageState) -> Branch:
 
 
 def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> Branch:
-    if state.kind == "pil":  # v2 classes do not change a PIL image
+    if state.kind == "pil":  # v2 classes leave PIL images unchanged
         return ()
     if dtype is torch.float32:
         return (ToFloat(scale),) if state.dtype == "uint8" else ()
     if dtype is torch.uint8 and state.dtype == "uint8":
         return ()
-    raise unsupported(f"from torch.{state.dtype} to {dtype} is not translated; to torch.float32 is", "dtype")
+    raise unsupported(f"conversion from torch.{state.dtype} to {dtype} is not supported; use torch.float32", "dtype")
 
 
 @rule(v1.Normalize, v2.Normalize)
@@ -115,19 +115,19 @@ def normalize(transform: Any, state: ImageState) -> Branch:
         raise wrong_place(f"it works on float tensors; put {before} before it")
     given = transform.mean, transform.std
     if any(isinstance(values, torch.Tensor) and values.requires_grad for values in given):
-        raise unsupported("a mean or std that requires a gradient is not translated", "mean")
+        raise unsupported("mean and std that require gradients are not supported", "mean")
     mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in given)
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, state.channels):
-            raise invalid(f"{name} has {len(values)} values for images of {state.channels} channels", name)
+            raise invalid(f"{name} has {len(values)} values for images with {state.channels} channels", name)
     if 0 in std:
-        raise invalid(f"std={std} has a zero", "std")
+        raise invalid(f"std must be non-zero, got {std}", "std")
     return (Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std))),)
 
 
 @rule(ImageClassification)
 def image_classification(transform: Any, state: ImageState) -> Branch:
-    """Translate the preset of torchvision's weights: resize, centre crop, conversion to float, normalization."""
+    """Translate the preset of torchvision's weights: resize, center crop, conversion to float, normalization."""
     crop = Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels)
     conversion = (ToTensor(),) if state.kind == "pil" else ()
     steps: Branch = (resize_as(new_size_of(transform.resize_size), transform, state), crop, *conversion)

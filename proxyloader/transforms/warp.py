@@ -1,4 +1,4 @@
-"""Steps that rotate, shear and tilt. Each output pixel is read from a position that a matrix gives."""
+"""Rotation, shear and perspective steps. A matrix gives the source position of each output pixel."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from .resize import interpolation_value
 from .unsupported import unsupported
 
 Matrix = tuple[float, ...]
-"""Six numbers a to f: the pixel with centre (x, y) is read from (a x + b y + c, d x + e y + f)."""
+"""Six numbers a to f: the pixel with center (x, y) is read from (a x + b y + c, d x + e y + f)."""
 
 
 WARPED = {
-    ("nearest", "pil"): Tolerance(0.1, 16, 255, "beyond 256 pixels float32 holds coarser steps than Pillow counts in"),
+    ("nearest", "pil"): Tolerance(
+        0.1, 16, 255, "beyond 256 pixels, float32 is coarser than Pillow's fixed-point numbers"
+    ),
     ("nearest", "tensor"): Tolerance(
-        1, 60, 255, "places on the border of two pixels, which are few where numbers are random: mean 0.05 then"
+        1, 60, 255, "positions on pixel boundaries, which are rare with random parameters: mean 0.05"
     ),
-    ("bilinear", "pil"): Tolerance(
-        0.5, 8, 255, "both round; and at its border the image may end a pixel earlier or later"
-    ),
-    ("bilinear", "tensor"): Tolerance(0.15, 8, 255, "both round; and at its border the image may end otherwise"),
+    ("bilinear", "pil"): Tolerance(0.5, 8, 255, "both round; the border of the image may shift by a pixel"),
+    ("bilinear", "tensor"): Tolerance(0.15, 8, 255, "both round; the border of the image may differ"),
     ("bicubic", "pil"): Tolerance(
-        0.01, 1, 255, "Pillow sums up in double precision; and at its border the image may end a pixel earlier or later"
+        0.01, 1, 255, "Pillow accumulates in double precision; the border of the image may shift by a pixel"
     ),
 }
-"""Tolerances by interpolation and kind of image. The largest means occur if all images have the same parameters."""
+"""Tolerances by interpolation and kind of image. Means are largest if all images have the same parameters."""
 
 
 @dataclass(frozen=True)
 class Warp(Step):
-    """Base class of the steps that read each pixel from another position. There are eight parameters.
+    """Base class of the steps that read each pixel from another position, with eight parameters.
 
     Attributes:
-        interpolation: a name of torchvision's.
-        fill: value of positions outside the image, one number for each channel; (): zeros, and bilinear
-            on a tensor blends with them once instead of twice.
+        interpolation: name of the mode in torchvision.
+        fill: value outside the image, one number per channel; (): zeros, with which bilinear interpolation of a tensor
+            blends once instead of twice.
         kind: kind of the image. Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the
             fill.
     """
@@ -66,14 +66,14 @@ class Warp(Step):
         return WARPED[self.interpolation, self.kind]
 
     def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
-        """Return the parameters of an affine transform for a new size and a Matrix."""
+        """Return the parameters of an affine transform with a new size and a Matrix."""
         if self.kind == "pil" and self.interpolation == "nearest":
             matrix = _in_fixed_point(matrix)
         return [*size, *matrix]
 
 
 class Affine(Warp):
-    """Affine transform of an image, nearest or bilinear. Parameters: the new height and width, and a Matrix."""
+    """Affine transform, nearest or bilinear. Parameters: the new height and width, and a Matrix."""
 
 
 class BicubicAffine(Warp):
@@ -88,13 +88,13 @@ W = TypeVar("W", bound=Warp)
 
 
 def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
-    """Return the matrix that Pillow's ``affine_fixed`` uses: multiples of 1/65536, counted from the centre of a pixel.
+    """Return the matrix of Pillow's ``affine_fixed``: multiples of 1/65536, relative to the pixel center.
 
-    Half of such a unit is added to each position. This changes no pixel, and prevents positions on a border from being
-    rounded down.
+    Half a unit is added to each position. This changes no pixel, and keeps positions on a boundary from being rounded
+    down.
     """
     a, b, c, d, e, f = matrix
-    if b == 0 and d == 0:  # Pillow uses ``ImagingScaleAffine`` here, which adds up steps
+    if b == 0 and d == 0:  # Pillow uses ``ImagingScaleAffine`` here, which accumulates steps
         return matrix
 
     def fixed(value: float) -> float:
@@ -107,7 +107,7 @@ def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
 
 
 INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}
-"""The results of v1 and v2 differ in the last bit, which matters for positions on a border."""
+"""The results of v1 and v2 differ in the last bit, which matters for positions on a boundary."""
 
 
 def rotation(
@@ -118,7 +118,7 @@ def rotation(
     center: Sequence[float] | None = None,
     version: Version = "v1",
 ) -> list[float]:
-    """Return the parameters with which ``warp`` does ``functional.rotate``. ``angle`` is in degrees."""
+    """Return the parameters of ``functional.rotate`` for ``warp``. ``angle`` is in degrees."""
     if warp.kind == "pil":
         wanted = _Wanted(size)
         Image.Image.rotate(wanted, angle, expand=expand, center=center)  # type: ignore[arg-type]
@@ -131,14 +131,14 @@ def rotation(
     )
     if expand and center is None and angle % 180 == 90 and version == "v2":
         new_width, new_height = height, width  # v1 may add a pixel
-    # torchvision's matrix is relative to the centres of both images
+    # torchvision's matrix is relative to the centers of both images
     x, y = new_width * 0.5, new_height * 0.5
     matrix = a, b, c + width * 0.5 - a * x - b * y, d, e, f + height * 0.5 - d * x - e * y
     return warp.taking((new_height, new_width), matrix)
 
 
 class _Wanted:
-    """Replacement of an image that records how Pillow would rotate it."""
+    """Stand-in for an image that records how Pillow would rotate it."""
 
     def __init__(self, size: Size) -> None:
         self.height, self.width = size
@@ -146,7 +146,7 @@ class _Wanted:
         self.new_size, self.matrix = size, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
 
     def copy(self) -> None:
-        """Called by Pillow if the image does not change."""
+        """Pillow calls this if the image does not change."""
 
     def transpose(self, method: Image.Transpose) -> None:
         h, w = float(self.height), float(self.width)
@@ -172,7 +172,7 @@ def affine(
     center: Sequence[float] | None = None,
     version: Version = "v1",
 ) -> list[float]:
-    """Return the parameters with which ``warp`` does ``functional.affine``. Arguments are as in torchvision.
+    """Return the parameters of ``functional.affine`` for ``warp``. Arguments are as in torchvision.
 
     Angles are in degrees, ``translate`` is in pixels, and ``shear`` and ``center`` are (x, y).
     """
@@ -184,18 +184,17 @@ def warp_as(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
     """Return the step with the interpolation and the fill of a transform."""
     mode = interpolation_value(transform.interpolation)
     if mode not in ("nearest", "bilinear"):
-        reason = f"interpolation {mode!r} is not translated here; 'nearest' and 'bilinear' are"
-        raise unsupported(reason, "interpolation")
+        raise unsupported(f"interpolation must be 'nearest' or 'bilinear', got {mode!r}", "interpolation")
     fill = () if transform.fill is None else as_fill(transform.fill, state)
     # Pillow truncates to integers
     return cls(mode, tuple(map(math.floor, fill)) if state.kind == "pil" else fill, kind)  # type: ignore[arg-type]
 
 
 def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
-    """Raise UnsupportedTransformError if rounding decides about many pixels of every image.
+    """Raise UnsupportedTransformError if many pixels of every image depend on rounding.
 
-    An example is a quarter turn of 64 x 63 pixels. On the border of two pixels torch takes either of them. At the edge
-    of the image Pillow stops blending. With random parameters such positions are rare.
+    For example, rotate 64 x 63 pixels by 90 degrees. On the boundary of two pixels, torch reads either of them. At the
+    edge of the image, Pillow stops blending. With random parameters, such positions are rare.
     """
     if (warp.kind == "pil") == (warp.interpolation == "nearest"):
         return
@@ -203,10 +202,10 @@ def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[f
         numbers = np.array(taken(size))
         if warp.kind == "pil":
             share = (_inside(numbers, size) != _inside(numbers.astype(np.float32), size)).mean()
-            if share > 0.008:  # for photographs, a mean difference of about one level
+            if share > 0.008:  # for photos, a mean difference of about one level
                 raise unsupported(
-                    f"it takes {share:.0%} of the pixels of an image of {size[0]} x {size[1]} from its very edge, and "
-                    "whether that is outside is left to rounding; use InterpolationMode.NEAREST",
+                    f"it reads {share:.0%} of the pixels of a {size[0]} x {size[1]} image from its exact edge, where "
+                    "rounding decides whether they are outside; use InterpolationMode.NEAREST",
                     "interpolation",
                 )
         else:
@@ -214,15 +213,15 @@ def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[f
             share = (abs(places - places.round()) < 1e-4).any(0).mean()
             if share > 0.05:  # the same mean difference; adjacent pixels differ less than the image and the fill
                 raise unsupported(
-                    f"it takes {share:.0%} of the pixels of a tensor of {size[0]} x {size[1]} from the border of two, "
-                    "and which of both is left to rounding; put it before the conversion to a tensor, "
+                    f"it reads {share:.0%} of the pixels of a {size[0]} x {size[1]} tensor from the boundary of two, "
+                    "where rounding decides which one is read; put it before the conversion to a tensor, "
                     "or use InterpolationMode.BILINEAR",
                     "interpolation",
                 )
 
 
 def _places(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return the positions that the new image is read from: x and y, (2, height, width), as precise as the numbers."""
+    """Return the source positions of the output pixels: x and y, (2, height, width), in the dtype of the numbers."""
     height, width, a, b, c, d, e, f = numbers
     y, x = np.mgrid[: int(height), : int(width)].astype(numbers.dtype) + numbers.dtype.type(0.5)
     return np.stack([a * x + b * y + c, d * x + e * y + f])

@@ -83,7 +83,7 @@ class TestGaussianBlur:
     def test_an_image_too_small_to_be_reflected_is_an_error_as_in_torchvision(self) -> None:
         transform = as_image(v1.GaussianBlur((3, 7)))
         thin = EncodedImage.from_bytes(images("one pixel wide")["one pixel wide"])
-        with pytest.raises(ValueError, match=r"kernel of \(7, 3\) is too large for an image of \(48, 1\)"):
+        with pytest.raises(ValueError, match=r"kernel of size \(7, 3\) is too large for an image of size \(48, 1\)"):
             compile_transforms(transform)(thin)
         with pytest.raises(RuntimeError, match="Padding"):
             transform(torch.zeros(3, 48, 1, dtype=torch.uint8))

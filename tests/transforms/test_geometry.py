@@ -283,7 +283,7 @@ class TestStates:
 
 def test_a_padding_that_leaves_nothing_is_an_error_as_in_torchvision() -> None:
     plan = plan_for(v1.Compose([v1.Pad(-20), v1.PILToTensor()]))
-    with pytest.raises(ValueError, match=r"nothing is left of an image of \(30, 40\) .* when \(-10, 0\)"):
+    with pytest.raises(ValueError, match=r"non-negative, got \(-10, 0\) for image size \(30, 40\)"):
         plan.sample_params(30, 40)
     with pytest.raises(ValueError):
         v1.Pad(-20)(Image.new("RGB", (40, 30)))

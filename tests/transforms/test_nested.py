@@ -207,4 +207,4 @@ def test_the_explanation_has_the_rows_of_each_and_what_comes_out() -> None:
     assert outputs == ["float32 (3, 20, 20)", "float32 (3, 24, 24)", "uint8 (3, 15, 15)", "uint8 (3, 15, 15)"]
     assert rows[0].position == "transform.large[0].transforms[0]"
     refused = explain(Wrong()).refused
-    assert [row.refusal.split(",")[0] for row in refused] == ["the transform ends with a PIL image"]
+    assert [row.refusal.split(",")[0] for row in refused] == ["the transform returns a PIL image"]

@@ -46,7 +46,7 @@ class TestTable:
 
     def test_a_class_has_one_rule_and_a_class_of_ones_own_may_have_one(self) -> None:
         before = dict(RULES)
-        with pytest.raises(ValueError, match=r"torchvision\.transforms\.transforms\.Resize has a rule already: resize"):
+        with pytest.raises(ValueError, match=r"torchvision\.transforms\.transforms\.Resize already has a rule: resize"):
             rule(v1.Resize)(lambda transform, state: ())
         assert before == RULES
 

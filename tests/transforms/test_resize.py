@@ -92,7 +92,7 @@ class TestResizedSize:
         transform = as_image(v2.Resize(None, max_size=20))
         with pytest.raises(ValueError, match="must be > 0"):
             transform(compare.opened(images("one pixel high")["one pixel high"]))
-        with pytest.raises(ValueError, match=r"1 x 64 \(height x width\) would be resized to \(0, 20\)"):
+        with pytest.raises(ValueError, match=r"\(1, 64\) \(height, width\) to \(0, 20\)"):
             plan_for(transform).sample_params(1, 64)
 
 
@@ -311,7 +311,7 @@ class TestRandomSizes:
         assert_alike(transform, device, images("landscape", "large", "PNG"), bound=LARGE_BILINEAR)
         compiled = compile_transforms(as_image(v2.ScaleJitter((20, 20), (0.1, 0.2))))
         thin = EncodedImage.from_bytes(images("one pixel high")["one pixel high"])
-        with pytest.raises(ValueError, match=r"1 x 64 \(height x width\) would be resized to \(0, [123]\)"):
+        with pytest.raises(ValueError, match=r"\(1, 64\) \(height, width\) to \(0, [123]\)"):
             compiled(thin)
 
     @each

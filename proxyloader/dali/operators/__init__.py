@@ -1,4 +1,4 @@
-"""DALI operators for the steps of a Plan. One file for each file of ``transforms/``."""
+"""DALI operators for the steps of a Plan, with one module per module of ``transforms/``."""
 
 from . import augment as augment
 from . import auto_augment as auto_augment

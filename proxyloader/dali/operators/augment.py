@@ -1,4 +1,4 @@
-"""Blur, JPEG compression, noise and erased boxes."""
+"""Blur, JPEG compression, noise and random erasing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def blur(graph: Graph, step: Blur) -> None:
 
 @operator(BoxBlur)
 def box_blur(graph: Graph, step: BoxBlur) -> None:
-    """Box blur. The sums are integers, exact in float32. The means are float64, as many lie halfway between levels."""
+    """Box blur. Sums are integers, exact in float32. Means are float64, because many are halfway between levels."""
     drawn, values = graph.take_params(4), fn.cast(graph.materialize(), dtype=types.FLOAT)
     near, far, one = drawn[0:1], drawn[1:2], graph.constant(np.ones(1, np.float32))
     full, last = (fn.cast(drawn[k], dtype=types.FLOAT64) for k in (2, 3))
@@ -37,7 +37,7 @@ def box_blur(graph: Graph, step: BoxBlur) -> None:
 
 @operator(JpegCompression)
 def compress(graph: Graph, step: JpegCompression) -> None:
-    """JPEG compression on the CPU, where DALI calls the JPEG library. Its GPU operator computes differently."""
+    """JPEG compression on the CPU, where DALI uses the JPEG library. Its GPU operator gives different results."""
     quality, node = fn.cast(graph.take_params(1)[0], dtype=types.INT32), graph.materialize()
     if graph.options.device_id is not None:
         node = node.cpu()
@@ -68,7 +68,7 @@ def paste(graph: Graph, step: EraseWithNoise) -> None:
     box = fn.cast(drawn[0:4], dtype=types.INT32)
     channels = graph.constant(np.array([graph.channels], np.int32))
     patch = graph.array(drawn[4], fn.cat(math.max(box[2:4], 1), channels))
-    # The patch is padded with zeros to the size of the image, and added to the image with zeros in its place.
+    # The patch is zero-padded to the size of the image and added to the image, which is zero there.
     whole: dict[str, Any] = {"start": -box[0:2], "shape": node.shape(dtype=types.INT32)[0:2], "axes": [0, 1]}
     placed = fn.slice(patch, **whole, out_of_bounds_policy="pad", fill_values=[0.0])
     graph.node = _erased(node, drawn, [0.0]) + placed

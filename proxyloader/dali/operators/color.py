@@ -1,4 +1,4 @@
-"""Colour operators, with the rounding of Pillow for PIL images and of torch for tensors."""
+"""Color operators, rounding like Pillow for PIL images and like torch for tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .graph import Graph, operator
 
 PILLOW_LUMA = [19595 / 65536, 38470 / 65536, 7471 / 65536]
 TORCH_LUMA = [0.2989, 0.587, 0.114]
-"""The exact weights of red, green and blue in a grey image."""
+"""Exact weights of red, green and blue in a grayscale image."""
 
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)
-"""The kernel of Pillow's ``ImageFilter.SMOOTH``, which changes of sharpness use."""
+"""Kernel of Pillow's ``ImageFilter.SMOOTH``, used for sharpness."""
 
 ZERO = np.zeros((), np.float32)
 
@@ -46,20 +46,20 @@ def grayscale(graph: Graph, step: Grayscale) -> None:
 def _luma(graph: Graph, kind: str) -> Any:
     """Return the luma of each pixel, (H, W, 1), in the dtype of the image."""
     weights = PILLOW_LUMA if kind == "pil" else TORCH_LUMA
-    # On a uint8 tensor torchvision truncates and DALI rounds, so one half is subtracted. It is a little less than one
-    # half, so that a result that is an integer to four digits stays that integer.
+    # On uint8 tensors, torchvision truncates and DALI rounds, so one half is subtracted, or slightly less, so that a
+    # result that is an integer to four digits keeps its value.
     less = 0.49995 if kind == "tensor" and graph.scale is None else 0.0
     dtype = types.UINT8 if graph.scale is None else types.FLOAT
     return fn.coord_transform(graph.decoded(), M=weights, T=-less, dtype=dtype)
 
 
 def _real(node: Any) -> Any:
-    """Return a node as floats; a condition as 1.0 where it is true, else 0.0."""
+    """Cast a node to float; conditions become 1.0 or 0.0."""
     return fn.cast(node, dtype=types.FLOAT)
 
 
 def _put(graph: Graph, values: Any) -> None:
-    """Set the image to float values, clamped to its range, and truncated to integers if the image is uint8."""
+    """Set the image to float values, clamped to its range and truncated to integers for uint8."""
     if graph.scale is None:
         graph.node = fn.cast(math.floor(math.clamp(values, 0.0, 255.0)), dtype=types.UINT8)
     else:
@@ -69,8 +69,8 @@ def _put(graph: Graph, values: Any) -> None:
 def _blend(graph: Graph, other: Any, factor: Any, kind: str) -> None:
     """Blend ``other``, at factor 0, and the image, at factor 1; larger factors extrapolate.
 
-    A result that should be an integer is truncated to it or to the level below, depending on float32 rounding. So the
-    sums are written as in Pillow's ``ImagingBlend`` and torchvision's ``_blend``.
+    Results that should be integers may be truncated to the level below, depending on float32 rounding. So the sums are
+    written as in Pillow's ``ImagingBlend`` and torchvision's ``_blend``.
     """
     values = _real(graph.node)
     _put(graph, other + factor * (values - other) if kind == "pil" else factor * values + (1.0 - factor) * other)
@@ -103,14 +103,14 @@ def hue(graph: Graph, step: Hue) -> None:
     if step.kind == "pil":
         graph.node = fn.cast(_turned_as_pillow(values, turn), dtype=types.UINT8)
     elif graph.scale is None:
-        # torchvision converts back from float by a multiplication with a little less than 256 and truncation.
+        # torchvision converts back from float by multiplying with slightly less than 256 and truncating.
         graph.node = fn.cast(math.floor(_turned(values / 255.0, turn) * 255.999), dtype=types.UINT8)
     else:
         graph.node = _turned(values, turn)
 
 
 def _hue_of(values: Any) -> tuple[Any, Any, Any]:
-    """Return (hue in 0..1, maximum - minimum, maximum) of each pixel. The hue of grey pixels is 0."""
+    """Return (hue in 0..1, maximum - minimum, maximum) of each pixel. Gray pixels have hue 0."""
     red, green, blue = (values[:, :, k : k + 1] for k in range(3))
     most = math.max(math.max(red, green), blue)
     spread = most - math.min(math.min(red, green), blue)
@@ -190,11 +190,11 @@ def sharpness(graph: Graph, step: Sharpness) -> None:
     smooth = filter_image(values, graph.constant(SMOOTH), graph.constant(ZERO))
     if graph.scale is None:
         smooth = math.floor(smooth + 0.5)
-    # The outermost pixels do not change. There the kernel covers zeros outside the image, so its result on ones is less
-    # than one.
+    # The outermost pixels do not change. There, the kernel extends beyond the image, so its result on ones is less than
+    # one.
     inside = _real(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
     if graph.scale is None:
-        # The sum of Pillow and of v2. On tensors, v1 differs from it by float rounding.
+        # The formula of Pillow and v2. On tensors, v1 differs from it by float rounding.
         _blend(graph, values + inside * (smooth - values), factor, "pil")
     else:
         # If a side has at most two pixels, torch returns the values without clamping them to 0..1.
@@ -206,7 +206,7 @@ def sharpness(graph: Graph, step: Sharpness) -> None:
 @operator(Autocontrast)
 def autocontrast(graph: Graph, step: Autocontrast) -> None:
     node = graph.materialize()
-    # Pillow computes in float64, which matters for the brightest pixels, where the product is nearly 255.
+    # Pillow computes in float64, which matters for the brightest pixels, where the product is close to 255.
     dtype = types.FLOAT64 if step.kind == "pil" else types.FLOAT
     ends = (of(node, axes=[0, 1], keep_dims=True) for of in (fn.reductions.min, fn.reductions.max))
     values, least, most = (fn.cast(each, dtype=dtype) for each in (node, *ends))
@@ -218,11 +218,11 @@ def autocontrast(graph: Graph, step: Autocontrast) -> None:
 
 @operator(Equalize)
 def equalize(graph: Graph, step: Equalize) -> None:
-    """Equalize as Pillow's ``ImageOps.equalize``, from DALI's operator, which is OpenCV's ``equalizeHist``.
+    """Equalize like Pillow's ``ImageOps.equalize``, using DALI's operator, which is OpenCV's ``equalizeHist``.
 
     Let ``below`` be the number of pixels darker than a level, ``most`` the number of pixels darker than the maximum,
-    and ``width`` be ``most // 255``. Pillow maps the level to ``(width // 2 + below) // width``. OpenCV, on the
-    negative image, maps it to ``255 * below / most``, rounded. The result is converted from one divisor to the other.
+    and ``width`` be ``most // 255``. Pillow maps the level to ``(width // 2 + below) // width``. OpenCV maps it to
+    ``255 * below / most``, rounded, for the negative image. The result is converted from one divisor to the other.
     """
     node = graph.materialize()
     parts = 255 - _real(equalized(fn.cast(255 - node, dtype=types.UINT8)))

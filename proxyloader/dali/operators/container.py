@@ -1,4 +1,4 @@
-"""Branches, one of which is applied to each image."""
+"""Branches, of which one is applied to each image."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .graph import Graph, operator
 
 @operator(OneOf)
 def one_of(graph: Graph, step: OneOf) -> None:
-    """Split the batch over the branches, by repeated halving of their number, and merge it in the original order.
+    """Split the batch across the branches, halving them recursively, and merge it in the original order.
 
-    A branch processes only its own images, so each image is processed once, regardless of the number of branches.
+    Each branch processes only its own images, so every image is processed once, regardless of the number of branches.
     """
     node, column = graph.materialize(), graph.column
     graph.take_params(step.num_params)

@@ -1,4 +1,4 @@
-"""Crop, flip, and selection of rows and columns."""
+"""Crop, flip and index-select operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def crop(graph: Graph, step: Crop) -> None:
     start, shape = box[0:2], box[2:4]
     region = {"start": start, "shape": shape, "axes": [0, 1]}
     if graph.node is None and graph.mirror is None and step.region.inside and graph.options.device_id is None:
-        # On the CPU only the crop is decoded. The pixels are the same, except in crops one pixel wide at the side of a
+        # On the CPU, only the crop is decoded. The pixels are the same, except in crops one pixel wide at the side of a
         # 4:2:0 image, which differ by a few levels. On an H200, whose engines decode whole images, decoding only the
         # crop takes seven times as long (benchmarks/results/parts.jsonl).
         graph.node = fn.decoders.image_slice(graph.encoded, **region, **graph.decoder("decoders__ImageSlice"))
@@ -28,7 +28,7 @@ def crop(graph: Graph, step: Crop) -> None:
 
 @operator(ReflectedCrop)
 def reflected_crop(graph: Graph, step: ReflectedCrop) -> None:
-    """Crop from the image with its reflections, first on the left and right, and then above and below."""
+    """Crop from the image, reflected first on the left and right, then above and below."""
     box, node = fn.cast(graph.take_params(4), dtype=types.INT32), graph.materialize()
     beyond = math.max(node.shape(dtype=types.INT32)[0:2] - 1, 1)
     for axis in (1, 0):
@@ -53,16 +53,16 @@ def lines(graph: Graph, step: IndexSelect) -> None:
     drawn, node = fn.cast(graph.take_params(3), dtype=types.INT32), graph.materialize()
     height, width = drawn[0:1], drawn[1:2]
     numbers = fn.cast(graph.attached(drawn[2], height + width), dtype=types.INT32)
-    if step.fill:  # added as a row and a column before the others
+    if step.fill:  # prepended as a row and a column
         shape, fill = node.shape(dtype=types.INT32)[0:2] + 1, list(step.fill)
         node = fn.slice(node, start=[-1, -1], shape=shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=fill)
         numbers += 1
-    # The operator selects along the first dimension, so the columns are transposed to it, and back.
+    # The operator selects along the first dimension, so columns are transposed to it and back.
     node = _taken(node, fn.slice(numbers, start=[0], shape=height, axes=[0]))
     node = _taken(fn.transpose(node, perm=[1, 2, 0]), fn.slice(numbers, start=height, shape=width, axes=[0]))
     graph.node = fn.reshape(fn.transpose(node, perm=[2, 0, 1]), layout="HWC")
 
 
 def _taken(node: Any, which: Any) -> Any:
-    """Return the entries with these indices along the first dimension, which DALI requires to be named ``F``."""
+    """Select indices along the first dimension, which DALI requires to be named ``F``."""
     return fn.sequence_rearrange(fn.reshape(node, layout="FXY"), new_order=which)

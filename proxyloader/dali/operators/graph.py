@@ -1,4 +1,4 @@
-"""The DALI graph of a plan during its construction."""
+"""Construction of the DALI graph of a plan."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from ..api import decoder_arguments, fn, split, types
 S = TypeVar("S", bound=Step)
 
 LARGE_PIXELS = 1_200_000
-"""Mean number of pixels from which the JPEGs of a batch are large photographs. The scans of smaller ones, up to DALI's
-``hybrid_huffman_threshold`` of a million pixels, are read by CPU threads where CUDA decodes. See
-``benchmarks/results/engine_shares.txt``."""
+"""Minimum mean number of pixels of large photos. With CUDA decoding, CPU threads read the scans of smaller JPEGs, up to
+DALI's ``hybrid_huffman_threshold`` of a million pixels. See ``benchmarks/results/engine_shares.txt``."""
 
 MANY_CORES = 12
-"""Number of cores from which CUDA brings more for large photographs than it takes of the cores."""
+"""Minimum number of cores with which decoding large photos on CUDA is worth its CPU time."""
 
 MANY_PROGRESSIVE = 0.02
-"""Share of the JPEGs of a batch from which progressive ones need more of DALI's threads, which read their scans."""
+"""Minimum share of progressive JPEGs for which DALI needs more threads to read their scans."""
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How a pipeline runs, apart from what it computes.
+    """Execution options of a pipeline, which do not affect what it computes.
 
     Attributes:
-        batch_size: maximum number of images of a run.
+        batch_size: maximum number of images per run.
         device_id: CUDA ordinal, or None for the CPU.
-        num_threads: number of DALI's CPU threads. None: not set, see ``threads``.
-        prefetch_queue_depth: number of runs that DALI allocates memory for.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any. None: not
-            set, see ``engine_share``.
+        num_threads: number of DALI's CPU threads. None: automatic, see ``threads``.
+        prefetch_queue_depth: number of runs for which DALI allocates memory.
+        hw_decoder_load: share of JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any. None: automatic,
+            see ``engine_share``.
         float16: whether floating-point images are returned as float16, rounded once.
         channels_last: whether images are returned as (H, W, C).
     """
@@ -52,19 +51,19 @@ class PipelineOptions:
 
     @property
     def engine_share(self) -> float:
-        """``hw_decoder_load``, or 1.0 if that is not set."""
+        """``hw_decoder_load``, or 1.0 if it is None."""
         return 1.0 if self.hw_decoder_load is None else self.hw_decoder_load
 
     @property
     def wants_engines(self) -> bool:
-        """Whether JPEG engines decode, if the GPU has any."""
+        """Whether to decode with JPEG engines, if the GPU has any."""
         return self.device_id is not None and self.engine_share > 0
 
     @property
     def threads(self) -> int:
-        """``num_threads``. If that is not set, at most 4 on a GPU, and on the CPU the number of cores plus one.
+        """``num_threads``. If it is None, at most 4 on a GPU, or the number of cores plus one on the CPU.
 
-        The additional thread helps, as most threads wait for the last images at the end of each operator.
+        The additional thread helps because most threads wait for the last images at the end of each operator.
         """
         if self.num_threads is not None:
             return self.num_threads
@@ -72,11 +71,11 @@ class PipelineOptions:
         return cores + 1 if self.device_id is None else min(4, cores)
 
     def for_files_of(self, mean_pixels: float, progressive: float) -> PipelineOptions:
-        """Return the options for JPEGs of a mean number of pixels, of which a share is progressive.
+        """Return the options for JPEGs with a mean number of pixels and a share of progressive ones.
 
-        The JPEG engines and CUDA together decode large ones faster, if there are many cores. CUDA decodes progressive
-        ones, and DALI's threads do most of that. Nothing changes on the CPU, or if ``num_threads`` or
-        ``hw_decoder_load`` is set.
+        With many cores, JPEG engines and CUDA together decode large JPEGs faster. CUDA decodes progressive ones, but
+        DALI's threads do most of the work. Nothing changes on the CPU, or if ``num_threads`` or ``hw_decoder_load`` is
+        set.
         """
         is_set = self.num_threads is not None or self.hw_decoder_load is not None
         cores = cores_of_process()
@@ -89,25 +88,25 @@ class PipelineOptions:
 
 @dataclass(eq=False, repr=False)
 class Graph:
-    """The state of the graph after some of the steps.
+    """State of the graph after some of the steps.
 
-    The values of the image at this point are ``node * scale``. The multiplication, the conversion to float, a mirror
-    and the change of layout are deferred as long as possible, as one operator, CropMirrorNormalize, does all of them.
+    The image at this point is ``node * scale``. Scaling, conversion to float, mirroring and layout changes are deferred
+    as long as possible, because one operator, CropMirrorNormalize, does all of them.
 
     Attributes:
         options: options of the pipeline.
-        encoded: the bytes of the images, one-dimensional.
-        row: the drawn numbers: the columns, followed by the arrays.
+        encoded: the encoded images, one-dimensional.
+        row: the sampled parameters: the columns, followed by the arrays.
         num_params: number of columns.
-        branch_path: the splits on the way to this branch, as (predicate, side).
+        branch_path: the splits leading to this branch, as (predicate, side).
         column: index of the next column.
         node: (H, W, C), or None before the image is decoded.
         scale: factor of floating-point values. None: the values are uint8.
-        mirror: a node that is 1 for images to be mirrored, or None.
+        mirror: a node that is 1 for images to mirror, or None.
         channels: 3 or 1.
-        views: the graphs of the images, if several are made of one. Later steps are added to each of them.
+        views: the graphs of the images if there are several per input. Later steps are added to each of them.
         reached: the node after each step.
-        constants: nodes by their values and splits.
+        constants: constant nodes by value and split.
     """
 
     options: PipelineOptions
@@ -125,7 +124,7 @@ class Graph:
     constants: dict[Any, Any] = field(default_factory=dict)
 
     def outputs_of(self, steps: Branch) -> list[Any]:
-        """Return the tensors after all steps, (C, H, W) or (H, W, C): one, or one for each view."""
+        """Return the tensors after all steps, (C, H, W) or (H, W, C): one, or one per view."""
         last = steps[-1]
         self.add(steps[:-1] if isinstance(last, Normalize) else steps)
         return [each._output(last) for each in self.views or [self]]
@@ -158,7 +157,7 @@ class Graph:
             self.column = self.views[0].column
 
     def all_through(self, branch: Branch, node: Any) -> Graph:
-        """Return the graph of a branch that all images take, after its steps. They take the next columns."""
+        """Return the graph after the steps of a branch that applies to all images, with the next columns."""
         part = self.branch(node, self.row, self.column)
         part.add(branch)
         self.column = part.column
@@ -167,18 +166,18 @@ class Graph:
     def branch(self, node: Any, row: Any, column: int, branch_path: tuple[tuple[Any, int], ...] = ()) -> Graph:
         """Return the graph of a branch at this point; this graph must be materialized.
 
-        ``column`` is the first one of the branch, and ``branch_path`` has the further splits on the way to it.
+        ``column`` is the first column of the branch, and ``branch_path`` has the additional splits leading to it.
         """
         path = self.branch_path + branch_path
         return replace(self, encoded=None, row=row, branch_path=path, column=column, node=node, views=[], reached=[])
 
     def take_params(self, count: int) -> Any:
-        """Return the next ``count`` columns, or None for 0. Each step takes its own columns, in order."""
+        """Return the next ``count`` columns, or None for 0. Steps consume their columns in order."""
         self.column += count
         return self.row[self.column - count : self.column] if count else None
 
     def array(self, first_block: Any, shape: Any) -> Any:
-        """Return an array that was attached to the row, float32 (H, W, C), on the device of the image.
+        """Return an array attached to the row, float32 (H, W, C), on the device of the image.
 
         ``first_block``, the index of its first block, is a column of the row; ``shape`` is (3,) int32.
         """
@@ -186,19 +185,19 @@ class Graph:
         return self.placed(fn.reshape(flat, shape=shape, layout="HWC"))
 
     def placed(self, node: Any) -> Any:
-        """Return a CPU node on the device of the images."""
+        """Move a CPU node to the device of the images."""
         return node if self.options.device_id is None else node.gpu()
 
     def attached(self, first_block: Any, count: Any) -> Any:
-        """Return ``count``, (1,) int32, of the numbers that were attached to the row, from a block on, on the CPU."""
+        """Return ``count``, (1,) int32, numbers attached to the row, starting at a block, on the CPU."""
         start = self.num_params + fn.cast(first_block, dtype=types.INT32) * ParamRow.BLOCK
         return fn.slice(self.row, start=fn.reshape(start, shape=[1]), shape=count, axes=[0])
 
     def constant(self, array: NDArray[Any]) -> Any:
         """Return an array that is the same for every image.
 
-        DALI makes a copy for each image of the batch, so a constant must be split for branches as well. Each constant
-        is made once. DALI merges equal constants, and then fails for branches on a GPU ("Graph inconsistency
+        DALI copies it for each image of the batch, so it must be split for branches as well. Each constant is created
+        only once, because DALI merges equal constants and then fails for branches on a GPU ("Graph inconsistency
         detected").
         """
         key: Any = array.dtype.str, array.shape, array.tobytes()
@@ -223,7 +222,7 @@ class Graph:
 
     @property
     def mirrored(self) -> dict[str, Any]:
-        """The arguments with which CropMirrorNormalize does the deferred mirror."""
+        """Arguments of CropMirrorNormalize for the deferred mirror."""
         return {} if self.mirror is None else {"mirror": self.mirror}
 
     def settle_mirror(self) -> None:
@@ -231,7 +230,7 @@ class Graph:
             self.node, self.mirror = fn.flip(self.decoded(), horizontal=self.mirror), None
 
     def materialize(self) -> Any:
-        """Do the deferred conversion and mirror, and return the node, which then holds the values of the image."""
+        """Apply the deferred conversion and mirror, and return the node, which then holds the image."""
         if self.scale is not None and self.scale != 1:
             self.node = self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "HWC")
         elif self.scale is not None:
@@ -240,7 +239,7 @@ class Graph:
         return self.decoded()
 
     def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str, dtype: Any = types.FLOAT) -> Any:
-        """Return floats, (values - ``mean``) / ``std``, after the deferred mirror."""
+        """Apply the deferred mirror and return (values - ``mean``) / ``std`` as floats."""
         scale = self.scale or 1.0
         node = fn.crop_mirror_normalize(
             self.decoded(),
@@ -255,11 +254,11 @@ class Graph:
 
 
 OPERATORS: dict[type[Step], Callable[[Graph, Any], None]] = {}
-"""The function that adds each step of a plan to a graph. ``tests/dali/test_build.py`` checks that none is missing."""
+"""Functions that add steps to a graph, by class of step. ``tests/dali/test_build.py`` checks that none is missing."""
 
 
 def operator(kind: type[S]) -> Callable[[Callable[[Graph, S], None]], Callable[[Graph, S], None]]:
-    """Register the function that adds a kind of step to a graph."""
+    """Register the function that adds a class of steps to a graph."""
 
     def register(function: Callable[[Graph, S], None]) -> Callable[[Graph, S], None]:
         OPERATORS[kind] = function

@@ -1,4 +1,4 @@
-"""Several crops of one image."""
+"""Multiple crops per image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resize, with the edges of torchvision."""
+"""Resize, with torchvision's edges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resize(graph: Graph, step: Resize) -> None:
         for size in sizes:
             _resized_with_exact_edges(graph, step, size)
     else:
-        # A pass for each side, as in Pillow, takes long on a CPU, as DALI also resizes the other side, to its own size.
+        # One pass per side, as in Pillow, is slow on a CPU: DALI also resamples the other side, at the same size.
         for size in sizes if graph.options.device_id is not None else sizes[-1:]:
             _resized(graph, step, size)
 
@@ -39,8 +39,8 @@ def _resized(graph: Graph, step: Resize, size: Any, **region: Any) -> None:
 def _resized_with_exact_edges(graph: Graph, step: Resize, size: Any) -> None:
     """Resize with the edges of Pillow and torch, which ignore the part of the filter outside the image.
 
-    DALI repeats the edge instead. So the image is padded with zeros, and gets another channel of ones. After the resize
-    this channel is the sum of the weights inside the image, by which the colours are divided.
+    DALI repeats the edge instead. So the image is zero-padded and gets an additional channel of ones. After the resize,
+    this channel is the sum of the weights inside the image, by which the colors are divided.
     """
     node, colors, reach = graph.node, graph.channels, FILTER_REACH[step.interpolation]
     pad: dict[str, Any] = {"out_of_bounds_policy": "pad"}

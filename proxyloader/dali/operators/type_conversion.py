@@ -1,4 +1,4 @@
-"""Conversion to float, and normalisation."""
+"""Conversion to float, and normalization."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .graph import Graph, operator
 
 @operator(ToTensor)
 def to_tensor(graph: Graph, step: ToTensor) -> None:
-    """The layout changes at the very end."""
+    """The layout changes only in the output."""
 
 
 @operator(ToFloat)

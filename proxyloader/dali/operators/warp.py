@@ -14,13 +14,13 @@ from .graph import Graph, operator
 INTERPOLATIONS = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
 
 PILLOW_CUBIC = np.array([[0, 1, 0, 0], [-1, 0, 1, 0], [2, -2, 1, -1], [-1, 1, -1, 1]], np.float32)
-"""Coefficients of four pixels for each power of the distance from the second one; ``BICUBIC`` of ``Geometry.c``."""
+"""Coefficients of four pixels for each power of the distance from the second one, as ``BICUBIC`` in ``Geometry.c``."""
 
 MOST_PIXELS = 65536
 """Maximum number of pixels along a side."""
 
 Warp = Callable[..., Any]
-"""Takes a node, and ``interp_type`` and ``fill_value`` as DALI's warps. Without a fill the outermost pixels repeat."""
+"""Takes a node, and ``interp_type`` and ``fill_value`` like DALI's warps. Without a fill, edge pixels repeat."""
 
 
 @operator(Affine)
@@ -51,12 +51,12 @@ def perspective(graph: Graph, step: Perspective) -> None:
 
 @operator(BicubicAffine)
 def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
-    """Bicubic warp as Pillow's ``bicubic_filter``: a cubic along each of four rows, and one through their results.
+    """Bicubic warp like Pillow's ``bicubic_filter``: a cubic along each of four rows, and one through their results.
 
-    DALI has no such warp. So the 4 x 4 pixels around each position are stacked as channels, and one nearest-neighbour
-    warp gathers them. Another one gathers the index of the first of these pixels. The weights depend on the distance of
-    the position from it. If float32 rounds a position to a neighbouring pixel, both warps use that pixel, and the
-    weights fit to it.
+    DALI has no bicubic warp. So the 4 x 4 pixels around each position are stacked as channels, and a nearest-neighbor
+    warp gathers them. Another one gathers the index of the first of these pixels, from whose distance to the position
+    the weights are computed. If float32 rounds a position to a neighboring pixel, both warps use that pixel, and the
+    weights match it.
     """
     numbers, node = graph.take_params(8), graph.materialize()
     height, width = (node.shape(dtype=types.FLOAT)[axis] for axis in (0, 1))
@@ -65,20 +65,20 @@ def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
         matrix = fn.reshape(matrix, shape=[2, 3])
         return fn.warp_affine(image, matrix, size=size, inverse_map=True, interp_type=types.INTERP_NN, **how)
 
-    # Beyond the image Pillow repeats its outermost pixels, as a warp without a fill does.
+    # Beyond the image, Pillow repeats the outermost pixels, like a warp without a fill.
     two_away = graph.constant(np.array([1, 0, -2, 0, 1, -2], np.float32))
     around = nearest(node, two_away, fn.stack(height + 4.0, width + 4.0))
     window = {"shape": fn.cast(fn.stack(height, width) + 1.0, dtype=types.INT32), "axes": [0, 1]}
     stack = fn.cat(*(fn.slice(around, start=[y, x], **window) for y in range(4) for x in range(4)), axis=2)
     row, column = _numbered(graph, height + 1.0, 0), _numbered(graph, width + 1.0, 1)
-    # The centre of the second pixel of a window is half a pixel after the index of the window.
+    # The center of the second pixel of a window is half a pixel after the index of the window.
     matrix = numbers[2:8] + graph.constant(np.array([0, 0, 0.5, 0, 0, 0.5], np.float32))
     pixels = nearest(stack, matrix, numbers[0:2])
     begins = nearest(fn.cat(column + 0.0 * row, row + 0.0 * column, axis=2), matrix, numbers[0:2])
     y, x = _numbered(graph, numbers[0], 0) + 0.5, _numbered(graph, numbers[1], 1) + 0.5
     across = _cubic(graph, matrix[0] * x + matrix[1] * y + matrix[2] - begins[:, :, 0:1])
     down = _cubic(graph, matrix[3] * x + matrix[4] * y + matrix[5] - begins[:, :, 1:2])
-    # Positions are in one dimension, as DALI can infer only one.
+    # Positions share one dimension, because DALI can infer only one.
     weights = fn.reshape(down, shape=[-1, 4, 1, 1], layout="") * fn.reshape(across, shape=[-1, 1, 4, 1], layout="")
     pixels = fn.reshape(fn.cast(pixels, dtype=types.FLOAT), shape=[-1, 4, 4, graph.channels], layout="")
     values = fn.reductions.sum(pixels * weights, axes=[1, 2])
@@ -116,15 +116,15 @@ def _warp(graph: Graph, warp: Warp, step: Affine | Perspective) -> None:
         # Some of DALI's warps truncate a fill value, while torch rounds it.
         graph.node = warp(node, interp_type=interpolation, fill_value=float(round(value)) if on_levels else value)
         return
-    # A channel of ones, after the same warp, is the share of the image in each pixel. It is 0 or 1, except in bilinear
-    # warps of tensors, as torch blends the edge with the fill, while Pillow repeats the outermost pixel.
+    # A channel of ones after the same warp is the share of the image in each pixel: 0 or 1, except in bilinear warps of
+    # tensors, because torch blends the edge with the fill, while Pillow repeats the outermost pixel.
     blends = step.kind == "tensor" and step.interpolation == "bilinear"
     ones = fn.cast(node[:, :, 0:1] * 0 + 1, dtype=types.FLOAT)
     share = warp(ones, interp_type=interpolation if blends else types.INTERP_NN, fill_value=0.0)
     values = fn.cast(node, dtype=types.FLOAT)
     values = warp(values, interp_type=interpolation, **{"fill_value": 0.0} if blends else {})
     if fill or not blends:
-        values *= share  # for tensors a second time, as torchvision multiplies values that are blended with zeros
+        values *= share  # a second time for tensors, because torchvision multiplies values already blended with zeros
     if any(fill):
         values += (1.0 - share) * graph.constant(np.array(fill, np.float32).reshape(1, 1, -1))
     if on_levels:
