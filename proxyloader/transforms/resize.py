@@ -96,7 +96,7 @@ Nearest = Literal["pil", "nearest", "nearest-exact"]
 
 Line = NDArray[np.float32]
 
-ROUNDING = "ties are rounded up, but by DALI to even"
+ROUNDING = "ties round up, but to even in DALI"
 LARGE = "the outermost pixels differ more, and on a CPU there is no rounding between two passes, unlike in Pillow"
 CUT = "without a GPU, hard edges such as text are up to 36 off, because Pillow clips to [0, 255] between two passes"
 FILTERED = {

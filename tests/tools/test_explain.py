@@ -58,7 +58,7 @@ class TestRows:
         assert crop.transform.startswith("RandomResizedCrop(size=(224, 224), scale=(0.08, 1.0)")
         assert crop.drawn == "top, left, height, width: RandomResizedCrop.get_params"
         assert crop.operators == ("decoders.image_slice", "resize")
-        assert crop.closeness.startswith("Resize: mean 0.2, 99.9% within 6, all within 16 (values half-way")
+        assert crop.closeness.startswith("Resize: mean 0.2, 99.9% within 6, all within 16 (ties round up")
         assert (flip.transform, flip.drawn) == ("RandomHorizontalFlip(p=0.5)", "apply: torch.rand(1) < 0.5")
         assert (flip.operators, to_tensor.operators) == ((), ())  # put off
         assert normalize.operators == ("crop_mirror_normalize",)
