@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 import proxyloader
 from proxyloader.tools.explain import Row
 from proxyloader.transforms.registry import CONTAINERS, RULES
-from proxyloader.transforms.unsupported import REFUSED, REFUSED_OF_TIMM
+from proxyloader.transforms.unsupported import REFUSED, REFUSED_TIMM
 
 PAGE = Path(__file__).with_name("transforms.md")
 FLIP = v2.RandomHorizontalFlip()
@@ -118,7 +118,7 @@ def table_of_reasons() -> str:
 def table_of_refused() -> str:
     rows = [("Transform", "Version", "Reason and next step")]
     rows += [(f"`{name}`", "torchvision", reason) for name, reason in sorted(REFUSED.items())]
-    rows += [(f"`{name}`", "timm", reason) for name, reason in sorted(REFUSED_OF_TIMM.items())]
+    rows += [(f"`{name}`", "timm", reason) for name, reason in sorted(REFUSED_TIMM.items())]
     return _table(rows)
 
 

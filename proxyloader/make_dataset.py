@@ -72,12 +72,12 @@ def make_dataset(
     if processes is not None:
         check_int("processes", processes, 1, ", or None")
     root = Path(root)
-    asked: dict[str, Any] = {"made_by": "proxyloader.make_dataset", "format": FORMAT, "images": images}
-    asked |= {"size": list(size), "classes": classes, "seed": seed, "progressive": progressive}
-    if _is_made(root, asked):
+    expected: dict[str, Any] = {"made_by": "proxyloader.make_dataset", "format": FORMAT, "images": images}
+    expected |= {"size": list(size), "classes": classes, "seed": seed, "progressive": progressive}
+    if _is_complete(root, expected):
         return root
     root.mkdir(parents=True, exist_ok=True)
-    manifest = json.dumps(asked, indent=2).encode() + b"\n"
+    manifest = json.dumps(expected, indent=2).encode() + b"\n"
     _write(root / UNFINISHED, manifest)
     for label in range(min(classes, images)):  # ImageFolder rejects empty folders
         (root / f"class_{label:03d}").mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def make_dataset(
     return root
 
 
-def _is_made(root: Path, asked: dict[str, Any]) -> bool:
+def _is_complete(root: Path, expected: dict[str, Any]) -> bool:
     """Return whether the dataset is complete. Raise FileExistsError if ``root`` contains something else."""
     if root.exists() and not root.is_dir():
         raise FileExistsError(f"{root} is a file; choose another folder")
@@ -101,11 +101,11 @@ def _is_made(root: Path, asked: dict[str, Any]) -> bool:
             found = json.loads((root / name).read_bytes())
         except (FileNotFoundError, ValueError):
             continue
-        if found == asked:
+        if found == expected:
             return name == MANIFEST
-        if isinstance(found, dict) and found.get("made_by") == asked["made_by"]:
-            keys = [key for key in asked if found.get(key) != asked[key]]
-            theirs, ours = (", ".join(f"{key}={each.get(key)}" for key in keys) for each in (found, asked))
+        if isinstance(found, dict) and found.get("made_by") == expected["made_by"]:
+            keys = [key for key in expected if found.get(key) != expected[key]]
+            theirs, ours = (", ".join(f"{key}={each.get(key)}" for key in keys) for each in (found, expected))
             raise FileExistsError(f"{root} contains a dataset with {theirs}, not {ours}; choose another folder")
     # Another process that has just started here may have written a temporary file.
     names = sorted(path.name for path in root.iterdir() if UNFINISHED not in path.name) if root.exists() else []

@@ -130,10 +130,10 @@ def training(
     encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
-    images = _augmented(_cropped(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
+    images = _augment(_decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
     images = fn.crop_mirror_normalize(images, mirror=mirror, **_format(mean, std, dtype, layout))
-    return _beside(images, others, device)
+    return _with_outputs(images, others, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -173,7 +173,7 @@ def validation(
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_format(mean, std, dtype, layout))
-    return _beside(images, others, device)
+    return _with_outputs(images, others, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -212,13 +212,13 @@ def rotation(
     if size is not None:
         images = fn.resize(images, size=[size, size])
     angle = fn.random.uniform(range=(-degrees, degrees))
-    return _beside(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
+    return _with_outputs(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
-def _check_range(name: str, limits: Any, most: float) -> None:
-    if len(_numbers(limits)) != 2 or not 0 < limits[0] <= limits[1] <= most:
-        upper = "" if math.isinf(most) else f" <= {most}"
+def _check_range(name: str, limits: Any, maximum: float) -> None:
+    if len(_numbers(limits)) != 2 or not 0 < limits[0] <= limits[1] <= maximum:
+        upper = "" if math.isinf(maximum) else f" <= {maximum}"
         raise ValueError(f"{name} must be (min, max) with 0 < min <= max{upper}, got {limits!r}")
 
 
@@ -267,7 +267,7 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
     return decoder_arguments(operator, 0 if _on_gpu(device) else None, hw_decoder_load)
 
 
-def _cropped(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
+def _decode_crop(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
     """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image.
 
     Each is faster on its device (``benchmarks/results/parts.jsonl``)."""
@@ -283,7 +283,7 @@ def _cropped(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Devi
     return fn.resize(images, **resize)
 
 
-def _augmented(images: Any, augmentation: str | None, size: int) -> Any:
+def _augment(images: Any, augmentation: str | None, size: int) -> Any:
     if augmentation is None:
         return images
     if augmentation not in AUGMENTATIONS:
@@ -317,6 +317,6 @@ def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str
     return chosen | {"mean": means, "std": stds}
 
 
-def _beside(images: Any, others: list[Any], device: Device | None) -> Any:
+def _with_outputs(images: Any, others: list[Any], device: Device | None) -> Any:
     """Return the outputs of a pipeline: the images and the other outputs of the reader, on the same device."""
     return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images

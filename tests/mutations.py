@@ -59,7 +59,7 @@ class Mutation(NamedTuple):
 FAULTS = """\
 # transforms
 a centred crop is one pixel off
-    transforms/geometry.py:_centred | / 2.0) => / 2.0) + (available > wanted)
+    transforms/geometry.py:_center_offset | / 2.0) => / 2.0) + (available > wanted)
     transforms/test_geometry.py
 a random crop forgets its padding above
     transforms/geometry.py:RandomRegion.box | i - top => i
@@ -68,7 +68,7 @@ a vertical flip is a horizontal one
     dali/operators/geometry.py:flip | horizontal=0, vertical=wanted => horizontal=wanted, vertical=0
     transforms/test_geometry.py
 the rows of a nearest resize are counted as its columns
-    transforms/resize.py:nearest_pixels | _taken_by_pillow(rows, new_size[0]) => _taken_by_pillow(rows, new_size[1])
+    transforms/resize.py:nearest_pixels | _pillow_nearest(rows, new_size[0]) => _pillow_nearest(rows, new_size[1])
     transforms/test_resize.py
 brightness is contrast in what is automatic
     transforms/auto_augment.py:Operations.branches | color.Brightness(kind) => color.Contrast(kind)
@@ -145,10 +145,10 @@ a missing file is an error of no class that torchvision's loader raises
     data/encoded_image.py:_unreadable | , kind=image_error_like(error) =>
     integration/test_caught_errors.py
 a translated transform that its dataset changes stays as it was
-    data/compiled_transform.py:CompiledTransform.is_as_translated | self.as_translated.is_as_it_was() => True
+    data/compiled_transform.py:CompiledTransform.is_as_translated | self.as_translated.is_current() => True
     integration/test_called_transforms.py
 an image is made by the settings that its transform has later
-    transforms/chain.py:Chain.then | _as_it_is(transform) => transform
+    transforms/chain.py:Chain.then | _frozen_copy(transform) => transform
     integration/test_called_transforms.py
 an operation writes over an image that something else uses, too
     workers/packing.py:_ContentPickler._is_used_once | self._uses[output.output, run] == 1 => True
@@ -157,7 +157,7 @@ a change in place does not reach the views of a tensor
     data/lazy_tensor.py:_is_alone | all((other is first for other in _sharers(first))) => True
     data/test_lazy_tensor.py integration/test_random_programs.py
 a transform that was changed is taken for what it was
-    transforms/chain.py:settings_of | (kind, _values(transform)) if kind in RULES and (not has_tensors) else =>
+    transforms/chain.py:settings_of | (kind, _attribute_keys(transform)) if kind in RULES and (not has_tensors) else =>
     transforms/test_chain.py
 # order
 two shards overlap by a sample

@@ -37,7 +37,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
         draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.num_params else None
-        return tuple(Graph(options, images, draws, plan.num_params).outputs_of(plan.steps))
+        return tuple(Graph(options, images, draws, plan.num_params).outputs(plan.steps))
 
     pipeline = proxyloader_plan()
     jpeg_engines.build(pipeline)
@@ -54,7 +54,7 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
         graph = Graph(PipelineOptions(1, device_id), encoded, draws, sum(step.num_params for step in steps))
         in_dali, last = (steps, ()) if device_id is None else split(steps)
-        output, *_ = graph.outputs_of(in_dali)
+        output, *_ = graph.outputs(in_dali)
         reached = [encoded, *(encoded if node is None else node for node in graph.reached)]
         # A Normalize at the end makes the output.
         reached = [*reached, *reached[-1:] * len(last), output, output][: len(steps) + 2]

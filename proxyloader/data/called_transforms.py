@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from ..transforms.chain import START_AS_GREY, classes_with_rules
 from ..transforms.plan import FASTER_ON_CPU
-from ..transforms.registry import COMPOSES, is_changed, learn_timm
+from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
 from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import is_late, late_image, transformed_in
@@ -32,7 +32,7 @@ from .transformed import Transformed, pixel_uses
 def exchanged_calls() -> Iterator[tuple[Any, str, Any]]:
     """Yield what replaces the calls of the transforms that are translated; see ``hooks.py``."""
     if "timm.data.transforms" in sys.modules:
-        learn_timm()
+        load_timm_rules()
     for cls in classes_with_rules():
         yield cls, "__call__", _met(cls, cls.__call__)
     for cls in COMPOSES:

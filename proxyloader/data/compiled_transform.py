@@ -96,7 +96,7 @@ class CompiledTransform(TransformStandIn):
         """Return whether the original, and the dtype that it makes, are those that were translated."""
         if torch.get_default_dtype() is not torch.float32:
             return False
-        return self.as_translated is None or self.as_translated.is_as_it_was()
+        return self.as_translated is None or self.as_translated.is_current()
 
     def _encoded(self, image: Any, *others: Any) -> EncodedImage:
         """Return the image as DALI takes it. InputError: DALI does not take it."""

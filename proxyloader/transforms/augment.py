@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .color import whole_levels
+from .color import require_uint8
 from .container import at_random
 from .geometry import as_fill
 from .params import meta_image, v2_transform, version_of
@@ -68,7 +68,7 @@ class BoxBlur(Step):
     num_params: ClassVar[int] = 4
 
 
-PARTLY = 4096.0
+OUTER_FACTOR = 4096.0
 """Factor of the outermost neighbors in a sum, so that one float32 holds both their sum and that of the other pixels."""
 
 
@@ -79,15 +79,15 @@ def box_weights(radius: float) -> tuple[float, float, float, float]:
         radius: radius of ``GaussianBlur``, in pixels, at most 2.
 
     Returns:
-        The factors of the neighbors at distances of one and two pixels in a sum (1, PARTLY or 0), and the weights of
-        pixels with factor 1 and with factor PARTLY in the mean.
+        The factors of the neighbors at distances 1 and 2 in a sum (1, OUTER_FACTOR or 0), and the weights of pixels with
+        factor 1 and with factor OUTER_FACTOR in the mean.
     """
     variance = radius**2 / 3
     whole = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
     full = int(2**24 / np.float32(2 * np.float32(whole + part) + 1))
     last = (2**24 - (2 * whole + 1) * full) // 2
-    return (1.0, PARTLY, full, last) if whole else (PARTLY, 0.0, full, last)
+    return (1.0, OUTER_FACTOR, full, last) if whole else (OUTER_FACTOR, 0.0, full, last)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class JpegCompression(Step):
 
 @rule(v2.JPEG)
 def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
-    whole_levels(state)
+    require_uint8(state)
     return (JpegCompression(tuple(transform.quality)),)
 
 
@@ -164,11 +164,11 @@ class RandomErasing(Draws[Erase | EraseWithNoise]):
             top, left, height, width, value = 0, 0, 0, 0, torch.zeros((self.channels, 1, 1))
         row.extend((top, left, height, width))
         if noisy:
-            row.append(row.attach(as_pixels(value)))
+            row.append(row.attach(to_hwc(value)))
         return size
 
 
-def as_pixels(values: torch.Tensor) -> NDArray[np.float32]:
+def to_hwc(values: torch.Tensor) -> NDArray[np.float32]:
     """Convert (C, H, W) to (H, W, C), the layout of images in DALI."""
     return values.permute(1, 2, 0).contiguous().numpy()
 
@@ -236,13 +236,13 @@ class GaussianNoise(Draws[Add]):
             noise = (self.mean * 255 + noise * (self.sigma * 255)).trunc()
         else:
             noise = self.mean + noise * self.sigma
-        row.append(row.attach(as_pixels(noise)))
+        row.append(row.attach(to_hwc(noise)))
         return size
 
 
 @rule(v2.GaussianNoise)
 def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
-    _refused_by_torchvision(transform, state)
+    _check_accepted(transform, state)
     if state.order is None:
         raise wrong_place(
             "torch generates noise in memory order, which is known only if the conversion to a tensor is followed by "
@@ -252,7 +252,7 @@ def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
     return (GaussianNoise(add, float(transform.mean), float(transform.sigma), levels, state.channels, state.order),)
 
 
-def _refused_by_torchvision(transform: v2.GaussianNoise, state: ImageState) -> None:
+def _check_accepted(transform: v2.GaussianNoise, state: ImageState) -> None:
     """Raise an error if the installed torchvision rejects the transform. Older versions accept only float tensors."""
     sample: Any = torch.zeros((3, 1, 1), dtype=getattr(torch, state.dtype))
     if state.kind == "pil":

@@ -24,16 +24,16 @@ from .params import meta_image, version_of
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance
 from .registry import rule
 from .unsupported import invalid
-from .warp import Affine, affine, rotation, warp_as
+from .warp import Affine, affine, make_warp, rotation
 
 Arguments = tuple[tuple[str, Any], ...]
 """Names and values of constructor arguments."""
 
-Done = tuple[int, Sequence[float]]
+BranchParams = tuple[int, Sequence[float]]
 """Index of a branch of a OneOf, and its parameters."""
 
 
-def put_chain(choice: OneOf, chain: Sequence[Done], layers: int, row: list[float]) -> None:
+def put_chain(choice: OneOf, chain: Sequence[BranchParams], layers: int, row: list[float]) -> None:
     """Append the parameters of consecutive branches, padded to ``layers`` with the first branch, which has no steps."""
     for chosen, numbers in [*chain, *[(0, ())] * (layers - len(chain))]:
         choice.put(chosen, row, *numbers)
@@ -81,12 +81,12 @@ class Operations:
     def _chosen(self) -> dict[str, int]:
         return {name: self.choice.branches.index(branch) for name, branch in self.branches.items()}
 
-    def draw(self, size: Size) -> tuple[list[list[Done]], list[torch.Tensor]]:
+    def draw(self, size: Size) -> tuple[list[list[BranchParams]], list[torch.Tensor]]:
         """Sample chains of operations for an image of ``size``, and the weights for mixing them, (n,) float32 each."""
         chains, weights = _recorder(self.name, self.version, self.arguments).draw(size)
-        return [[self.done(*operation, size) for operation in chain] for chain in chains], weights
+        return [[self.branch_params(*operation, size) for operation in chain] for chain in chains], weights
 
-    def done(self, name: str, magnitude: float, size: Size) -> Done:
+    def branch_params(self, name: str, magnitude: float, size: Size) -> BranchParams:
         chosen = self._chosen[name]
         return chosen, self._numbers(name, magnitude, size) if chosen else ()
 
@@ -107,13 +107,13 @@ class Operations:
         return () if name in ("AutoContrast", "Equalize", "Invert") else (1.0 + magnitude,)
 
 
-class _Unmixed:
+class _NoMixing:
     """Stand-in for the weights and results that ``forward`` mixes, to skip slow tensor arithmetic."""
 
-    def itself(self, *_: Any, **__: Any) -> _Unmixed:
+    def return_self(self, *_: Any, **__: Any) -> _NoMixing:
         return self
 
-    __getitem__ = __mul__ = add_ = view = reshape = to = itself
+    __getitem__ = __mul__ = add_ = view = reshape = to = return_self
 
 
 Recording = tuple[list[list[tuple[str, float]]], list[torch.Tensor]]
@@ -135,29 +135,29 @@ def _drawing(transform: Any) -> Callable[[Size], Recording]:
     chains: list[list[tuple[str, float]]] = []
     weights: list[torch.Tensor] = []
 
-    def write_down(image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
-        if not hasattr(image, "written_down"):
+    def record(image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
+        if not hasattr(image, "recorded"):
             chains.append([])
         chains[-1].append((name, magnitude))
-        done = image.detach()
-        done.written_down = True
-        return done
+        output = image.detach()
+        output.recorded = True
+        return output
 
-    def dirichlet(parameters: torch.Tensor) -> _Unmixed:
+    def dirichlet(parameters: torch.Tensor) -> _NoMixing:
         # Without data, the parameters have no values. All parameters of this class are alpha.
         weights.append(torch._sample_dirichlet(torch.full(parameters.shape, transform.alpha))[0])
-        return _Unmixed()
+        return _NoMixing()
 
     if hasattr(transform, "_sample_dirichlet"):
         transform._sample_dirichlet = dirichlet
     if isinstance(transform, v2.Transform):
-        transform._apply_image_or_video_transform = write_down
+        transform._apply_image_or_video_transform = record
         forward: Callable[[Any], Any] = transform.forward
     else:
         # v1 applies operations with a module-level function, so run the same code with that function replaced.
         transform._augmentation_space = functools.lru_cache(maxsize=8)(transform._augmentation_space)
         code = type(transform).forward
-        forward = types.FunctionType(code.__code__, {**code.__globals__, "_apply_op": write_down}).__get__(transform)
+        forward = types.FunctionType(code.__code__, {**code.__globals__, "_apply_op": record}).__get__(transform)
 
     def draw(size: Size) -> Recording:
         chains.clear()
@@ -196,8 +196,8 @@ def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) 
 
 
 def _operations(transform: Any, state: ImageState, kind: Kind, *arguments: str) -> Operations:
-    color.whole_levels(state)
-    warp = warp_as(Affine, transform, state, kind)
+    color.require_uint8(state)
+    warp = make_warp(Affine, transform, state, kind)
     given = tuple((name, getattr(transform, name)) for name in arguments)
     return Operations(warp, state.channels, type(transform).__name__, version_of(transform), given)
 

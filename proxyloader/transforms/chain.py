@@ -15,7 +15,7 @@ from ..lifetime import cached_property
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
 
-MOST_CHAINS = 128
+MAX_CHAINS = 128
 """Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
 for every image."""
 
@@ -25,7 +25,7 @@ _next: dict[tuple[Chain, Any], Chain | None] = {}
 _through: dict[tuple[Chain, int], tuple[Snapshot, Chain]] = {}
 """The same for a whole Compose, by its id."""
 
-_NOT_YET = object()
+_MISSING = object()
 """Marks a transform that has not continued a chain yet. None marks one that is not translated."""
 
 
@@ -57,11 +57,11 @@ class Chain:
     def then(self, transform: Any) -> Chain | None:
         """Return the continuation with a transform in its current state; None if it is not translated."""
         key = self, settings_of(transform)
-        found = _next.get(key, _NOT_YET)
-        if found is _NOT_YET:
-            if len(_next) >= MOST_CHAINS:
+        found = _next.get(key, _MISSING)
+        if found is _MISSING:
+            if len(_next) >= MAX_CHAINS:
                 _next.clear()
-            found = _next[key] = self._continued(_as_it_is(transform))
+            found = _next[key] = self._extend(_frozen_copy(transform))
         return cast("Chain | None", found)
 
     def through(self, compose: Any) -> Chain | None:
@@ -70,10 +70,10 @@ class Chain:
         None if it is empty or has a transform that is not translated, or if multiple images would be PIL images.
         """
         found = _through.get((self, id(compose)))
-        if found is not None and found[0].is_as_it_was():
+        if found is not None and found[0].is_current():
             return found[1]
         chain, beside, transforms = self, False, ()
-        for part in parts_of(compose) or ():
+        for part in _compose_parts(compose) or ():
             after = None if is_changed(part) else chain.then(part)
             if after is None or (after.state.images > 1 and after.state.kind == "pil"):
                 return None
@@ -82,7 +82,7 @@ class Chain:
         if chain is self:
             return None
         whole = Chain(chain.steps, chain.steps[len(self.steps) :], chain.state, beside, transforms)
-        if len(_through) >= MOST_CHAINS:
+        if len(_through) >= MAX_CHAINS:
             _through.clear()
         _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose and thus its id alive
         return whole
@@ -107,7 +107,7 @@ class Chain:
     def __reduce__(self) -> tuple[Any, ...]:
         return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch, self.transforms)
 
-    def _continued(self, transform: Any) -> Chain | None:
+    def _extend(self, transform: Any) -> Chain | None:
         part = translate(transform, state=self.state)
         if part.refused is not None:
             return None
@@ -127,7 +127,7 @@ def chain_of(plan: Plan, transform: Any) -> Chain:
     beside = any(draws_beside_torch(each.transform) for each in whole)
     *_, last = whole.on_the_way()
     is_pure = output_state(last.steps, last.state).pure or not all(map(keeps_class, last))
-    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, (_as_it_is(transform),))
+    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, (_frozen_copy(transform),))
 
 
 def draws_beside_torch(transform: Any) -> bool:
@@ -143,38 +143,38 @@ def settings_of(transform: Any) -> Any:
     """
     kind = type(transform)
     if kind in CONTAINERS:
-        return kind, tuple(map(settings_of, transform.transforms)), _values(transform)
+        return kind, tuple(map(settings_of, transform.transforms)), _attribute_keys(transform)
     own = vars(transform)
     has_tensors = own.get("_parameters") or own.get("_buffers")  # such as Normalize(nn.Parameter(mean), std)
-    return (kind, _values(transform)) if kind in RULES and not has_tensors else Same(transform)
+    return (kind, _attribute_keys(transform)) if kind in RULES and not has_tensors else _Identity(transform)
 
 
-def _values(transform: Any) -> tuple[Any, ...]:
-    return tuple([_value(value) for name, value in vars(transform).items() if name not in _OF_MODULES])
+def _attribute_keys(transform: Any) -> tuple[Any, ...]:
+    return tuple([_value_key(value) for name, value in vars(transform).items() if name not in _MODULE_ATTRIBUTES])
 
 
-_OF_MODULES = frozenset({*vars(torch.nn.Module()), "transforms"})
+_MODULE_ATTRIBUTES = frozenset({*vars(torch.nn.Module()), "transforms"})
 
 
-def _value(value: Any) -> Any:
+def _value_key(value: Any) -> Any:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN_TYPES:
         return value
     if kind is list or kind is tuple:
-        return tuple(map(_value, value))
+        return tuple(map(_value_key, value))
     if kind is dict:
-        return tuple((key, _value(each)) for key, each in value.items())
+        return tuple((key, _value_key(each)) for key, each in value.items())
     if kind is torch.Tensor:
         return value.detach().numpy().tobytes(), value.dtype, value.requires_grad
     if kind is np.ndarray:
         return value.tobytes()
-    return Same(value)
+    return _Identity(value)
 
 
-_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+_PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
-class Same:
+class _Identity:
     """Key that compares an object by identity."""
 
     __slots__ = ("_object",)
@@ -186,7 +186,7 @@ class Same:
         return id(self._object)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._object is other._object
+        return isinstance(other, _Identity) and self._object is other._object
 
 
 class Snapshot:
@@ -196,19 +196,19 @@ class Snapshot:
         self._plain: list[Any] = []
         self._before: list[dict[str, Any]] = []  # their attributes
         self._with_arrays = []
-        for each in _all_in(transform):
-            copied = _copied(vars(each))
+        for each in _flatten(transform):
+            copied = _copy_value(vars(each))
             if arrays := {name: value for name, value in copied.items() if _has_arrays(value)}:
                 self._with_arrays.append((each, copied, arrays))
             else:
                 self._plain.append(each)
                 self._before.append(copied)
 
-    def is_as_it_was(self) -> bool:
+    def is_current(self) -> bool:
         try:
             # One comparison, as this runs for every image.
             same = [*map(vars, self._plain)] == self._before
-            return same and all(_is_same(vars(each), *before) for each, *before in self._with_arrays)
+            return same and all(_equal(vars(each), *before) for each, *before in self._with_arrays)
         except Exception:  # an attribute can no longer be compared
             return False
 
@@ -219,42 +219,42 @@ def _has_arrays(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray)) or any(map(_has_arrays, inside))
 
 
-def _is_same(now: dict[str, Any], before: dict[str, Any], arrays: dict[str, Any]) -> bool:
-    if now.keys() != before.keys() or any(_value(now[name]) != _value(value) for name, value in arrays.items()):
+def _equal(now: dict[str, Any], before: dict[str, Any], arrays: dict[str, Any]) -> bool:
+    if now.keys() != before.keys() or any(_value_key(now[name]) != _value_key(value) for name, value in arrays.items()):
         return False
     return all(now[name] == value for name, value in before.items() if name not in arrays)
 
 
-def _all_in(transform: Any) -> list[Any]:
+def _flatten(transform: Any) -> list[Any]:
     if isinstance(transform, torch.nn.Sequential):
-        return [transform, *(each for part in transform for each in _all_in(part))]
+        return [transform, *(each for part in transform for each in _flatten(part))]
     if type(transform) not in COMPOSES and type(transform) not in CONTAINERS:
         return [transform] if hasattr(transform, "__dict__") else []
     inside = transform.transforms
     held = [inside] if isinstance(inside, torch.nn.ModuleList) else []
-    return [transform, *held, *(each for part in inside for each in _all_in(part))]
+    return [transform, *held, *(each for part in inside for each in _flatten(part))]
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """Return a copy of mutable values that are compared by content; return other values unchanged."""
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copy_value(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(map(_copied, value))
+        return (list if isinstance(value, list) else tuple)(map(_copy_value, value))
     if isinstance(value, torch.Tensor):
         return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _as_it_is(transform: Any) -> Any:
+def _frozen_copy(transform: Any) -> Any:
     """Return a copy, because a dataset may change the attributes before torchvision runs the transform."""
     holds_others = type(transform) in CONTAINERS or type(transform) in COMPOSES
     if type(transform) not in RULES and not holds_others:
         return transform
     made = copy.copy(transform)
-    vars(made).update(_copied(vars(transform)))
+    vars(made).update(_copy_value(vars(transform)))
     if holds_others:
-        inside = list(map(_as_it_is, transform.transforms))
+        inside = list(map(_frozen_copy, transform.transforms))
         is_module = isinstance(transform.transforms, torch.nn.ModuleList)
         made.transforms = torch.nn.ModuleList(inside) if is_module else inside
     return made
@@ -276,7 +276,7 @@ def classes_with_rules() -> tuple[type, ...]:
     return (*RULES, *CONTAINERS)
 
 
-def parts_of(transform: Any) -> list[Any] | None:
+def _compose_parts(transform: Any) -> list[Any] | None:
     """Return the transforms that a Compose calls, including those of nested ones, or a single transform.
 
     None if one of them cannot continue a chain with any settings.
@@ -288,7 +288,7 @@ def parts_of(transform: Any) -> list[Any] | None:
         return None
     parts: list[Any] = []
     for each in inside:
-        found = parts_of(each)
+        found = _compose_parts(each)
         if found is None:
             return None
         parts += found

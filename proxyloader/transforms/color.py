@@ -74,7 +74,7 @@ class Saturation(Adjustment):
 
 
 class Hue(Adjustment):
-    """``functional.adjust_hue``. Parameter: :func:`hue_turn` of the factor."""
+    """``functional.adjust_hue``. Parameter: :func:`hue_shift` of the factor."""
 
     @property
     def closeness(self) -> Tolerance:
@@ -146,7 +146,7 @@ def solarize_threshold(threshold: float, kind: Kind) -> float:
     return float(math.ceil(threshold)) if kind == "pil" else threshold
 
 
-def hue_turn(factor: float, kind: Kind) -> float:
+def hue_shift(factor: float, kind: Kind) -> float:
     """Return the shift of a hue: 0 to 255 for a PIL image, a fraction of the full circle for a tensor."""
     return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
 
@@ -179,7 +179,7 @@ def random_invert(transform: Any, state: ImageState) -> Branch:
 
 @rule(v1.RandomPosterize, v2.RandomPosterize)
 def random_posterize(transform: Any, state: ImageState) -> Branch:
-    whole_levels(state)
+    require_uint8(state)
     bits, least = transform.bits, 1 if state.kind == "pil" else 0
     if not isinstance(bits, int) or not least <= bits <= 8:
         raise invalid(f"bits must be an integer in [{least}, 8], got {bits!r}", "bits")
@@ -211,10 +211,10 @@ def random_autocontrast(transform: Any, state: ImageState) -> Branch:
 
 @rule(v1.RandomEqualize, v2.RandomEqualize)
 def random_equalize(transform: Any, state: ImageState) -> Branch:
-    whole_levels(state)
+    require_uint8(state)
     return (at_random(transform, Equalize()),)
 
 
-def whole_levels(state: ImageState) -> None:
+def require_uint8(state: ImageState) -> None:
     if state.dtype != "uint8":
         raise wrong_place("it is supported only for uint8 images; put the conversion to float after it")

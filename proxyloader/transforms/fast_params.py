@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 from .params import Version, meta_image, v2_transform
 from .random_numbers import OneByOne, in_thread
 
-BoxOf = Callable[[int, int], tuple[int, int, int, int]]
+BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
 """Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
 
 TRIES = 10
@@ -29,38 +29,38 @@ SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries
 RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
 
-def resized_crop_box(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version) -> BoxOf:
+def resized_crop_box(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version) -> BoxSampler:
     """Return a function that samples a box like ``torchvision.transforms.RandomResizedCrop.get_params``."""
-    return _drawing(scale, ratio, version, torch.get_default_dtype())
+    return _sampler(scale, ratio, version, torch.get_default_dtype())
 
 
 @functools.lru_cache(maxsize=64)
-def _drawing(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype) -> BoxOf:
-    ours, theirs = _both(scale, ratio, version, dtype)
-    return ours if _draws_alike(version, dtype) else theirs
+def _sampler(scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype) -> BoxSampler:
+    ours, theirs = _samplers(scale, ratio, version, dtype)
+    return ours if _matches_torchvision(version, dtype) else theirs
 
 
-def draws_here(version: Version) -> bool:
+def has_fast_sampling(version: Version) -> bool:
     """Return whether boxes are sampled by the code below rather than by torchvision."""
-    return _draws_alike(version, torch.get_default_dtype())
+    return _matches_torchvision(version, torch.get_default_dtype())
 
 
 @functools.cache
-def _draws_alike(version: Version, dtype: torch.dtype) -> bool:
+def _matches_torchvision(version: Version, dtype: torch.dtype) -> bool:
     """Return whether the code below matches the installed torchvision."""
-    return all(_draw_alike(*_both(scale, ratio, version, dtype)) for scale, ratio in RANGES)
+    return all(_same_boxes(*_samplers(scale, ratio, version, dtype)) for scale, ratio in RANGES)
 
 
-def _both(
+def _samplers(
     scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, dtype: torch.dtype
-) -> tuple[BoxOf, BoxOf]:
+) -> tuple[BoxSampler, BoxSampler]:
     """Return the functions that sample a box here and in torchvision."""
     low, high = torch.log(torch.tensor(ratio)).tolist()
-    ours = functools.partial(_ours, OneByOne(dtype), scale, ratio, (low, high))
-    return ours, functools.partial(_theirs, scale, ratio, version)
+    ours = functools.partial(_fast_box, OneByOne(dtype), scale, ratio, (low, high))
+    return ours, functools.partial(_torchvision_box, scale, ratio, version)
 
 
-def _ours(
+def _fast_box(
     one_by_one: OneByOne,
     scale: tuple[float, ...],
     ratio: tuple[float, ...],
@@ -85,7 +85,7 @@ def _ours(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _theirs(
+def _torchvision_box(
     scale: tuple[float, ...], ratio: tuple[float, ...], version: Version, height: int, width: int
 ) -> tuple[int, int, int, int]:
     if version == "v1":
@@ -95,16 +95,16 @@ def _theirs(
     return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
 
 
-def _draw_alike(ours: BoxOf, theirs: BoxOf) -> bool:
+def _same_boxes(ours: BoxSampler, theirs: BoxSampler) -> bool:
     state, ahead, in_thread.ahead = torch.get_rng_state(), in_thread.ahead, None
     try:
-        return all(_drawn_by(ours, seed) == _drawn_by(theirs, seed) for seed in SEEDS)
+        return all(_sample_boxes(ours, seed) == _sample_boxes(theirs, seed) for seed in SEEDS)
     finally:
         torch.set_rng_state(state)
         in_thread.ahead = ahead
 
 
-def _drawn_by(box_of: BoxOf, seed: int) -> list[float]:
+def _sample_boxes(sample_box: BoxSampler, seed: int) -> list[float]:
     """Return boxes in images of several sizes, and the next number of torch's generator."""
     torch.default_generator.manual_seed(seed)
-    return [number for size in SIZES for number in box_of(*size)] + [torch.rand(1).item()]
+    return [number for size in SIZES for number in sample_box(*size)] + [torch.rand(1).item()]

@@ -15,7 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .container import at_random
-from .fast_params import draws_here, resized_crop_box
+from .fast_params import has_fast_sampling, resized_crop_box
 from .params import Version, bernoulli, meta_image, parameter_function, v2_transform, version_of
 from .plan import Branch, ImageState, ParamRow, Size, Step
 from .registry import rule
@@ -114,7 +114,7 @@ class RandomResizedRegion(Region):
 
     @property
     def takes_numbers_ahead(self) -> bool:
-        return draws_here(self.version)
+        return has_fast_sampling(self.version)
 
     def box(self, height: int, width: int) -> Box:
         return resized_crop_box(self.scale, self.ratio, self.version)(height, width)
@@ -127,10 +127,10 @@ class CenterRegion(Region):
     size: Size = field()
 
     def box(self, height: int, width: int) -> Box:
-        return _centred(height, self.size[0]), _centred(width, self.size[1]), *self.size
+        return _center_offset(height, self.size[0]), _center_offset(width, self.size[1]), *self.size
 
 
-def _centred(available: int, wanted: int) -> int:
+def _center_offset(available: int, wanted: int) -> int:
     if wanted > available:
         return -((wanted - available) // 2)
     return round((available - wanted) / 2.0)
@@ -199,14 +199,14 @@ def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> 
 def random_crop(transform: Any, state: ImageState) -> Branch:
     padding = as_ltrb(transform.padding, type(transform) is v2.RandomCrop)
     if padding != (0, 0, 0, 0) or transform.pad_if_needed:
-        _can_pad(transform, state)
+        _check_padding(transform, state)
     region = RandomRegion(as_pair(transform.size), padding, bool(transform.pad_if_needed), version_of(transform))
     return (Crop(region, as_fill(transform.fill, state)),)
 
 
 @rule(v1.Pad, v2.Pad)
 def pad(transform: Any, state: ImageState) -> Branch:
-    _can_pad(transform, state)
+    _check_padding(transform, state)
     return (Crop(PaddedRegion(as_ltrb(transform.padding)), as_fill(transform.fill, state)),)
 
 
@@ -216,7 +216,7 @@ def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> Branch:
     return (at_random(transform, Crop(region, as_fill(transform.fill, state))),)
 
 
-def _can_pad(transform: Any, state: ImageState) -> None:
+def _check_padding(transform: Any, state: ImageState) -> None:
     if state.kind == "tensor" and version_of(transform) == "v1" and not is_number(transform.fill):
         raise invalid(
             f"fill must be a single number for tensors, got {transform.fill!r}; use one, or the v2 class", "fill"

@@ -10,7 +10,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..lifetime import cached_property
-from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, hue_turn
+from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, hue_shift
 from .params import meta_image, v2_transform
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step
 from .registry import rule
@@ -53,7 +53,7 @@ class ColorJitter(Step):
         for which in order.tolist():
             factor = factors[which]
             if factor is not None:
-                given = hue_turn(factor, self.kind) if which == 3 else factor
+                given = hue_shift(factor, self.kind) if which == 3 else factor
                 choice.put(which, row, *[given] if choice.branches[which] else [])
         return size
 
@@ -86,7 +86,7 @@ class PhotometricDistort(Step):
             drawn["brightness_factor"],
             contrast if before else None,
             drawn["saturation_factor"],
-            None if hue is None else hue_turn(hue, self.kind),
+            None if hue is None else hue_shift(hue, self.kind),
             None if before else contrast,
         )
         numbers = [None if factor is None else [factor] for factor in factors]
@@ -113,7 +113,7 @@ def color_jitter(transform: Any, state: ImageState) -> Branch:
 
 @rule(v2.RandomPhotometricDistort)
 def random_photometric_distort(transform: Any, state: ImageState) -> Branch:
-    _colored(state)
+    _require_rgb(state)
     return (PhotometricDistort(_ranges(transform), float(transform.p), state.kind),)
 
 
@@ -124,10 +124,10 @@ def _ranges(transform: Any) -> tuple[Any, ...]:
 
 @rule(v2.RandomChannelPermutation)
 def random_channel_permutation(transform: Any, state: ImageState) -> Branch:
-    _colored(state)
+    _require_rgb(state)
     return (RandomChannelOrder(ChannelOrder()),)
 
 
-def _colored(state: ImageState) -> None:
+def _require_rgb(state: ImageState) -> None:
     if state.channels != 3:
         raise wrong_place(f"it requires images with 3 channels, got {state.channels}")

@@ -127,10 +127,10 @@ def are_alike_ahead() -> bool:
     The main process passes the result to workers, because the check takes a while.
     """
     with torch.device("cpu"):  # regardless of torch's default device
-        return all(_numbers_of(seed, is_ahead=True) == _numbers_of(seed, is_ahead=False) for seed in SEEDS)
+        return all(_draw_numbers(seed, is_ahead=True) == _draw_numbers(seed, is_ahead=False) for seed in SEEDS)
 
 
-def _numbers_of(seed: int, is_ahead: bool) -> list[float]:
+def _draw_numbers(seed: int, is_ahead: bool) -> list[float]:
     """Return more than a block of numbers of all types, and the number after them."""
     generator = torch.Generator().manual_seed(seed)
     numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(torch.float32, generator)

@@ -17,7 +17,7 @@ from .geometry import IndexSelect
 from .params import Version, version_of
 from .plan import Branch, Draws, ImageState, ParamRow, Size, Step
 from .registry import rule
-from .warp import Affine, Perspective, affine, refuse_borders, rotation, warp_as
+from .warp import Affine, Perspective, affine, make_warp, reject_boundaries, rotation
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class RandomRotation(Draws[Affine]):
 
 @rule(v1.RandomRotation, v2.RandomRotation)
 def random_rotation(transform: Any, state: ImageState) -> Branch:
-    warp = warp_as(Affine, transform, state, state.kind)
+    warp = make_warp(Affine, transform, state, state.kind)
     center = None if transform.center is None else tuple(map(float, transform.center))
     low, high = map(float, transform.degrees)
     version, expand = version_of(transform), bool(transform.expand)
     if low == high:
-        (angle,) = _as_drawn(low)
-        refuse_borders(warp, state, lambda size: rotation(size, angle, warp, expand, center, version))
+        (angle,) = _round_to_float32(low)
+        reject_boundaries(warp, state, lambda size: rotation(size, angle, warp, expand, center, version))
     return (RandomRotation(warp, (low, high), expand, center, version),)
 
 
@@ -87,16 +87,16 @@ class RandomAffine(Step):
             row.extend(numbers)
             return size
         _, _, a, _, c, _, e, f = numbers
-        return self.lines.put(_fetched_by_pillow(size[0], e, f), _fetched_by_pillow(size[1], a, c), row)
+        return self.lines.put(_pillow_source_indices(size[0], e, f), _pillow_source_indices(size[1], a, c), row)
 
 
-def _as_drawn(*numbers: float) -> list[float]:
+def _round_to_float32(*numbers: float) -> list[float]:
     """Round numbers to float32, as torch does when it draws: 0.8 becomes slightly larger."""
     drawn: list[float] = np.array(numbers, np.float32).tolist()
     return drawn
 
 
-def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.float32]:
+def _pillow_source_indices(count: int, scale: float, shift: float) -> NDArray[np.float32]:
     """Return the indices that Pillow reads from a line of ``count`` pixels at ``scale * position + shift``; -1: fill.
 
     Pillow accumulates many small steps, so a position on the boundary of two pixels may be rounded to either.
@@ -108,7 +108,7 @@ def _fetched_by_pillow(count: int, scale: float, shift: float) -> NDArray[np.flo
 
 @rule(v1.RandomAffine, v2.RandomAffine)
 def random_affine(transform: Any, state: ImageState) -> Branch:
-    warp = warp_as(Affine, transform, state, state.kind)
+    warp = make_warp(Affine, transform, state, state.kind)
     given = (transform.degrees, transform.translate, transform.scale, transform.shear, transform.center)
     degrees, translate, scale, shear, center = (None if each is None else tuple(map(float, each)) for each in given)
     assert degrees is not None
@@ -116,13 +116,13 @@ def random_affine(transform: Any, state: ImageState) -> Branch:
     ranges = [each[k : k + 2] for each in (degrees, scale, shear) if each for k in range(0, len(each), 2)]
     if all(low == high for low, high in ranges):
         slant = (*(shear or (0.0, 0.0)), 0.0, 0.0)[0:4:2]
-        angle, times, *slants = _as_drawn(degrees[0], scale[0] if scale else 1.0, *slant)
-        refuse_borders(warp, state, lambda size: affine(size, warp, angle, (0, 0), times, slants, center, version))
+        angle, times, *slants = _round_to_float32(degrees[0], scale[0] if scale else 1.0, *slant)
+        reject_boundaries(warp, state, lambda size: affine(size, warp, angle, (0, 0), times, slants, center, version))
     return (RandomAffine(warp, degrees, translate, scale, shear, center, version),)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class TiltedAtRandom(Draws[Perspective]):
+class RandomPerspective(Draws[Perspective]):
     """Draws of RandomPerspective if it is applied."""
 
     distortion_scale: float
@@ -136,5 +136,5 @@ class TiltedAtRandom(Draws[Perspective]):
 
 @rule(v1.RandomPerspective, v2.RandomPerspective)
 def random_perspective(transform: Any, state: ImageState) -> Branch:
-    warp = warp_as(Perspective, transform, state, state.kind)
-    return (at_random(transform, TiltedAtRandom(warp, float(transform.distortion_scale))),)
+    warp = make_warp(Perspective, transform, state, state.kind)
+    return (at_random(transform, RandomPerspective(warp, float(transform.distortion_scale))),)

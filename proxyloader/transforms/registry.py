@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from ..errors import UnsupportedTransformError
 from .nested import find_nested
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
-from .unsupported import CALLS_BY_ITSELF, HAS_HOOKS, TAKES_ALL, TAKES_ONE, error_of
+from .unsupported import CALLS_BY_ITSELF, HAS_HOOKS, TAKES_ALL, TAKES_ONE, missing_rule_error
 
 Rule = Callable[[Any, ImageState], Branch]
 """Function that takes a transform and the state of the image before it, and returns its steps. It raises
@@ -136,7 +136,7 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
     state = state or ImageState()
     inside: tuple[Part, ...] = ()
     try:
-        if is_changed(transform) and type(transform) in _known():
+        if is_changed(transform) and type(transform) in _known_classes():
             raise UnsupportedTransformError(HAS_HOOKS, code="unsupported-class")
         if type(transform) in COMPOSES:
             inside = _parts(transform, position, state)
@@ -151,18 +151,18 @@ def translate(transform: Any, position: str = "transform", state: ImageState | N
         elif is_holder(transform):
             raise UnsupportedTransformError(CALLS_BY_ITSELF, code="wrong-place")
         else:
-            raise error_of(transform, _known())
+            raise missing_rule_error(transform, _known_classes())
         _check_steps(steps, state)
     except (TypeError, ValueError) as error:
         if not isinstance(error, UnsupportedTransformError):  # arguments not checked by torchvision's constructors
             error = UnsupportedTransformError(f"invalid arguments ({type(error).__name__}: {error})", code="invalid")
-        return Part(position, transform, state, inside=inside, error=_named(error, _name(transform), position))
+        return Part(position, transform, state, inside=inside, error=_located(error, _name(transform), position))
     return Part(position, transform, state, steps, inside)
 
 
 def _check_before(transform: Any, state: ImageState) -> None:
     """Import timm's rules if needed. Raise UnsupportedTransformError if the transform is not allowed here."""
-    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__) and (missing := learn_timm()):
+    if any(cls.__module__.startswith("timm.") for cls in type(transform).__mro__) and (missing := load_timm_rules()):
         raise UnsupportedTransformError(missing, code="unsupported-class")
     if state.images > 1 and (not isinstance(transform, v2.Transform) or type(transform) is v2.Lambda):
         name = type(transform).__name__
@@ -179,17 +179,17 @@ def is_changed(transform: Any) -> bool:
 def is_holder(transform: Any) -> bool:
     """Return whether the object is user-defined and calls transforms that it holds; see ``nested.py``."""
     cls = type(transform)
-    if cls.__module__.startswith("torch.") or any(base in _known() for base in cls.__mro__):
+    if cls.__module__.startswith("torch.") or any(base in _known_classes() for base in cls.__mro__):
         return False
     return bool(find_nested(transform))
 
 
-def _known() -> set[type]:
+def _known_classes() -> set[type]:
     return {*COMPOSES, *CONTAINERS, *RULES}
 
 
 @functools.cache
-def learn_timm() -> str:
+def load_timm_rules() -> str:
     """Import the rules for timm, which import timm. Return the reason why timm cannot be used, or ""."""
     try:
         for name in ("timm", "timm_auto_augment"):
@@ -214,7 +214,7 @@ def _parts(transform: Any, position: str, state: ImageState, in_sequence: bool =
     return tuple(inside)
 
 
-def _named(error: UnsupportedTransformError, name: str, position: str) -> UnsupportedTransformError:
+def _located(error: UnsupportedTransformError, name: str, position: str) -> UnsupportedTransformError:
     return error.at(f"{position}: {name}", transform=name, position=position)
 
 

@@ -27,7 +27,7 @@ class NewSize(Protocol):
     """The target size of a resize."""
 
     @property
-    def always(self) -> Size | None:
+    def fixed(self) -> Size | None:
         """(height, width) in pixels if it is the same for every image; otherwise None."""
 
     @property
@@ -38,7 +38,7 @@ class NewSize(Protocol):
     def params_doc(self) -> str:
         """See ``Step.params_doc``."""
 
-    def of(self, size: Size) -> Size: ...
+    def resolve(self, size: Size) -> Size: ...
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Target:
     params_doc: ClassVar[str] = ""
 
     @property
-    def always(self) -> Size | None:
+    def fixed(self) -> Size | None:
         return self.size if self.size is not None and len(self.size) == 2 else None
 
     @property
     def min_edge(self) -> int:
         return min(self.size) if self.size else self.max_size or 0
 
-    def of(self, size: Size) -> Size:
-        return self.always or resized_size(size, self.size, self.max_size)
+    def resolve(self, size: Size) -> Size:
+        return self.fixed or _output_size(size, self.size, self.max_size)
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ class DrawnSize:
     name: str
     arguments: tuple[Any, ...]
     min_edge: int
-    always: ClassVar[None] = None
+    fixed: ClassVar[None] = None
 
     @property
     def params_doc(self) -> str:
         return f"height, width: {self.name}.make_params"
 
-    def of(self, size: Size) -> Size:
+    def resolve(self, size: Size) -> Size:
         drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([meta_image(*size)])["size"]
-        return resized_size(size, drawn)
+        return _output_size(size, drawn)
 
 
-def resized_size(size: Size, wanted: Sequence[int] | None, max_size: int | None = None) -> Size:
+def _output_size(size: Size, wanted: Sequence[int] | None, max_size: int | None = None) -> Size:
     """Return the output size of torchvision's Resize for an image of ``size``. See Target for the other arguments."""
     height, width = F._compute_resized_output_size(size, wanted, max_size, allow_size_none=True)
     return height, width
@@ -118,11 +118,11 @@ class ResizeStep(Step):
         return self.to.params_doc
 
     def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.to.always)
+        return replace(state, size=self.to.fixed)
 
     def new_size(self, size: Size) -> Size:
         """Return the size after the step. Raise ValueError if a side is 0, which DALI interprets as any size."""
-        new_size = self.to.of(size)
+        new_size = self.to.resolve(size)
         if 0 in new_size:
             raise ValueError(f"resizing an image of size {size} (height, width) to {new_size} leaves no pixels")
         return new_size
@@ -163,7 +163,7 @@ class Resize(ResizeStep):
     @property
     def slow_on_cpu(self) -> bool:
         # DALI is slow if the width shrinks more than the height, as when most photos become squares.
-        is_to_one_size = self.to.always is not None and not self.is_crop
+        is_to_one_size = self.to.fixed is not None and not self.is_crop
         return self.has_exact_edges or is_to_one_size or self.rounding == "torch"
 
     @property
@@ -185,11 +185,11 @@ def pillow_resizes_height_first(size: Size, new_size: Size) -> bool:
     Versions before 13 always resize the width first (Pillow pull request 9549).
     """
     rows, columns = size[0] - new_size[0], size[1] - new_size[1]
-    return rows > 0 and rows > 2 * columns and _pillow_chooses()
+    return rows > 0 and rows > 2 * columns and _pillow_chooses_order()
 
 
 @functools.cache
-def _pillow_chooses() -> bool:
+def _pillow_chooses_order() -> bool:
     """Return whether the installed Pillow chooses the order."""
     image = Image.effect_noise((30, 30), 100)
     bilinear = Image.Resampling.BILINEAR
@@ -220,14 +220,14 @@ def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, 
     """Return the rows and columns that nearest interpolation selects, (new height,) and (new width,)."""
     rows, columns = (np.arange(count, dtype=np.float32) for count in size)
     if nearest == "pil":
-        return _taken_by_pillow(rows, new_size[0]), _taken_by_pillow(columns, new_size[1])
+        return _pillow_nearest(rows, new_size[0]), _pillow_nearest(columns, new_size[1])
     # torch chooses between two kernels with different rounding by the new height and width.
     row, column = torch.from_numpy(columns).reshape(1, 1, 1, -1), torch.from_numpy(rows).reshape(1, 1, -1, 1)
     new_columns, new_rows = (torch.nn.functional.interpolate(line, new_size, mode=nearest) for line in (row, column))
     return new_rows[0, 0, :, 0].numpy(), new_columns[0, 0, 0].numpy()
 
 
-def _taken_by_pillow(line: Line, new_count: int) -> Line:
+def _pillow_nearest(line: Line, new_count: int) -> Line:
     return np.array(Image.fromarray(line[None]).resize((new_count, 1), Image.Resampling.NEAREST)).reshape(new_count)
 
 
@@ -239,35 +239,35 @@ def random_resize(transform: v2.RandomResize, state: ImageState) -> Branch:
             "min_size",
         )
     arguments = transform.min_size, transform.max_size
-    return (resize_as(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
+    return (resize_like(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
 
 
 @rule(v2.RandomShortestSize)
 def random_shortest_size(transform: v2.RandomShortestSize, state: ImageState) -> Branch:
     arguments = tuple(transform.min_size), transform.max_size
-    return (resize_as(DrawnSize("RandomShortestSize", arguments, min(transform.min_size)), transform, state),)
+    return (resize_like(DrawnSize("RandomShortestSize", arguments, min(transform.min_size)), transform, state),)
 
 
 @rule(v2.ScaleJitter)
 def scale_jitter(transform: v2.ScaleJitter, state: ImageState) -> Branch:
     low, high = map(float, transform.scale_range)
     target = as_pair(transform.target_size)
-    return (resize_as(DrawnSize("ScaleJitter", (target, (low, high)), int(min(target) * low)), transform, state),)
+    return (resize_like(DrawnSize("ScaleJitter", (target, (low, high)), int(min(target) * low)), transform, state),)
 
 
 @rule(v1.Resize, v2.Resize)
 def resize(transform: Any, state: ImageState) -> Branch:
-    return (resize_as(new_size_of(transform.size, transform.max_size), transform, state),)
+    return (resize_like(parse_size(transform.size, transform.max_size), transform, state),)
 
 
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     region = RandomResizedRegion(scale, ratio, version_of(transform))
-    return Crop(region), resize_as(Target(as_pair(transform.size)), transform, state, is_crop=True)
+    return Crop(region), resize_like(Target(as_pair(transform.size)), transform, state, is_crop=True)
 
 
-def new_size_of(size: Any, max_size: int | None = None) -> NewSize:
+def parse_size(size: Any, max_size: int | None = None) -> NewSize:
     """Return the target size given by ``size`` and ``max_size`` of torchvision's Resize."""
     if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
         raise invalid(f"size must be an integer or integers, got {size!r}", "size")
@@ -283,7 +283,7 @@ def new_size_of(size: Any, max_size: int | None = None) -> NewSize:
     return Target(None if shorter is None else (shorter,), max_size)
 
 
-def resize_as(to: NewSize, transform: Any, state: ImageState, is_crop: bool = False) -> Step:
+def resize_like(to: NewSize, transform: Any, state: ImageState, is_crop: bool = False) -> Step:
     """Return a resize step with the interpolation and antialias of a transform."""
     return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform), is_crop)
 

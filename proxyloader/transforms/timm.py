@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from timm.data import random_erasing, transforms
 
-from .augment import Erase, EraseByColor, EraseWithNoise, as_pixels
+from .augment import Erase, EraseByColor, EraseWithNoise, to_hwc
 from .geometry import Box, CenterRegion, Crop, ReflectedCrop, Region, as_fill, as_pair
 from .params import meta_image
 from .plan import Branch, Draws, ImageState, OneOf, ParamRow, Size, Step
@@ -38,7 +38,7 @@ class RandomResizedRegion(Region):
             meta_image(height, width), self.scale, self.ratio
         )
         top, left, new_height, new_width = drawn
-        _refuse_nothing((height, width), (new_height, new_width))
+        _check_not_empty((height, width), (new_height, new_width))
         return top, left, new_height, new_width
 
 
@@ -74,11 +74,11 @@ class TrimmedRegion(Region):
 
     def box(self, height: int, width: int) -> Box:
         new_size = height - 2 * self.border, width - 2 * self.border
-        _refuse_nothing((height, width), new_size)
+        _check_not_empty((height, width), new_size)
         return self.border, self.border, *new_size
 
 
-def _refuse_nothing(size: Size, new_size: Size) -> None:
+def _check_not_empty(size: Size, new_size: Size) -> None:
     if min(new_size) <= 0:  # Pillow also rejects empty images, with another message
         raise ValueError(f"cropping an image of size {size} (height, width) to {new_size} leaves no pixels")
 
@@ -95,18 +95,18 @@ def random_crop_or_pad(transform: Any, state: ImageState) -> Branch:
 
 @rule(transforms.RandomPad)
 def random_pad(transform: Any, state: ImageState) -> Branch:
-    _before_the_conversion(state)
+    _require_pil(state)
     return (Crop(RandomPaddedRegion(as_pair(transform.input_size)), as_fill(transform.fill, state)),)
 
 
 @rule(transforms.TrimBorder)
 def trim_border(transform: Any, state: ImageState) -> Branch:
-    _before_the_conversion(state)
+    _require_pil(state)
     return (Crop(TrimmedRegion(int(transform.border_size))),)
 
 
 def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
-    _before_the_conversion(state)
+    _require_pil(state)
     if transform.padding_mode == "reflect":
         return (ReflectedCrop(region),)
     if transform.padding_mode == "constant":
@@ -114,7 +114,7 @@ def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
     raise unsupported(f"padding_mode must be 'constant' or 'reflect', got {transform.padding_mode!r}", "padding_mode")
 
 
-def _before_the_conversion(state: ImageState) -> None:
+def _require_pil(state: ImageState) -> None:
     if state.kind != "pil":
         raise wrong_place("it is supported only for PIL images; put it before the conversion to a tensor")
 
@@ -125,10 +125,10 @@ class DrawnSize:
 
     min_edge: int
     arguments: tuple[Any, ...]
-    always: ClassVar[None] = None
+    fixed: ClassVar[None] = None
     params_doc: ClassVar[str] = "height, width: ResizeKeepRatio.get_params"
 
-    def of(self, size: Size) -> Size:
+    def resolve(self, size: Size) -> Size:
         height, width = transforms.ResizeKeepRatio.get_params(meta_image(*size), *self.arguments)
         return int(height), int(width)
 
@@ -148,7 +148,7 @@ class RandomInterpolation(Step):
         return "; ".join(filter(None, [self.resizes[0].to.params_doc, "interpolation: random.choice"]))
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        to = Target(self.resizes[0].to.of(size))
+        to = Target(self.resizes[0].to.resolve(size))
         chosen = random.choice(range(len(self.resizes)))
         return OneOf(tuple((replace(each, to=to),) for each in self.resizes)).take(chosen, size, row)
 
@@ -162,14 +162,14 @@ def _resize_to(to: NewSize, interpolation: Any, state: ImageState, is_crop: bool
 
 @rule(transforms.RandomResizedCropAndInterpolation)
 def random_resized_crop(transform: Any, state: ImageState) -> Branch:
-    _before_the_conversion(state)
+    _require_pil(state)
     region = RandomResizedRegion(tuple(map(float, transform.scale)), tuple(map(float, transform.ratio)))
     return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state, is_crop=True)
 
 
 @rule(transforms.ResizeKeepRatio)
 def resize_keep_ratio(transform: Any, state: ImageState) -> Branch:
-    _before_the_conversion(state)
+    _require_pil(state)
     arguments = (
         as_pair(transform.size),
         float(transform.longest),
@@ -202,7 +202,7 @@ def to_tensor(transform: Any, state: ImageState) -> Branch:
     return (ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),)
 
 
-class _Erased:
+class _BoxRecorder:
     """Stand-in for an image that records the boxes and values of timm's erasing code."""
 
     def __init__(self) -> None:
@@ -235,17 +235,17 @@ class RandomErasing(Draws[OneOf]):
         return f"apply, number of boxes, top, left, height, width{values} of each: RandomErasing._erase"
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
-        erased = _Erased()
+        erased = _BoxRecorder()
         _eraser(self.mode, self.others)._erase(erased, self.channels, *size, torch.float32)
         numbers: list[float] = []
         most = len(self.step.branches[1])
-        left_over = [((0, 0, 0, 0), torch.zeros((self.channels, 1, 1)))] * (most - len(erased.boxes))
-        for box, value in [*erased.boxes, *left_over] if erased.boxes else []:
+        unused = [((0, 0, 0, 0), torch.zeros((self.channels, 1, 1)))] * (most - len(erased.boxes))
+        for box, value in [*erased.boxes, *unused] if erased.boxes else []:
             numbers.extend(box)
             if self.mode == "rand":
                 numbers.extend(value.reshape(-1).tolist())
             elif self.mode == "pixel":
-                numbers.append(row.attach(as_pixels(value)))
+                numbers.append(row.attach(to_hwc(value)))
         self.step.put(int(bool(numbers)), row, *numbers)
         return size
 

@@ -16,7 +16,7 @@ from timm.data import auto_augment
 
 from . import color
 from .augment import BoxBlur, box_weights
-from .auto_augment import Arguments, Blend, Done, Mixture, put_chain
+from .auto_augment import Arguments, Blend, BranchParams, Mixture, put_chain
 from .geometry import as_fill
 from .plan import Branch, Draws, ImageState, OneOf, Size, Step
 from .registry import rule
@@ -64,50 +64,50 @@ def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
     raise invalid(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', got {mode!r}", "interpolation")
 
 
-class _Noting:
+class _Recorder:
     """Stand-in for a PIL image that records the operations of timm's functions."""
 
     def __init__(self, size: Size) -> None:
         self._size, self.size = size, (size[1], size[0])
-        self.done: list[tuple[Step, Sequence[float]]] = []
+        self.calls: list[tuple[Step, Sequence[float]]] = []
 
-    def transform(self, _: Any, __: Any, matrix: Sequence[float], resample: Any, fillcolor: Any) -> _Noting:
+    def transform(self, _: Any, __: Any, matrix: Sequence[float], resample: Any, fillcolor: Any) -> _Recorder:
         warp = _warp(resample, fillcolor)
-        return self.note(warp, warp.taking(self._size, matrix))
+        return self.record(warp, warp.affine_params(self._size, matrix))
 
-    def rotate(self, degrees: float, resample: Any, fillcolor: Any) -> _Noting:
+    def rotate(self, degrees: float, resample: Any, fillcolor: Any) -> _Recorder:
         warp = _warp(resample, fillcolor)
-        return self.note(warp, rotation(self._size, degrees, warp))
+        return self.record(warp, rotation(self._size, degrees, warp))
 
-    def filter(self, blur: Any) -> _Noting:
-        return self.note(BoxBlur(), box_weights(blur.radius))
+    def filter(self, blur: Any) -> _Recorder:
+        return self.record(BoxBlur(), box_weights(blur.radius))
 
-    def note(self, step: Step, numbers: Sequence[float]) -> _Noting:
-        self.done.append((step, numbers))
+    def record(self, step: Step, numbers: Sequence[float]) -> _Recorder:
+        self.calls.append((step, numbers))
         return self
 
-    def chain(self, choice: OneOf) -> list[Done]:
-        return [(choice.branches.index((step,)), numbers) for step, numbers in self.done]
+    def chain(self, choice: OneOf) -> list[BranchParams]:
+        return [(choice.branches.index((step,)), numbers) for step, numbers in self.calls]
 
 
-def _noted(function: Any) -> Any:
+def _recorded(function: Any) -> Any:
     """Return a function that records a call of one of timm's functions instead of running it."""
     if function not in COLORS:
         return function
 
-    def note(image: _Noting, *numbers: float, **_: Any) -> _Noting:
+    def record(image: _Recorder, *numbers: float, **_: Any) -> _Recorder:
         if function is auto_augment.desaturate:
             numbers = (min(1.0, max(0.0, 1.0 - numbers[0])),)
-        is_left_alone = function is auto_augment.posterize and numbers[0] >= 8
-        return image if is_left_alone else image.note(COLORS[function], numbers)
+        is_identity = function is auto_augment.posterize and numbers[0] >= 8
+        return image if is_identity else image.record(COLORS[function], numbers)
 
-    return note
+    return record
 
 
 def _operation(operation: Operation) -> Any:
     name, probability, magnitude, arguments = operation
     made = auto_augment.AugmentOp(name, probability, magnitude, dict(arguments))
-    made.aug_fn = _noted(made.aug_fn)
+    made.aug_fn = _recorded(made.aug_fn)
     return made
 
 
@@ -145,7 +145,7 @@ class Automatic(Step):
         return f"operations, magnitudes, interpolations: {self.name}.__call__"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        image = _Noting(size)
+        image = _Recorder(size)
         _augmentation(self.name, self.policy, self.arguments)(image)
         put_chain(self.choice, image.chain(self.choice), self.layers, row)
         return size
@@ -179,14 +179,14 @@ class AugMix(Draws[Blend]):
         operations = _augmentation("RandAugment", (self.policy,), ()).ops
         for _ in range(self.width):
             depth = self.depth if self.depth > 0 else np.random.randint(1, 4)
-            image = _Noting(size)
+            image = _Recorder(size)
             for operation in np.random.choice(operations, depth, replace=True):
                 operation(image)
             put_chain(self.choice, image.chain(self.choice), self.depth if self.depth > 0 else 3, row)
         return size
 
 
-def _described(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Operation, ...], list[Step]]:
+def _describe(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Operation, ...], list[Step]]:
     """Return the arguments that create these operations, and the equivalent steps."""
     made: list[Operation] = []
     steps: list[Step] = []
@@ -220,13 +220,13 @@ def _one_of(steps: Iterable[Step]) -> OneOf:
 
 @rule(auto_augment.AugmentOp)
 def augment_op(transform: Any, state: ImageState) -> Branch:
-    made, steps = _described([transform], state)
+    made, steps = _describe([transform], state)
     return (Automatic(_one_of(steps), "AugmentOp", (made,), (), 1),)
 
 
 @rule(auto_augment.AutoAugment)
 def auto_augment_policy(transform: Any, state: ImageState) -> Branch:
-    described = [_described(operations, state) for operations in transform.policy]
+    described = [_describe(operations, state) for operations in transform.policy]
     layers = max(len(made) for made, _ in described)
     choice = _one_of(step for _, steps in described for step in steps)
     return (Automatic(choice, "AutoAugment", tuple(made for made, _ in described), (), layers),)
@@ -234,7 +234,7 @@ def auto_augment_policy(transform: Any, state: ImageState) -> Branch:
 
 @rule(auto_augment.RandAugment)
 def rand_augment(transform: Any, state: ImageState) -> Branch:
-    made, steps = _described(transform.ops, state)
+    made, steps = _describe(transform.ops, state)
     weights = transform.choice_weights
     arguments = int(transform.num_layers), None if weights is None else tuple(map(float, weights))
     return (Automatic(_one_of(steps), "RandAugment", (made,), arguments, arguments[0]),)
@@ -244,7 +244,7 @@ def rand_augment(transform: Any, state: ImageState) -> Branch:
 def aug_mix(transform: Any, state: ImageState) -> Branch:
     if transform.blended:
         raise unsupported("blended=True ('b1') is not supported; use blended=False ('b0')", "blended")
-    made, steps = _described(transform.ops, state)
+    made, steps = _describe(transform.ops, state)
     choice, width, depth = _one_of(steps), int(transform.width), int(transform.depth)
     blend = Blend((Mixture(((choice,) * (depth if depth > 0 else 3),) * width),))
     return (AugMix(blend, choice, made, float(transform.alpha), width, depth),)

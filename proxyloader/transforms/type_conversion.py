@@ -14,7 +14,7 @@ from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair
 from .plan import Branch, ImageState, MemoryOrder, Step, output_state
 from .registry import rule
-from .resize import new_size_of, resize_as
+from .resize import parse_size, resize_like
 from .unsupported import invalid, unsupported, wrong_place
 
 
@@ -130,6 +130,6 @@ def image_classification(transform: Any, state: ImageState) -> Branch:
     """Translate the preset of torchvision's weights: resize, center crop, conversion to float, normalization."""
     crop = Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels)
     conversion = (ToTensor(),) if state.kind == "pil" else ()
-    steps: Branch = (resize_as(new_size_of(transform.resize_size), transform, state), crop, *conversion)
+    steps: Branch = (resize_like(parse_size(transform.resize_size), transform, state), crop, *conversion)
     steps += _to_dtype(torch.float32, True, output_state(steps, state))
     return *steps, *normalize(transform, output_state(steps, state))

@@ -56,7 +56,7 @@ REFUSED = {
 
 ``tests/transforms/test_unsupported.py`` compares the table with the installed torchvision."""
 
-REFUSED_OF_TIMM = {
+REFUSED_TIMM = {
     "CenterCropToSequence": NAFLEX,
     "FastCollateMixup": MIXES,
     "Mixup": MIXES,
@@ -74,7 +74,7 @@ REFUSED_OF_TIMM = {
 """Reasons by the name of a class in timm. ``tests/transforms/test_timm.py`` compares the table with the installed
 timm."""
 
-REFUSED_OF_OURS = {
+REFUSED_PROXYLOADER = {
     "Proxy": (
         "it belongs to a server and must be the dataset's entire transform: transform=server.proxy. Move other steps "
         "to the server's pipeline, or to a custom dataset that calls server.proxy last"
@@ -98,7 +98,7 @@ def wrong_place(reason: str, argument: str = "") -> UnsupportedTransformError:
     return UnsupportedTransformError(reason, code="wrong-place", argument=argument)
 
 
-def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransformError:
+def missing_rule_error(transform: Any, translated: Iterable[type]) -> UnsupportedTransformError:
     """Return the error for a transform without a rule, with the reason and advice.
 
     Args:
@@ -110,22 +110,22 @@ def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransform
     # timm's rules are registered lazily.
     names = sorted({each.__name__ for each in classes if each.__module__.startswith("torchvision.")})
     if isinstance(transform, type):
-        return _no_transform(f"expected an instance, {transform.__name__}(...), got the class")
-    tables = {"torch": REFUSED, "torchvision": REFUSED, "timm": REFUSED_OF_TIMM, "proxyloader": REFUSED_OF_OURS}
+        return _not_a_transform(f"expected an instance, {transform.__name__}(...), got the class")
+    tables = {"torch": REFUSED, "torchvision": REFUSED, "timm": REFUSED_TIMM, "proxyloader": REFUSED_PROXYLOADER}
     refused = tables.get(cls.__module__.partition(".")[0], {})
     if cls.__name__ in refused:
         return UnsupportedTransformError(refused[cls.__name__], code="unsupported-class")
     if isinstance(transform, tuple):
-        return _no_transform(
+        return _not_a_transform(
             "expected a single transform, got a tuple, as returned by timm's create_transform(..., separate=True). "
             "Put its items into a Compose, or use torch.utils.data.DataLoader for this dataset"
         )
     if isinstance(transform, list):
-        return _no_transform("expected a single transform, got a list. Put its items into a Compose")
+        return _not_a_transform("expected a single transform, got a list. Put its items into a Compose")
     if hasattr(transform, "transform") and hasattr(transform, "__getitem__"):
-        return _no_transform("expected a transform, got a dataset. Use its .transform")
+        return _not_a_transform("expected a transform, got a dataset. Use its .transform")
     if not callable(transform):
-        return _no_transform(f"expected a transform, got an object that is not callable. {LEAVE_OUT}")
+        return _not_a_transform(f"expected a transform, got an object that is not callable. {LEAVE_OUT}")
     base = next((base for base in cls.__mro__ if base in classes), None)
     if base is not None:
         return UnsupportedTransformError(
@@ -133,8 +133,8 @@ def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransform
             code="subclass",
         )
     spelled = transform.__name__ if inspect.isroutine(transform) else cls.__name__
-    if near := _near(spelled, names):
-        advice = f"Use {near[0]}, if it is equivalent. {ON_BATCHES}"
+    if similar := _similar_names(spelled, names):
+        advice = f"Use {similar[0]}, if it is equivalent. {ON_BATCHES}"
     elif inspect.isroutine(transform) or isinstance(transform, functools.partial):
         advice = f"If it calls transforms, put them into a Compose. {ON_BATCHES}. {LISTED}"
     else:
@@ -142,12 +142,12 @@ def error_of(transform: Any, translated: Iterable[type]) -> UnsupportedTransform
     return UnsupportedTransformError(f"it is not translated to DALI. {advice}", code="unsupported-class")
 
 
-def _near(spelled: str, names: Sequence[str]) -> list[str]:
+def _similar_names(spelled: str, names: Sequence[str]) -> list[str]:
     """Return the names similar to this one, also when the common prefix Random is ignored."""
     found = difflib.get_close_matches(spelled, names, cutoff=0.65)
     words = {name: name.removeprefix("Random") for name in (spelled, *found)}
     return [name for name in found if difflib.get_close_matches(words[spelled], [words[name]], cutoff=0.65)]
 
 
-def _no_transform(reason: str) -> UnsupportedTransformError:
+def _not_a_transform(reason: str) -> UnsupportedTransformError:
     return UnsupportedTransformError(reason, code="no-transform")

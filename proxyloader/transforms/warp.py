@@ -65,7 +65,7 @@ class Warp(Step):
     def closeness(self) -> Tolerance:
         return WARPED[self.interpolation, self.kind]
 
-    def taking(self, size: Size, matrix: Sequence[float]) -> list[float]:
+    def affine_params(self, size: Size, matrix: Sequence[float]) -> list[float]:
         """Return the parameters of an affine transform with a new size and a Matrix."""
         if self.kind == "pil" and self.interpolation == "nearest":
             matrix = _in_fixed_point(matrix)
@@ -120,9 +120,9 @@ def rotation(
 ) -> list[float]:
     """Return the parameters of ``functional.rotate`` for ``warp``. ``angle`` is in degrees."""
     if warp.kind == "pil":
-        wanted = _Wanted(size)
-        Image.Image.rotate(wanted, angle, expand=expand, center=center)  # type: ignore[arg-type]
-        return warp.taking(wanted.new_size, wanted.matrix)
+        recorder = _RotationRecorder(size)
+        Image.Image.rotate(recorder, angle, expand=expand, center=center)  # type: ignore[arg-type]
+        return warp.affine_params(recorder.new_size, recorder.matrix)
     height, width = size
     middle = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
     a, b, c, d, e, f = INVERSE_AFFINE[version](list(middle), -angle, [0.0, 0.0], 1.0, [0.0, 0.0])
@@ -134,10 +134,10 @@ def rotation(
     # torchvision's matrix is relative to the centers of both images
     x, y = new_width * 0.5, new_height * 0.5
     matrix = a, b, c + width * 0.5 - a * x - b * y, d, e, f + height * 0.5 - d * x - e * y
-    return warp.taking((new_height, new_width), matrix)
+    return warp.affine_params((new_height, new_width), matrix)
 
 
-class _Wanted:
+class _RotationRecorder:
     """Stand-in for an image that records how Pillow would rotate it."""
 
     def __init__(self, size: Size) -> None:
@@ -177,10 +177,10 @@ def affine(
     Angles are in degrees, ``translate`` is in pixels, and ``shear`` and ``center`` are (x, y).
     """
     center = [size[1] * 0.5, size[0] * 0.5] if center is None else list(center)
-    return warp.taking(size, INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear)))
+    return warp.affine_params(size, INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear)))
 
 
-def warp_as(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
+def make_warp(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
     """Return the step with the interpolation and the fill of a transform."""
     mode = interpolation_value(transform.interpolation)
     if mode not in ("nearest", "bilinear"):
@@ -190,7 +190,7 @@ def warp_as(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
     return cls(mode, tuple(map(math.floor, fill)) if state.kind == "pil" else fill, kind)  # type: ignore[arg-type]
 
 
-def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[float]]) -> None:
+def reject_boundaries(warp: Warp, state: ImageState, get_params: Callable[[Size], list[float]]) -> None:
     """Raise UnsupportedTransformError if many pixels of every image depend on rounding.
 
     For example, rotate 64 x 63 pixels by 90 degrees. On the boundary of two pixels, torch reads either of them. At the
@@ -199,7 +199,7 @@ def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[f
     if (warp.kind == "pil") == (warp.interpolation == "nearest"):
         return
     for size in [state.size] if state.size else [(64, 64), (64, 63), (63, 64), (63, 63)]:
-        numbers = np.array(taken(size))
+        numbers = np.array(get_params(size))
         if warp.kind == "pil":
             share = (_inside(numbers, size) != _inside(numbers.astype(np.float32), size)).mean()
             if share > 0.008:  # for photos, a mean difference of about one level
@@ -209,8 +209,8 @@ def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[f
                     "interpolation",
                 )
         else:
-            places = _places(numbers)
-            share = (abs(places - places.round()) < 1e-4).any(0).mean()
+            positions = _source_positions(numbers)
+            share = (abs(positions - positions.round()) < 1e-4).any(0).mean()
             if share > 0.05:  # the same mean difference; adjacent pixels differ less than the image and the fill
                 raise unsupported(
                     f"it reads {share:.0%} of the pixels of a {size[0]} x {size[1]} tensor from the boundary of two, "
@@ -220,7 +220,7 @@ def refuse_borders(warp: Warp, state: ImageState, taken: Callable[[Size], list[f
                 )
 
 
-def _places(numbers: NDArray[Any]) -> NDArray[Any]:
+def _source_positions(numbers: NDArray[Any]) -> NDArray[Any]:
     """Return the source positions of the output pixels: x and y, (2, height, width), in the dtype of the numbers."""
     height, width, a, b, c, d, e, f = numbers
     y, x = np.mgrid[: int(height), : int(width)].astype(numbers.dtype) + numbers.dtype.type(0.5)
@@ -228,6 +228,6 @@ def _places(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def _inside(numbers: NDArray[Any], size: Size) -> NDArray[Any]:
-    x, y = _places(numbers)
+    x, y = _source_positions(numbers)
     inside: NDArray[Any] = (x >= 0) & (x < size[1]) & (y >= 0) & (y < size[0])
     return inside

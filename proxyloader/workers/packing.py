@@ -28,7 +28,7 @@ from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, 
 from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, holds, one_kind
 from ..data.recorded import Operation, value_of
 from ..data.transformed import pixel_uses
-from ..transforms.chain import MOST_CHAINS
+from ..transforms.chain import MAX_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
@@ -159,7 +159,7 @@ class Packer:
             is_alone = images == 1 and len(calls) > 1 and plan not in self._alone
             if not is_alone and len(self._new_plans) < MOST_PLANS:
                 self._new_plans.add(plan)
-            elif len(self._alone) < MOST_CHAINS:
+            elif len(self._alone) < MAX_CHAINS:
                 self._alone.add(plan)
         return unknown.keys() - self._new_plans
 

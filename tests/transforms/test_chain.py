@@ -90,7 +90,7 @@ def test_a_compose_that_was_changed_is_another(change: str) -> None:
 
 
 def test_transforms_of_endless_variety_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "MOST_CHAINS", 3)
+    monkeypatch.setattr(chain, "MAX_CHAINS", 3)
     for size in range(10, 20):
         found = START.then(v1.RandomCrop(size))
         assert found is not None and found is START.then(v1.RandomCrop(size))

@@ -25,11 +25,11 @@ SIZES = [(375, 500), (500, 375), (64, 64), (3, 2000), (2000, 3), (1, 1), (17, 5)
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """What was compared, before and after."""
-    fast_params._drawing.cache_clear()
-    fast_params._draws_alike.cache_clear()
+    fast_params._sampler.cache_clear()
+    fast_params._matches_torchvision.cache_clear()
     yield
-    fast_params._drawing.cache_clear()
-    fast_params._draws_alike.cache_clear()
+    fast_params._sampler.cache_clear()
+    fast_params._matches_torchvision.cache_clear()
 
 
 def of_torchvision(version: Version, scale: Any, ratio: Any, height: int, width: int) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def test_the_boxes_are_torchvisions(version: Version, dtype: torch.dtype, scale:
     torch.set_default_dtype(dtype)
     try:
         box_of = resized_crop_box(scale, ratio, version)
-        assert box_of.func is fast_params._ours, "torchvision draws, and nothing is gained"  # type: ignore[attr-defined]
+        assert box_of.func is fast_params._fast_box, "torchvision draws, and nothing is gained"  # type: ignore[attr-defined]
         for height, width in SIZES:
             stock = functools.partial(of_torchvision, version, scale, ratio, height, width)
             draws = drawn_alike(stock, functools.partial(box_of, height, width), 50)

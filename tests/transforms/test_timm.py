@@ -27,7 +27,7 @@ from proxyloader.tools.cli import main
 from proxyloader.transforms.plan import ParamRow
 from proxyloader.transforms.registry import RULES, plan_for
 from proxyloader.transforms.timm import RandomErasing, RandomInterpolation
-from proxyloader.transforms.unsupported import REFUSED_OF_TIMM
+from proxyloader.transforms.unsupported import REFUSED_TIMM
 
 from ..compare import (
     BICUBIC,
@@ -331,25 +331,25 @@ class MyRandomErasing(timm_erasing.RandomErasing):
 class TestRefusals:
     def test_every_class_of_timm_is_translated_or_refused_with_a_reason(self) -> None:
         plan_for(evaluation())  # so that timm's rules are there
-        in_neither = [n for n, cls in public_classes().items() if cls not in RULES and n not in REFUSED_OF_TIMM]
+        in_neither = [n for n, cls in public_classes().items() if cls not in RULES and n not in REFUSED_TIMM]
         assert not in_neither, (
             f"timm {timm.__version__} has transforms that proxyloader says nothing of: {in_neither}. Give each a rule "
-            "(@rule in proxyloader/transforms/timm.py), or a reason in REFUSED_OF_TIMM (refusals.py)"
+            "(@rule in proxyloader/transforms/timm.py), or a reason in REFUSED_TIMM (refusals.py)"
         )
-        assert not {cls.__name__ for cls in RULES if cls.__module__.startswith("timm.")} & REFUSED_OF_TIMM.keys()
+        assert not {cls.__name__ for cls in RULES if cls.__module__.startswith("timm.")} & REFUSED_TIMM.keys()
 
     def test_every_name_of_the_table_is_one_of_timms(self) -> None:
-        assert REFUSED_OF_TIMM.keys() - public_classes().keys() <= OF_TENSORFLOW | NEWER_THAN_THE_OLDEST_TIMM
+        assert REFUSED_TIMM.keys() - public_classes().keys() <= OF_TENSORFLOW | NEWER_THAN_THE_OLDEST_TIMM
 
     @pytest.mark.parametrize(
-        ("name", "cls"), [(name, cls) for name, cls in public_classes().items() if name in REFUSED_OF_TIMM]
+        ("name", "cls"), [(name, cls) for name, cls in public_classes().items() if name in REFUSED_TIMM]
     )
     def test_a_class_of_the_table_is_refused_with_its_reason(self, name: str, cls: type) -> None:
         error = refused(v1.Compose([v1.Pad(1), cls.__new__(cls)]))
         assert (error.position, error.transform) == ("transform.transforms[1]", f"{cls.__module__}.{name}")
-        assert (error.code, error.reason) == ("unsupported-class", REFUSED_OF_TIMM[name])
+        assert (error.code, error.reason) == ("unsupported-class", REFUSED_TIMM[name])
 
-    @pytest.mark.parametrize(("name", "reason"), REFUSED_OF_TIMM.items(), ids=REFUSED_OF_TIMM)
+    @pytest.mark.parametrize(("name", "reason"), REFUSED_TIMM.items(), ids=REFUSED_TIMM)
     def test_a_reason_says_why_and_then_what_to_do(self, name: str, reason: str) -> None:
         why, what_to_do = reason.split(". ", 1)
         assert why[0].islower() or why.startswith("TensorFlow")
@@ -361,7 +361,7 @@ class TestRefusals:
         collate = torch.utils.data.default_collate
         numpy, instead = timm_transforms.ToNumpy(), timm_transforms.MaybePILToTensor()
         assert torch.equal(collate([*map(numpy, pictures)]), collate([*map(instead, pictures)]))
-        assert "Put MaybePILToTensor() in its place" in refused(v1.Compose([numpy])).reason
+        assert "Use MaybePILToTensor() instead" in refused(v1.Compose([numpy])).reason
         separate = training(separate=True)
         error = refused(separate)
         assert (error.code, error.position, error.transform) == ("no-transform", "transform", "builtins.tuple")
@@ -422,7 +422,7 @@ class TestExplanation:
         )
         assert crop.operators is not None and {"split", "resize", "merge"} <= set(crop.operators)
         assert erase.transform == "timm.data.random_erasing.RandomErasing(p=0.3, mode=rand, count=(1, 1))"
-        assert erase.drawn.endswith("of each top, left, height, width, a colour: RandomErasing._erase")
+        assert erase.drawn.endswith("number of boxes, top, left, height, width, color of each: RandomErasing._erase")
         rows = explain(training(auto_augment="rand-m9-mstd0.5-inc1", interpolation="random")).rows
         (row,) = (row for row in rows if "RandAugment" in row.transform)
         assert row.drawn == "operations, magnitudes, interpolations: RandAugment.__call__"
@@ -454,12 +454,12 @@ def test_a_timm_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ImportError("cannot import name 'ResizeKeepRatio'", name="timm.data.transforms")
 
     monkeypatch.setattr(registry.importlib, "import_module", import_module)
-    registry.learn_timm.cache_clear()
+    registry.load_timm_rules.cache_clear()
     try:
         error = refused(timm_transforms.MaybeToTensor())
         assert "timm 1.0.16 or newer is required" in error.reason
     finally:
-        registry.learn_timm.cache_clear()
+        registry.load_timm_rules.cache_clear()
 
 
 def test_one_interpolation_is_not_drawn() -> None:

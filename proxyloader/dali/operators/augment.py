@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...transforms.augment import PARTLY, Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
+from ...transforms.augment import OUTER_FACTOR, Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
 from ..api import filter_image, fn, math, types
 from .graph import Graph, operator
 
@@ -28,8 +28,8 @@ def box_blur(graph: Graph, step: BoxBlur) -> None:
     for shape in [1, 5], [5, 1]:
         for _ in range(3):
             both = filter_image(values, fn.reshape(kernel, shape=shape))
-            outer = math.floor(both / PARTLY)
-            inner = fn.cast(both - outer * PARTLY, dtype=types.FLOAT64)
+            outer = math.floor(both / OUTER_FACTOR)
+            inner = fn.cast(both - outer * OUTER_FACTOR, dtype=types.FLOAT64)
             mean = (inner * full + fn.cast(outer, dtype=types.FLOAT64) * last) / 2.0**24
             values = fn.cast(math.floor(mean + 0.5), dtype=types.FLOAT)
     graph.node = fn.cast(values, dtype=types.UINT8)
@@ -49,16 +49,16 @@ def compress(graph: Graph, step: JpegCompression) -> None:
 
 @operator(Erase)
 def erase(graph: Graph, step: Erase) -> None:
-    graph.node = _erased(graph.materialize(), graph.take_params(4), list(step.value))
+    graph.node = _erase(graph.materialize(), graph.take_params(4), list(step.value))
 
 
 @operator(EraseByColor)
 def erase_by_color(graph: Graph, step: EraseByColor) -> None:
     node, drawn = graph.materialize(), graph.take_params(step.num_params)
-    graph.node = _erased(node, drawn, drawn[4 : step.num_params])
+    graph.node = _erase(node, drawn, drawn[4 : step.num_params])
 
 
-def _erased(node: Any, box: Any, value: Any) -> Any:
+def _erase(node: Any, box: Any, value: Any) -> Any:
     return fn.erase(node, fill_value=value, anchor=box[0:2], shape=box[2:4], axes=[0, 1])
 
 
@@ -71,7 +71,7 @@ def paste(graph: Graph, step: EraseWithNoise) -> None:
     # The patch is zero-padded to the size of the image and added to the image, which is zero there.
     whole: dict[str, Any] = {"start": -box[0:2], "shape": node.shape(dtype=types.INT32)[0:2], "axes": [0, 1]}
     placed = fn.slice(patch, **whole, out_of_bounds_policy="pad", fill_values=[0.0])
-    graph.node = _erased(node, drawn, [0.0]) + placed
+    graph.node = _erase(node, drawn, [0.0]) + placed
 
 
 @operator(Add)

@@ -53,12 +53,12 @@ def _luma(graph: Graph, kind: str) -> Any:
     return fn.coord_transform(graph.decoded(), M=weights, T=-less, dtype=dtype)
 
 
-def _real(node: Any) -> Any:
+def _to_float(node: Any) -> Any:
     """Cast a node to float; conditions become 1.0 or 0.0."""
     return fn.cast(node, dtype=types.FLOAT)
 
 
-def _put(graph: Graph, values: Any) -> None:
+def _set_image(graph: Graph, values: Any) -> None:
     """Set the image to float values, clamped to its range and truncated to integers for uint8."""
     if graph.scale is None:
         graph.node = fn.cast(math.floor(math.clamp(values, 0.0, 255.0)), dtype=types.UINT8)
@@ -72,14 +72,14 @@ def _blend(graph: Graph, other: Any, factor: Any, kind: str) -> None:
     Results that should be integers may be truncated to the level below, depending on float32 rounding. So the sums are
     written as in Pillow's ``ImagingBlend`` and torchvision's ``_blend``.
     """
-    values = _real(graph.node)
-    _put(graph, other + factor * (values - other) if kind == "pil" else factor * values + (1.0 - factor) * other)
+    values = _to_float(graph.node)
+    _set_image(graph, other + factor * (values - other) if kind == "pil" else factor * values + (1.0 - factor) * other)
 
 
 @operator(Brightness)
 def brightness(graph: Graph, step: Brightness) -> None:
     factor = graph.take_params(1)[0]
-    _put(graph, graph.materialize() * factor)
+    _set_image(graph, graph.materialize() * factor)
 
 
 @operator(Contrast)
@@ -94,68 +94,68 @@ def contrast(graph: Graph, step: Contrast) -> None:
 def saturation(graph: Graph, step: Saturation) -> None:
     factor = graph.take_params(1)[0]
     graph.materialize()
-    _blend(graph, _real(_luma(graph, step.kind)), factor, step.kind)
+    _blend(graph, _to_float(_luma(graph, step.kind)), factor, step.kind)
 
 
 @operator(Hue)
 def hue(graph: Graph, step: Hue) -> None:
-    turn, values = graph.take_params(1)[0], _real(graph.materialize())
+    shift, values = graph.take_params(1)[0], _to_float(graph.materialize())
     if step.kind == "pil":
-        graph.node = fn.cast(_turned_as_pillow(values, turn), dtype=types.UINT8)
+        graph.node = fn.cast(_shift_hue_pillow(values, shift), dtype=types.UINT8)
     elif graph.scale is None:
         # torchvision converts back from float by multiplying with slightly less than 256 and truncating.
-        graph.node = fn.cast(math.floor(_turned(values / 255.0, turn) * 255.999), dtype=types.UINT8)
+        graph.node = fn.cast(math.floor(_shift_hue(values / 255.0, shift) * 255.999), dtype=types.UINT8)
     else:
-        graph.node = _turned(values, turn)
+        graph.node = _shift_hue(values, shift)
 
 
-def _hue_of(values: Any) -> tuple[Any, Any, Any]:
+def _hue(values: Any) -> tuple[Any, Any, Any]:
     """Return (hue in 0..1, maximum - minimum, maximum) of each pixel. Gray pixels have hue 0."""
     red, green, blue = (values[:, :, k : k + 1] for k in range(3))
     most = math.max(math.max(red, green), blue)
     spread = most - math.min(math.min(red, green), blue)
-    over = spread + _real(spread == 0)
+    over = spread + _to_float(spread == 0)
     r, g, b = ((most - channel) / over for channel in (red, green, blue))
-    is_red = _real(red == most)
-    is_green = _real(green == most) * (1.0 - is_red)
+    is_red = _to_float(red == most)
+    is_green = _to_float(green == most) * (1.0 - is_red)
     is_blue = (1.0 - is_red) * (1.0 - is_green)
     sixths = is_red * (b - g) + is_green * (2.0 + r - b) + is_blue * (4.0 + g - r)
     turned = sixths / 6.0 + 1.0
-    return (turned - math.floor(turned)) * _real(spread != 0), spread, most
+    return (turned - math.floor(turned)) * _to_float(spread != 0), spread, most
 
 
-def _color_of(sixths: Any, p: Any, q: Any, t: Any, v: Any) -> Any:
+def _sector_to_rgb(sixths: Any, p: Any, q: Any, t: Any, v: Any) -> Any:
     """Return red, green and blue from the HSV sector ``sixths`` and the candidate values of the channels."""
     sector = sixths - 6.0 * math.floor(sixths / 6.0)
-    at = [_real(sector == float(k)) for k in range(6)]
+    at = [_to_float(sector == float(k)) for k in range(6)]
     red = (at[0] + at[5]) * v + at[1] * q + (at[2] + at[3]) * p + at[4] * t
     green = at[0] * t + (at[1] + at[2]) * v + at[3] * q + (at[4] + at[5]) * p
     blue = (at[0] + at[1]) * p + at[2] * t + (at[3] + at[4]) * v + at[5] * q
     return fn.cat(red, green, blue, axis=2)
 
 
-def _turned_as_pillow(values: Any, turn: Any) -> Any:
-    """Shift the hue by ``turn`` levels in uint8 HSV, as with Pillow's ``rgb2hsv`` and ``hsv2rgb``."""
-    hue, spread, v = _hue_of(values)
-    saturation = math.floor(spread * 255.0 / (v + _real(v == 0))) / 255.0
-    level = math.floor(hue * 255.0) + turn
+def _shift_hue_pillow(values: Any, shift: Any) -> Any:
+    """Shift the hue by ``shift`` levels in uint8 HSV, as with Pillow's ``rgb2hsv`` and ``hsv2rgb``."""
+    hue, spread, v = _hue(values)
+    saturation = math.floor(spread * 255.0 / (v + _to_float(v == 0))) / 255.0
+    level = math.floor(hue * 255.0) + shift
     sixths = (level - 256.0 * math.floor(level / 256.0)) * 6.0 / 255.0
     sector = math.floor(sixths)
     part = sixths - sector
-    p, q, t = (math.floor(v * (1.0 - saturation * share) + 0.5) for share in (_real(v >= 0), part, 1.0 - part))
-    return _color_of(sector, p, q, t, v)
+    p, q, t = (math.floor(v * (1.0 - saturation * share) + 0.5) for share in (_to_float(v >= 0), part, 1.0 - part))
+    return _sector_to_rgb(sector, p, q, t, v)
 
 
-def _turned(values: Any, turn: Any) -> Any:
-    """Shift the hue of values in 0..1 by ``turn``, as with torchvision's ``_rgb_to_hsv`` and ``_hsv_to_rgb``."""
-    hue, spread, v = _hue_of(values)
-    saturation = spread / (v + _real(v == 0))
-    hue = hue + turn
+def _shift_hue(values: Any, shift: Any) -> Any:
+    """Shift the hue of values in 0..1 by ``shift``, as with torchvision's ``_rgb_to_hsv`` and ``_hsv_to_rgb``."""
+    hue, spread, v = _hue(values)
+    saturation = spread / (v + _to_float(v == 0))
+    hue = hue + shift
     sixths = (hue - math.floor(hue)) * 6.0
     sector = math.floor(sixths)
     part = sixths - sector
-    p, q, t = (math.clamp(v * (1.0 - saturation * share), 0.0, 1.0) for share in (_real(v == v), part, 1.0 - part))
-    return _color_of(sector, p, q, t, v)
+    p, q, t = (math.clamp(v * (1.0 - saturation * share), 0.0, 1.0) for share in (_to_float(v == v), part, 1.0 - part))
+    return _sector_to_rgb(sector, p, q, t, v)
 
 
 @operator(Invert)
@@ -167,32 +167,32 @@ def invert(graph: Graph, step: Invert) -> None:
 @operator(Posterize)
 def posterize(graph: Graph, step: Posterize) -> None:
     steps = math.pow(2.0, 8.0 - graph.take_params(1)[0])
-    _put(graph, math.floor(graph.materialize() / steps) * steps)
+    _set_image(graph, math.floor(graph.materialize() / steps) * steps)
 
 
 @operator(Solarize)
 def solarize(graph: Graph, step: Solarize) -> None:
-    threshold, values = graph.take_params(1)[0], _real(graph.materialize())
+    threshold, values = graph.take_params(1)[0], _to_float(graph.materialize())
     most = 255.0 if graph.scale is None else 1.0
-    inverted = values + _real(values >= threshold) * (most - 2.0 * values)
+    inverted = values + _to_float(values >= threshold) * (most - 2.0 * values)
     graph.node = fn.cast(inverted, dtype=types.UINT8) if graph.scale is None else inverted
 
 
 @operator(SolarizeAdd)
 def solarize_add(graph: Graph, step: SolarizeAdd) -> None:
-    added, values = graph.take_params(1)[0], _real(graph.materialize())
-    _put(graph, values + _real(values < 128.0) * added)
+    added, values = graph.take_params(1)[0], _to_float(graph.materialize())
+    _set_image(graph, values + _to_float(values < 128.0) * added)
 
 
 @operator(Sharpness)
 def sharpness(graph: Graph, step: Sharpness) -> None:
-    factor, values = graph.take_params(1)[0], _real(graph.materialize())
+    factor, values = graph.take_params(1)[0], _to_float(graph.materialize())
     smooth = filter_image(values, graph.constant(SMOOTH), graph.constant(ZERO))
     if graph.scale is None:
         smooth = math.floor(smooth + 0.5)
     # The outermost pixels do not change. There, the kernel extends beyond the image, so its result on ones is less than
     # one.
-    inside = _real(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
+    inside = _to_float(filter_image(values[:, :, 0:1] * 0.0 + 1.0, graph.constant(SMOOTH), graph.constant(ZERO)) > 0.99)
     if graph.scale is None:
         # The formula of Pillow and v2. On tensors, v1 differs from it by float rounding.
         _blend(graph, values + inside * (smooth - values), factor, "pil")
@@ -208,12 +208,12 @@ def autocontrast(graph: Graph, step: Autocontrast) -> None:
     node = graph.materialize()
     # Pillow computes in float64, which matters for the brightest pixels, where the product is close to 255.
     dtype = types.FLOAT64 if step.kind == "pil" else types.FLOAT
-    ends = (of(node, axes=[0, 1], keep_dims=True) for of in (fn.reductions.min, fn.reductions.max))
+    ends = (reduce(node, axes=[0, 1], keep_dims=True) for reduce in (fn.reductions.min, fn.reductions.max))
     values, least, most = (fn.cast(each, dtype=dtype) for each in (node, *ends))
     flat = fn.cast(most <= least, dtype=dtype)
     scale = types.Constant(255.0 if graph.scale is None else 1.0, dtype=dtype) / (most - least + flat)
     stretched = values * scale + -least * scale if step.kind == "pil" else (values - least) * scale
-    _put(graph, flat * values + (1.0 - flat) * stretched)
+    _set_image(graph, flat * values + (1.0 - flat) * stretched)
 
 
 @operator(Equalize)
@@ -225,14 +225,14 @@ def equalize(graph: Graph, step: Equalize) -> None:
     ``255 * below / most``, rounded, for the negative image. The result is converted from one divisor to the other.
     """
     node = graph.materialize()
-    parts = 255 - _real(equalized(fn.cast(255 - node, dtype=types.UINT8)))
+    parts = 255 - _to_float(equalized(fn.cast(255 - node, dtype=types.UINT8)))
     darker = node < fn.reductions.max(node, axes=[0, 1], keep_dims=True)
     most = fn.reductions.sum(fn.cast(darker, dtype=types.INT32), axes=[0, 1], keep_dims=True)
     width = most // 255
-    is_flat = _real(width == 0)
-    divisor = _real(width) + is_flat
-    levels = math.floor(parts * (_real(most) / (255.0 * divisor)) + _real(width // 2) / divisor)
-    _put(graph, is_flat * _real(node) + (1.0 - is_flat) * levels)
+    is_flat = _to_float(width == 0)
+    divisor = _to_float(width) + is_flat
+    levels = math.floor(parts * (_to_float(most) / (255.0 * divisor)) + _to_float(width // 2) / divisor)
+    _set_image(graph, is_flat * _to_float(node) + (1.0 - is_flat) * levels)
 
 
 @operator(ChannelOrder)

@@ -19,7 +19,7 @@ def one_of(graph: Graph, step: OneOf) -> None:
     graph.take_params(step.num_params)
     parts: list[Graph] = []
 
-    def of(first: int, end: int, node: Any, row: Any, *forks: tuple[Any, int]) -> Any:
+    def split_range(first: int, end: int, node: Any, row: Any, *forks: tuple[Any, int]) -> Any:
         if end - first == 1:
             part = graph.branch(node, row, column + 1, forks)
             part.add(step.branches[first])
@@ -29,10 +29,10 @@ def one_of(graph: Graph, step: OneOf) -> None:
         low = row[column] < float(middle)
         nodes, rows = split(node, low), split(row, low)
         return merge(
-            of(first, middle, nodes[0], rows[0], *forks, (low, 0)),
-            of(middle, end, nodes[1], rows[1], *forks, (low, 1)),
+            split_range(first, middle, nodes[0], rows[0], *forks, (low, 0)),
+            split_range(middle, end, nodes[1], rows[1], *forks, (low, 1)),
             low,
         )
 
-    graph.node = of(0, len(step.branches), node, graph.row)
+    graph.node = split_range(0, len(step.branches), node, graph.row)
     graph.scale, graph.channels = parts[0].scale, parts[0].channels

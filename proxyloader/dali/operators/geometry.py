@@ -44,7 +44,7 @@ def flip(graph: Graph, step: Flip) -> None:
     if step.axis == "vertical":
         graph.node = fn.flip(graph.decoded(), horizontal=0, vertical=wanted)
     else:
-        graph.settle_mirror()
+        graph.apply_mirror()
         graph.mirror = wanted
 
 
@@ -58,11 +58,11 @@ def lines(graph: Graph, step: IndexSelect) -> None:
         node = fn.slice(node, start=[-1, -1], shape=shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=fill)
         numbers += 1
     # The operator selects along the first dimension, so columns are transposed to it and back.
-    node = _taken(node, fn.slice(numbers, start=[0], shape=height, axes=[0]))
-    node = _taken(fn.transpose(node, perm=[1, 2, 0]), fn.slice(numbers, start=height, shape=width, axes=[0]))
+    node = _take(node, fn.slice(numbers, start=[0], shape=height, axes=[0]))
+    node = _take(fn.transpose(node, perm=[1, 2, 0]), fn.slice(numbers, start=height, shape=width, axes=[0]))
     graph.node = fn.reshape(fn.transpose(node, perm=[2, 0, 1]), layout="HWC")
 
 
-def _taken(node: Any, which: Any) -> Any:
+def _take(node: Any, which: Any) -> Any:
     """Select indices along the first dimension, which DALI requires to be named ``F``."""
     return fn.sequence_rearrange(fn.reshape(node, layout="FXY"), new_order=which)

@@ -123,7 +123,7 @@ class Graph:
     reached: list[Any] = field(default_factory=list)
     constants: dict[Any, Any] = field(default_factory=dict)
 
-    def outputs_of(self, steps: Branch) -> list[Any]:
+    def outputs(self, steps: Branch) -> list[Any]:
         """Return the tensors after all steps, (C, H, W) or (H, W, C): one, or one per view."""
         last = steps[-1]
         self.add(steps[:-1] if isinstance(last, Normalize) else steps)
@@ -138,7 +138,7 @@ class Graph:
             return self.normalized((0.0,) * self.channels, (1.0,) * self.channels, layout, dtype)
         if self.options.device_id is not None and (self.mirror is not None or layout == "CHW"):
             return fn.crop_mirror_normalize(self.decoded(), dtype=types.UINT8, output_layout=layout, **self.mirrored)
-        self.settle_mirror()
+        self.apply_mirror()
         return self.decoded() if self.options.channels_last else fn.transpose(self.decoded(), perm=[2, 0, 1])
 
     def add(self, steps: Branch) -> None:
@@ -156,7 +156,7 @@ class Graph:
                 view._add(operation)
             self.column = self.views[0].column
 
-    def all_through(self, branch: Branch, node: Any) -> Graph:
+    def apply_branch(self, branch: Branch, node: Any) -> Graph:
         """Return the graph after the steps of a branch that applies to all images, with the next columns."""
         part = self.branch(node, self.row, self.column)
         part.add(branch)
@@ -225,7 +225,7 @@ class Graph:
         """Arguments of CropMirrorNormalize for the deferred mirror."""
         return {} if self.mirror is None else {"mirror": self.mirror}
 
-    def settle_mirror(self) -> None:
+    def apply_mirror(self) -> None:
         if self.mirror is not None:
             self.node, self.mirror = fn.flip(self.decoded(), horizontal=self.mirror), None
 
@@ -235,7 +235,7 @@ class Graph:
             self.node = self.normalized((0.0,) * self.channels, (1.0,) * self.channels, "HWC")
         elif self.scale is not None:
             self.node = fn.cast(self.decoded(), dtype=types.FLOAT)
-        self.settle_mirror()
+        self.apply_mirror()
         return self.decoded()
 
     def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str, dtype: Any = types.FLOAT) -> Any:

@@ -9,4 +9,4 @@ from .graph import Graph, operator
 @operator(Views)
 def views(graph: Graph, step: Views) -> None:
     node = graph.materialize()
-    graph.views = [graph.all_through(branch, node) for branch in step.branches]
+    graph.views = [graph.apply_branch(branch, node) for branch in step.branches]

@@ -24,19 +24,19 @@ def resize(graph: Graph, step: Resize) -> None:
     graph.materialize()
     if step.has_exact_edges:
         for size in sizes:
-            _resized_with_exact_edges(graph, step, size)
+            _resize_with_exact_edges(graph, step, size)
     else:
         # One pass per side, as in Pillow, is slow on a CPU: DALI also resamples the other side, at the same size.
         for size in sizes if graph.options.device_id is not None else sizes[-1:]:
-            _resized(graph, step, size)
+            _resize(graph, step, size)
 
 
-def _resized(graph: Graph, step: Resize, size: Any, **region: Any) -> None:
+def _resize(graph: Graph, step: Resize, size: Any, **region: Any) -> None:
     how = {"interp_type": INTERPOLATIONS[step.interpolation], "antialias": step.antialias}
     graph.node = fn.resize(graph.node, size=size, **how, **region)
 
 
-def _resized_with_exact_edges(graph: Graph, step: Resize, size: Any) -> None:
+def _resize_with_exact_edges(graph: Graph, step: Resize, size: Any) -> None:
     """Resize with the edges of Pillow and torch, which ignore the part of the filter outside the image.
 
     DALI repeats the edge instead. So the image is zero-padded and gets an additional channel of ones. After the resize,
@@ -49,7 +49,7 @@ def _resized_with_exact_edges(graph: Graph, step: Resize, size: Any) -> None:
     node = fn.slice(node, start=[0], shape=[colors + 1], axes=[2], fill_values=[0.0] * colors + [1.0], **pad)
     graph.node = fn.slice(node, start=-around, shape=shape + 2 * around, axes=[0, 1], fill_values=[0.0], **pad)
     start, end = (fn.cast(corner, dtype=types.FLOAT) for corner in (around, around + shape))
-    _resized(graph, step, size, roi_start=start, roi_end=end, dtype=types.FLOAT)
+    _resize(graph, step, size, roi_start=start, roi_end=end, dtype=types.FLOAT)
     sums = graph.node
     resized: Any = sums[:, :, :colors] / sums[:, :, colors:]
     graph.node = fn.cast(resized, dtype=types.UINT8) if graph.scale is None else resized

@@ -16,7 +16,7 @@ INTERPOLATIONS = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
 PILLOW_CUBIC = np.array([[0, 1, 0, 0], [-1, 0, 1, 0], [2, -2, 1, -1], [-1, 1, -1, 1]], np.float32)
 """Coefficients of four pixels for each power of the distance from the second one, as ``BICUBIC`` in ``Geometry.c``."""
 
-MOST_PIXELS = 65536
+MAX_PIXELS = 65536
 """Maximum number of pixels along a side."""
 
 Warp = Callable[..., Any]
@@ -70,14 +70,14 @@ def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
     around = nearest(node, two_away, fn.stack(height + 4.0, width + 4.0))
     window = {"shape": fn.cast(fn.stack(height, width) + 1.0, dtype=types.INT32), "axes": [0, 1]}
     stack = fn.cat(*(fn.slice(around, start=[y, x], **window) for y in range(4) for x in range(4)), axis=2)
-    row, column = _numbered(graph, height + 1.0, 0), _numbered(graph, width + 1.0, 1)
+    row, column = _arange(graph, height + 1.0, 0), _arange(graph, width + 1.0, 1)
     # The center of the second pixel of a window is half a pixel after the index of the window.
     matrix = numbers[2:8] + graph.constant(np.array([0, 0, 0.5, 0, 0, 0.5], np.float32))
     pixels = nearest(stack, matrix, numbers[0:2])
-    begins = nearest(fn.cat(column + 0.0 * row, row + 0.0 * column, axis=2), matrix, numbers[0:2])
-    y, x = _numbered(graph, numbers[0], 0) + 0.5, _numbered(graph, numbers[1], 1) + 0.5
-    across = _cubic(graph, matrix[0] * x + matrix[1] * y + matrix[2] - begins[:, :, 0:1])
-    down = _cubic(graph, matrix[3] * x + matrix[4] * y + matrix[5] - begins[:, :, 1:2])
+    starts = nearest(fn.cat(column + 0.0 * row, row + 0.0 * column, axis=2), matrix, numbers[0:2])
+    y, x = _arange(graph, numbers[0], 0) + 0.5, _arange(graph, numbers[1], 1) + 0.5
+    across = _cubic(graph, matrix[0] * x + matrix[1] * y + matrix[2] - starts[:, :, 0:1])
+    down = _cubic(graph, matrix[3] * x + matrix[4] * y + matrix[5] - starts[:, :, 1:2])
     # Positions share one dimension, because DALI can infer only one.
     weights = fn.reshape(down, shape=[-1, 4, 1, 1], layout="") * fn.reshape(across, shape=[-1, 1, 4, 1], layout="")
     pixels = fn.reshape(fn.cast(pixels, dtype=types.FLOAT), shape=[-1, 4, 4, graph.channels], layout="")
@@ -89,10 +89,10 @@ def bicubic_affine(graph: Graph, step: BicubicAffine) -> None:
     graph.node = fn.reshape(fn.cast(values, dtype=types.UINT8), layout="HWC")
 
 
-def _numbered(graph: Graph, count: Any, axis: int) -> Any:
+def _arange(graph: Graph, count: Any, axis: int) -> Any:
     """Return 0, 1, 2, ... along an axis, (count, 1, 1) or (1, count, 1). Interpolation to a power of two is exact."""
-    ends = graph.placed(graph.constant(np.array([0, MOST_PIXELS], np.float32)))
-    step, start, one = 1 / MOST_PIXELS, 0.5 - 0.5 / MOST_PIXELS, graph.constant(np.ones((), np.float32))
+    ends = graph.placed(graph.constant(np.array([0, MAX_PIXELS], np.float32)))
+    step, start, one = 1 / MAX_PIXELS, 0.5 - 0.5 / MAX_PIXELS, graph.constant(np.ones((), np.float32))
     matrix = [[step, 0, start], [0, 1, 0]] if axis else [[1, 0, 0], [0, step, start]]
     return fn.warp_affine(
         fn.reshape(ends, shape=[1, 2, 1] if axis else [2, 1, 1], layout="HWC"),
