@@ -79,8 +79,8 @@ def box_weights(radius: float) -> tuple[float, float, float, float]:
         radius: radius of ``GaussianBlur``, in pixels, at most 2.
 
     Returns:
-        The factors of the neighbors at distances 1 and 2 in a sum (1, OUTER_FACTOR or 0), and the weights of pixels with
-        factor 1 and with factor OUTER_FACTOR in the mean.
+        The factors of the neighbors at distances 1 and 2 in a sum (1, OUTER_FACTOR or 0), and the weights of pixels
+        with factor 1 and with factor OUTER_FACTOR in the mean.
     """
     variance = radius**2 / 3
     whole = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
