@@ -209,7 +209,7 @@ class Snapshot:
             # One comparison, as this runs for every image.
             same = [*map(vars, self._plain)] == self._before
             return same and all(_equal(vars(each), *before) for each, *before in self._with_arrays)
-        except Exception:  # an attribute can no longer be compared
+        except Exception:  # an attribute is not comparable anymore
             return False
 
 

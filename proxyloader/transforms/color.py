@@ -157,14 +157,14 @@ def grayscale(transform: Any, state: ImageState) -> Branch:
     if channels not in (1, 3):
         raise invalid(f"num_output_channels must be 1 or 3, got {channels!r}", "num_output_channels")
     # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
-    stays_grey = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
-    return () if state.channels == 1 and stays_grey else (Grayscale(channels, state.kind),)
+    stays_gray = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
+    return () if state.channels == 1 and stays_gray else (Grayscale(channels, state.kind),)
 
 
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
 def random_grayscale(transform: Any, state: ImageState) -> Branch:
-    grey = (Grayscale(3, state.kind),) if state.channels == 3 else ()
-    return (at_random(transform, *grey),)
+    gray = (Grayscale(3, state.kind),) if state.channels == 3 else ()
+    return (at_random(transform, *gray),)
 
 
 @rule(v2.RGB)

@@ -85,8 +85,8 @@ def brightness(graph: Graph, step: Brightness) -> None:
 @operator(Contrast)
 def contrast(graph: Graph, step: Contrast) -> None:
     factor, node = graph.take_params(1)[0], graph.materialize()
-    grey = _luma(graph, step.kind) if graph.channels == 3 else node
-    mean = fn.reductions.mean(grey, dtype=types.FLOAT)
+    gray = _luma(graph, step.kind) if graph.channels == 3 else node
+    mean = fn.reductions.mean(gray, dtype=types.FLOAT)
     _blend(graph, math.floor(mean + 0.5) if step.kind == "pil" else mean, factor, step.kind)
 
 

@@ -1,4 +1,4 @@
-"""Branches, of which one is applied to each image."""
+"""Branches: a choice between sequences of steps, made per image."""
 
 from __future__ import annotations
 
