@@ -39,7 +39,7 @@ class GaussianBlur(Draws[Blur]):
     params_doc: ClassVar[str] = "sigma: GaussianBlur.get_params"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        # torch cannot reflect more pixels than the image has, and its message is about padding
+        # torch's own error would be about padding
         if any(side <= window // 2 for side, window in zip(size, self.step.window)):
             raise ValueError(
                 f"GaussianBlur kernel of size {self.step.window} is too large for an image of size {size}: each side "
