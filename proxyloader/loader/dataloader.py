@@ -309,12 +309,12 @@ class DataLoader(CheckpointedLoader[T]):
             self._say_what_begins()
             iterator = LoaderIterator(self._recorder) if iterator is None else iterator
             if pool.is_torchs:
-                iterator.begin_as_torch(batches, pool, loader_state)
+                iterator.begin(batches, pool, loader_state)
                 return iterator
             serve = functools.partial(self._servers.serve, options=options)
             feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
             assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
-            iterator.begin(batches, feed, assembler)
+            iterator.begin(batches, pool, loader_state, feed, assembler)
             return iterator
         except BaseException:
             pool.let_go(batches)

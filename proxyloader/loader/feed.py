@@ -178,7 +178,7 @@ class Feed:
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
-        self.pool, self.loader_state, self.servers, self._serve = pool, loader_state, servers, serve
+        self.pool, self.servers, self._serve = pool, servers, serve
         self._submitter = RunSubmitter(pool, servers)
         # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
         # server, no run is started ahead, as a loop that is left early must not change what later runs draw.
