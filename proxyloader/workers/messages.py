@@ -46,11 +46,8 @@ class PackedInput:
             start = int(self.offsets[0])
             return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
-        spans = zip(self.offsets.tolist(), ends.tolist())
-        if self.shapes.shape[1] == 1 and dtype == np.uint8:  # fast path for encoded images
-            return [memory[start:end] for start, end in spans]
-        shapes = self.shapes.tolist()
-        return [memory[start:end].view(dtype).reshape(shape) for (start, end), shape in zip(spans, shapes)]
+        places = zip(self.offsets.tolist(), ends.tolist(), self.shapes.tolist())
+        return [memory[start:end].view(dtype).reshape(shape) for start, end, shape in places]
 
 
 @dataclass(frozen=True)
