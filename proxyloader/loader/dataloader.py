@@ -21,6 +21,7 @@ from torch.utils.data import Sampler
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import Translated, length_of, sources_of
+from ..data.deferral import Deferral
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..workers.loader_state import LoaderState, is_stateful
@@ -392,10 +393,11 @@ class DataLoader(CheckpointedLoader[T]):
         elif self._passed is None:
             self._passed = PassedSamples(length_of(found.dataset) or 0)
         found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
-        defers = not counts.has_given_up
-        self._pool = WorkerPool.build(
-            self, found, arena, self._passed, loader_state, live, defers, not defers and counts.has_images
-        )
+        deferral = None
+        if options.server is None:  # it begins as an epoch with the same transforms has ended
+            gave_up = counts.has_given_up
+            deferral = Deferral(options.on_gpu, not gave_up, gave_up and counts.has_images)
+        self._pool = WorkerPool.build(self, found, arena, self._passed, loader_state, live, deferral)
         return self._pool
 
     def _is_torchs(self, has_nothing: bool, loader_state: LoaderState) -> bool:
