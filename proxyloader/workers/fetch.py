@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from .._random_state import preserve_rng, seed_generators, set_states, states_now
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
@@ -119,17 +118,6 @@ class Fetcher:
     def transform(self) -> Any:
         """The transform of the user's dataset, or None."""
         return getattr(self.dataset if self._live is None else self._live.dataset, "transform", None)
-
-    @property
-    def is_as_torchs(self) -> bool:
-        """Whether ``as_torch`` gives what a call would, and names what cannot be read."""
-        has_seen_images = self._deferral is None or self._deferral.has_seen_images
-        return not has_seen_images and self._seed is None and self._on_error == "raise"
-
-    def as_torch(self, indices: Any, batched: bool, collate_fn: Callable[[Any], Any]) -> Any:
-        """Return a batch by torch's own fetcher; of a single index if batching is off."""
-        fetcher: Any = _MapDatasetFetcher(self.dataset, batched, collate_fn, False)
-        return fetcher.fetch(indices)
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return index and sample of the next readable sample after ``index``. Add skipped ones to ``unreadable``.
