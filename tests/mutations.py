@@ -179,7 +179,7 @@ the last batch, a smaller one, is lost
     workers/request_sampler.py:RequestSampler._batches | sampler.drop_last => True
     integration/test_torch_contract.py
 the first request is drawn twice from a sampler
-    workers/request_sampler.py:RequestSampler._requests | (remaining, => (iter(self._sampler) if first else remaining,
+    workers/request_sampler.py:RequestSampler._drawn | (remaining, => (iter(self._sampler),
     integration/test_torch_contract.py workers/test_request_sampler.py
 all epochs have the order of the first
     workers/loader_state.py:LoaderState.following | self.epoch + 1 => self.epoch

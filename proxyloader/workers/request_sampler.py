@@ -128,42 +128,38 @@ class RequestSampler:
         # At once, because torch creates the iterator before it draws seeds.
         with self._known_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
-        return (self._indices if self.yields_indices else self._requests)(loader_state, remaining)
+        drawn = self._drawn(loader_state, remaining)
+        return self._indices(drawn) if self.yields_indices else self._requests(drawn, loader_state.epoch)
 
-    def _indices(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
-        self.sizes.clear()
+    def _drawn(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
+        """Yield the indices of each batch. Generators are in a known state when torch's samplers draw, at the first."""
         with self._known_generators(loader_state, "next"):
             first = next(remaining, _END)
         if first is _END:
             return
         for indices in itertools.chain((first,), remaining):
-            if self._batched and not hasattr(indices, "__len__"):
-                indices = list(indices)
+            # A generator cannot be pickled.
+            yield list(indices) if self._batched and not hasattr(indices, "__len__") else indices
+
+    def _indices(self, drawn: Iterator[Any]) -> Iterator[Any]:
+        self.sizes.clear()
+        for indices in drawn:
             size = len(indices) if self._batched else 1
             self.sizes.append((size, self.places(size)))
             yield indices
 
-    def _requests(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[BatchRequest]:
-        first = True
-        while True:
-            # torch's samplers draw at their first item, so the generators must be in a known state then.
-            with self._known_generators(loader_state, "next") if first else contextlib.nullcontext():
-                indices = next(remaining, _END)  # calling iter() on it again might restart it
-            first = False
+    def _requests(self, drawn: Iterator[Any], epoch: int) -> Iterator[BatchRequest]:
+        for indices in drawn:
             self.ahead.note(self._next_number, own_generator(self._of_samples))
-            if indices is _END:
-                return
-            if self._batched and not hasattr(indices, "__len__"):
-                indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
-            number, epoch, ahead = self._next_number, loader_state.epoch, self.ahead
-            needed = number + 1 if ahead.is_direct else ahead.needed
-            request = BatchRequest(number, epoch, indices, self._batched, slot, needed, ahead.void)
+            needed = self._next_number + 1 if self.ahead.is_direct else self.ahead.needed
+            request = BatchRequest(self._next_number, epoch, indices, self._batched, slot, needed, self.ahead.void)
             self._next_number += 1
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
                 self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
             yield request
+        self.ahead.note(self._next_number, own_generator(self._of_samples))
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
