@@ -164,9 +164,6 @@ class Feed:
 
     process = 0
 
-    _is_interpreter_ending = staticmethod(sys.is_finalizing)
-    """A class attribute, as the names of modules are gone when the interpreter ends."""
-
     def __init__(
         self,
         batches: Iterator[BatchMessage],
@@ -194,8 +191,8 @@ class Feed:
         self.process = os.getpid()
         pool.user = weakref.ref(self)
 
-    def __del__(self) -> None:
-        if not self._is_interpreter_ending():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # names of modules may be gone
+        if not is_finalizing():
             self.close()
 
     def close(self) -> None:

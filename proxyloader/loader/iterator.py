@@ -9,10 +9,9 @@ from typing import Any
 
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
-from ..workers.torch_workers import TAKE
 from .assembly import NOTHING, BatchAssembler
 from .feed import Feed, InFlightBatch, size_of
-from .stats import StatsRecorder, Step, row
+from .stats import TAKE, StatsRecorder, Step, row
 
 OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
 """Attributes by which scripts check that the workers of torch's iterator, and its thread, end."""

@@ -232,6 +232,7 @@ def _sum(steps: list[Step]) -> Step:
 
 # --- rows of the profile ----------------------------------------------------------------------------------------------
 
+TAKE = "proxyloader.take_from_workers"
 SUBMIT = "proxyloader.submit_to_dali"
 WAIT = "proxyloader.wait_for_dali"
 
