@@ -79,15 +79,13 @@ class Fetcher:
         if of_folder is not None:
             return Fetched(of_folder, indices)
         at_once = self._at_once(request)
-        is_at_once = at_once is not _NOTHING
-        if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
+        if at_once is not _NOTHING:
             return Fetched(at_once, indices)
-        if not is_at_once:
-            self._fetch_ahead(indices)
+        self._fetch_ahead(indices)
         fetched = Fetched()
-        for place, index in enumerate(indices):
+        for index in indices:
             try:
-                sample = self._sample(index, request.epoch, at_once[place] if is_at_once else _NOTHING)
+                sample = self._sample(index, request.epoch)
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
                     raise
@@ -100,8 +98,6 @@ class Fetcher:
         if self.keeps_batches and not fetched.samples and fetched.unreadable:
             index, sample = self.next_readable(indices[-1], request.epoch, fetched.unreadable)
             fetched.samples, fetched.indices = [sample], [index]
-        if is_at_once and not fetched.unreadable:
-            fetched.samples = at_once  # keep the type of the returned sequence
         return fetched
 
     def look_again(self) -> None:
@@ -190,13 +186,10 @@ class Fetcher:
         if hasattr(dataset, "fetch_ahead"):
             dataset.fetch_ahead(indices)
 
-    def _sample(self, index: Any, epoch: int, sample: Any = _NOTHING) -> Any:
-        """Return the sample of an index, or the one that the dataset has returned already."""
+    def _sample(self, index: Any, epoch: int) -> Any:
         if (seed_for := self._seeds(epoch)) is not None:
             seed_for(index)
         try:
-            if sample is not _NOTHING:
-                return sample
             with checking(self._passed, [index]):
                 return self.dataset[index]
         except InputError as error:
