@@ -181,8 +181,6 @@ class Feed:
         # server, no run is started ahead, as a loop that is left early must not change what later runs draw.
         runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
         self._ahead = prefetch if runs_ahead else 0
-        if pool.requests is not None:
-            pool.requests.ahead.is_direct = not self._ahead
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded.
         # If the dataset or its iterators have restored their states, they start at the position.
         self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0

@@ -152,8 +152,8 @@ class RequestSampler:
         for indices in drawn:
             self.ahead.note(self._next_number, own_generator(self._of_samples))
             slot = self._arena.lend() if self._arena is not None else None
-            needed = self._next_number + 1 if self.ahead.is_direct else self.ahead.needed
-            request = BatchRequest(self._next_number, epoch, indices, self._batched, slot, needed, self.ahead.void)
+            needed, void = self.ahead.needed, self.ahead.void
+            request = BatchRequest(self._next_number, epoch, indices, self._batched, slot, needed, void)
             self._next_number += 1
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
