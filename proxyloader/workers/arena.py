@@ -52,14 +52,8 @@ class Arena:
 
     The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter. At first
     ``slot_bytes`` of a slot are mapped. OSError: the system cannot create such a file, as too many files are open.
-
-    Attributes:
-        batch_bytes, sent_bytes: size of a batch, and of the files that were sent with it: in a worker, of its last
-            batch, and in the main process, of the largest, for workers that are forked later. A dataset may read many
-            files that are not sent, which should take no memory of a slot.
     """
 
-    batch_bytes = sent_bytes = 0
     _fd = -1
 
     def __init__(self, slots: int, slot_bytes: int) -> None:

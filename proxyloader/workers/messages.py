@@ -241,8 +241,6 @@ class BatchMessage:
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None
             batch = pickle.loads(arena.memory(request.slot, self.end)[self.start : self.end].data)
-            if batch.size_bytes > arena.batch_bytes:  # a smaller one may be the last of an epoch, or have failed
-                arena.batch_bytes, arena.sent_bytes = batch.size_bytes, batch.bytes_read
         return dataclasses.replace(batch, request=request)
 
     def pin_memory(self, device: Any = None) -> BatchMessage:

@@ -56,6 +56,8 @@ class PackedDataset(Dataset[Any]):
         self._states, self._board = states or {}, board
         self._draws = DrawsOfWorker() if goes_on else None
         self._sends_batches = sends_batches
+        # Of the last batch. A dataset may read many files that are not sent, which should take no memory of a slot.
+        self._batch_bytes = self._sent_bytes = 0
         self._has_released = False  # its hooks, as deferring was given up, with this transform:
         self._transform: Any = None
 
@@ -78,13 +80,12 @@ class PackedDataset(Dataset[Any]):
         arena: Any = self._arena if request.slot is not None else None
         is_deferring, info = self._is_deferring(), self.fetcher.worker_info()
         if arena is not None and is_deferring:
-            memory = arena.memory_to_write(request.slot, arena.batch_bytes)
-            batch_memory.begin(memory[: arena.sent_bytes * 5 // 4])
+            memory = arena.memory_to_write(request.slot, self._batch_bytes)
+            batch_memory.begin(memory[: self._sent_bytes * 5 // 4])
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
-            if arena is not None:
-                arena.batch_bytes, arena.sent_bytes = packed.size_bytes, packed.bytes_read
+            self._batch_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
         except Exception as error:
             packed = _failed(error, request, info)
         if arena is not None:
