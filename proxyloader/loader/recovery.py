@@ -119,7 +119,7 @@ class BatchRecovery:
     def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         images, *rest = map(list, batch.inputs(run, self._pool.arena))
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            decoded: list[Any] = list(pool.map(_decoded, images, run.sources.split("\n")))
+            decoded: list[Any] = list(pool.map(_decoded, images, run.sources))
         lost = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         sound = next((row for row in range(len(decoded)) if row not in lost), None)
         if sound is None or (lost and self._options.on_error == "raise"):
@@ -135,7 +135,7 @@ class BatchRecovery:
         server, inputs = self._servers[run.server], batch.inputs(run, self._pool.arena)
         rows: list[Outputs] = []
         lost: dict[int, ImageError] = {}
-        for row, source in enumerate(run.sources.split("\n")):
+        for row, source in enumerate(run.sources):
             try:
                 rows.append(server.collect(server.submit([[part[row]] for part in inputs])))
             except PipelineError as error:

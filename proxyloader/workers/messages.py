@@ -56,7 +56,7 @@ class PackedRun:
 
     server: str
     inputs: tuple[PackedInput, ...]
-    sources: str
+    sources: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.inputs[0].offsets)

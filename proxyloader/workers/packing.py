@@ -368,7 +368,7 @@ def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
             offsets = [layout.add_file(array) for array in arrays]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
         inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
-    return PackedRun(calls[0].server, tuple(inputs), "\n".join(call.source for call in calls))
+    return PackedRun(calls[0].server, tuple(inputs), tuple(call.source for call in calls))
 
 
 # --- in the main process ---------------------------------------------------------------------------------------------
