@@ -73,8 +73,7 @@ class SeededIterator:
         return self
 
     def __next__(self) -> Any:
-        with preserve_rng():
-            set_states(self._states)
+        with drawing_from(self._states):
             try:
                 return next(self._iterator)
             finally:

@@ -179,7 +179,7 @@ the last batch, a smaller one, is lost
     workers/request_sampler.py:RequestSampler._batches | sampler.drop_last => True
     integration/test_torch_contract.py
 the first request is drawn twice from a sampler
-    workers/request_sampler.py:RequestSampler._requests | (remaining, => (iter(self._sampler) if first else remaining,
+    workers/request_sampler.py:RequestSampler._drawn | (remaining, => (iter(self._sampler),
     integration/test_torch_contract.py workers/test_request_sampler.py
 all epochs have the order of the first
     workers/loader_state.py:LoaderState.following | self.epoch + 1 => self.epoch
@@ -227,9 +227,6 @@ files of one size are taken to follow each other where they were read
 a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>
     integration/test_kept_images.py
-each new worker copies its first batch, as nobody tells it how large batches are
-    workers/messages.py:BatchMessage.open | batch.size_bytes > arena.batch_bytes => False
-    workers/test_batch_memory.py
 behind a small first batch the engines decode a few images of each batch, and CUDA the others
     dali/plan_server.py:PlanServer.submit | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_plan_server.py

@@ -21,6 +21,7 @@ from torch.utils.data import Sampler
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import Translated, length_of, sources_of
+from ..data.deferral import Deferral
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..workers.loader_state import LoaderState, is_stateful
@@ -309,12 +310,12 @@ class DataLoader(CheckpointedLoader[T]):
             self._say_what_begins()
             iterator = LoaderIterator(self._recorder) if iterator is None else iterator
             if pool.is_torchs:
-                iterator.begin_as_torch(batches, pool, loader_state)
+                iterator.begin(batches, pool, loader_state)
                 return iterator
             serve = functools.partial(self._servers.serve, options=options)
             feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
             assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
-            iterator.begin(batches, feed, assembler)
+            iterator.begin(batches, pool, loader_state, feed, assembler)
             return iterator
         except BaseException:
             pool.let_go(batches)
@@ -392,10 +393,11 @@ class DataLoader(CheckpointedLoader[T]):
         elif self._passed is None:
             self._passed = PassedSamples(length_of(found.dataset) or 0)
         found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
-        defers = not counts.has_given_up
-        self._pool = WorkerPool.build(
-            self, found, arena, self._passed, loader_state, live, defers, not defers and counts.has_images
-        )
+        deferral = None
+        if options.server is None:  # it begins as an epoch with the same transforms has ended
+            gave_up = counts.has_given_up
+            deferral = Deferral(options.on_gpu, not gave_up, gave_up and counts.has_images)
+        self._pool = WorkerPool.build(self, found, arena, self._passed, loader_state, live, deferral)
         return self._pool
 
     def _is_torchs(self, has_nothing: bool, loader_state: LoaderState) -> bool:

@@ -164,9 +164,6 @@ class Feed:
 
     process = 0
 
-    _is_interpreter_ending = staticmethod(sys.is_finalizing)
-    """A class attribute, as the names of modules are gone when the interpreter ends."""
-
     def __init__(
         self,
         batches: Iterator[BatchMessage],
@@ -178,14 +175,12 @@ class Feed:
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
-        self.pool, self.loader_state, self.servers, self._serve = pool, loader_state, servers, serve
+        self.pool, self.servers, self._serve = pool, servers, serve
         self._submitter = RunSubmitter(pool, servers)
         # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
         # server, no run is started ahead, as a loop that is left early must not change what later runs draw.
         runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
         self._ahead = prefetch if runs_ahead else 0
-        if pool.requests is not None:
-            pool.requests.ahead.is_direct = not self._ahead
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded.
         # If the dataset or its iterators have restored their states, they start at the position.
         self._to_throw_away = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
@@ -194,8 +189,8 @@ class Feed:
         self.process = os.getpid()
         pool.user = weakref.ref(self)
 
-    def __del__(self) -> None:
-        if not self._is_interpreter_ending():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # names of modules may be gone
+        if not is_finalizing():
             self.close()
 
     def close(self) -> None:

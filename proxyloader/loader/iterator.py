@@ -9,10 +9,9 @@ from typing import Any
 
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
-from ..workers.torch_workers import TAKE
 from .assembly import NOTHING, BatchAssembler
 from .feed import Feed, InFlightBatch, size_of
-from .stats import StatsRecorder, Step, row
+from .stats import TAKE, StatsRecorder, Step, row
 
 OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
 """Attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
@@ -26,29 +25,28 @@ class LoaderIterator:
         self._turn = threading.RLock()  # threads that share the iterator take turns
         self._feed: Feed | None = None  # None: the batches are those of torch's iterator
 
-    def begin(self, batches: Any, feed: Feed, assembler: BatchAssembler) -> None:
-        """Begin an epoch of torch's iterator. The position in the ``loader_state`` of its feed is updated here."""
-        with self._turn:
-            self._feed, self._assembler = feed, assembler
-            self._begin(batches, feed.pool, feed.loader_state)
-            batches._profile_name = TAKE
+    def begin(
+        self,
+        batches: Any,
+        pool: WorkerPool,
+        loader_state: LoaderState,
+        feed: Feed | None = None,
+        assembler: BatchAssembler | None = None,
+    ) -> None:
+        """Begin an epoch of torch's iterator. The position in ``loader_state`` is updated here.
 
-    def begin_as_torch(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
-        """Begin an epoch whose batches are those of torch's iterator. They are counted, and nothing else."""
+        Without a feed and an assembler, the batches of torch's iterator are counted and nothing else.
+        """
         with self._turn:
-            self._feed, self._batches = None, batches
-            self._sizes = None if pool.requests is None else pool.requests.sizes
-            self._begin(batches, pool, loader_state)
-            batches._profile_name = self._profile_name
-
-    def _begin(self, batches: Any, pool: WorkerPool, loader_state: LoaderState) -> None:
-        self._pool, self._loader_state = pool, loader_state
-        kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
-        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as of torch's own loader
-        vars(self).update({name: each for name, each in vars(batches).items() if name in OF_TORCHS_ITERATOR})
-        self._nothing_yet = not loader_state.batches
-        self._handed_out_s = time.monotonic()
-        self._was_interrupted = False
+            self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
+            self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
+            kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
+            self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as of torch's own loader
+            batches._profile_name = self._profile_name if feed is None else TAKE
+            vars(self).update({name: each for name, each in vars(batches).items() if name in OF_TORCHS_ITERATOR})
+            self._nothing_yet = not loader_state.batches
+            self._handed_out_s = time.monotonic()
+            self._was_interrupted = False
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -88,20 +86,24 @@ class LoaderIterator:
                 raise
 
     def _next(self, feed: Feed) -> Any:
+        assembler = self._assembler
+        assert assembler is not None
         asked_s, feed.for_workers_s = time.monotonic(), 0.0
         loop_s, batch = asked_s - self._handed_out_s, NOTHING
         while batch is NOTHING:
             in_flight = feed.next(loop_s)
             if in_flight is None:
                 if not feed.is_cut_short:
-                    self._end()
+                    self._loader_state.finished = True
+                    had_nothing, self._nothing_yet = self._nothing_yet, False
+                    assembler.end_epoch(has_given=not had_nothing)
                 raise StopIteration
             try:
                 feed.start(in_flight)
                 self._note_progress(in_flight)
                 if self._nothing_yet and in_flight.error is None:
-                    self._assembler.warn_of_idle(in_flight.batch)
-                batch = self._assembler.assemble(in_flight)
+                    assembler.warn_of_idle(in_flight.batch)
+                batch = assembler.assemble(in_flight)
             finally:
                 feed.give_back_slot(in_flight)
         self._nothing_yet = False
@@ -122,11 +124,6 @@ class LoaderIterator:
             self._loader_state.worker_states[in_flight.batch.worker] = in_flight.batch.worker_state
             self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
 
-    def _end(self) -> None:
-        self._loader_state.finished = True
-        had_nothing, self._nothing_yet = self._nothing_yet, False
-        self._assembler.end_epoch(has_given=not had_nothing)
-
     def _next_of_torch(self) -> Any:
         asked_s = time.monotonic()
         try:
@@ -139,7 +136,7 @@ class LoaderIterator:
             self._count()  # the next batch is the one behind the failed one
             raise
         size, loop_s = self._count(), asked_s - self._handed_out_s
-        if self._sizes is None:
+        if self._pool.requests is None:
             size = size_of(batch, self._pool.workers.batch_size or 1)
         self._handed_out_s = now_s = time.monotonic()
         self._recorder.add_step(Step(loop_s, now_s - asked_s, now_s - asked_s, size), size)
@@ -148,8 +145,8 @@ class LoaderIterator:
     def _count(self) -> int:
         """Advance the state of the epoch by a batch of torch's. Return its number of samples; 0 if it is not known."""
         self._loader_state.batches += 1
-        if not self._sizes:
+        if self._pool.requests is None or not self._pool.requests.sizes:
             return 0
-        size, places = self._sizes.popleft()
+        size, places = self._pool.requests.sizes.popleft()
         self._loader_state.samples += places
         return size

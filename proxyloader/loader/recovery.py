@@ -54,7 +54,6 @@ class BatchRecovery:
 
     def __init__(self, servers: Mapping[str, RunQueue], pool: WorkerPool, options: LoaderOptions) -> None:
         self._servers, self._pool, self._options = servers, pool, options
-        self._on_error, self._format = options.on_error, options.format
 
     def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
         """Repeat the runs that failed. ``found`` has the outputs or the error of each run of the batch.
@@ -68,7 +67,7 @@ class BatchRecovery:
             if isinstance(outputs, PipelineError):
                 outputs, lost = self._run_again(batch, run, outputs)
                 saved.lost.update({(number, row): error for row, error in lost.items()})
-            saved.outputs.append(self._format.of_outputs(outputs))
+            saved.outputs.append(self._options.format.of_outputs(outputs))
         return saved
 
     def _run_again(
@@ -80,7 +79,7 @@ class BatchRecovery:
                 return outputs, {}
         if run.server in self._pool.plans:
             return self._by_pillow(batch, run)
-        if self._on_error != "raise":
+        if self._options.on_error != "raise":
             return self._one_by_one(batch, run)
         advice = "on_error='skip' finds out which of them it is, and leaves that out"
         raise error.at(f"{_place_of(batch)} ({advice})", indices=batch.sample_indices) from error
@@ -110,7 +109,7 @@ class BatchRecovery:
                 unreadable.append(UnreadableSample.of(index, error))
                 is_last = index is not None and not samples and place == len(indices)
                 is_kept = is_last and self._pool.fetcher.keeps_batches
-                if self._on_error == "replace" or is_kept:
+                if self._options.on_error == "replace" or is_kept:
                     samples.append(self._replacement(batch, index, unreadable))
         return samples, unreadable
 
@@ -120,10 +119,10 @@ class BatchRecovery:
     def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         images, *rest = map(list, batch.inputs(run, self._pool.arena))
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            decoded: list[Any] = list(pool.map(_decoded, images, run.sources.split("\n")))
+            decoded: list[Any] = list(pool.map(_decoded, images, run.sources))
         lost = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         sound = next((row for row in range(len(decoded)) if row not in lost), None)
-        if sound is None or (lost and self._on_error == "raise"):
+        if sound is None or (lost and self._options.on_error == "raise"):
             return [], lost
         for row in lost:  # the run needs an input in each row
             for part in (decoded, *rest):
@@ -136,7 +135,7 @@ class BatchRecovery:
         server, inputs = self._servers[run.server], batch.inputs(run, self._pool.arena)
         rows: list[Outputs] = []
         lost: dict[int, ImageError] = {}
-        for row, source in enumerate(run.sources.split("\n")):
+        for row, source in enumerate(run.sources):
             try:
                 rows.append(server.collect(server.submit([[part[row]] for part in inputs])))
             except PipelineError as error:
@@ -175,9 +174,7 @@ class BatchRecovery:
 
 def _place_of(batch: PackedBatch) -> str:
     indices = batch.sample_indices
-    return (
-        f"in the batch of dataset indices {list(indices)}" if indices is not None else "in an IterableDataset's batch"
-    )
+    return "in an IterableDataset's batch" if indices is None else f"in the batch of dataset indices {list(indices)}"
 
 
 def _what_failed(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """What a loader has given so far, how long the loop waited for it and where the time went. Main process.
 
-``LoaderStats`` are the numbers, ``Starvation`` warns if the loop waits, and ``row`` adds to the profile of torch.
+``LoaderStats`` are the numbers, which ``StatsRecorder`` counts, and ``row`` adds to the profile of torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW_BATCHES = 1000
 """Number of batches, the last ones, of which times are kept."""
 
 STEPS = 100
-"""Least number of steps in a row after which the loop is said to starve."""
+"""Least number of steps in a row of which the loop waits more than half, for a warning."""
 
 LEAST_LOOP_S = 0.001
 """A loop that takes less time than this for a batch, in seconds, does nothing that could wait."""
@@ -134,8 +134,8 @@ class Step(NamedTuple):
     bytes_read: int = 0
 
 
-class Starvation:
-    """Looks for steps in a row of which the loop waits more than half, and logs one warning.
+class StatsRecorder:
+    """Counts what a loader gives, and logs a warning once if the loop waits more than half of ``STEPS`` steps in a row.
 
     Workers that begin together also give their batches together: one wait is long, and the following ones are short. So
     the steps of a round, one batch of each worker, are added up. ``name`` is what the warning calls the dataset.
@@ -143,65 +143,11 @@ class Starvation:
 
     def __init__(self, name: str, num_workers: int) -> None:
         self._name, self._num_workers = name, num_workers
-        self._round: list[Step] = []
-        self._starved: list[Step] = []
-        self._has_begun = self._is_said = False
-
-    def add(self, step: Step, workers_make_images: bool) -> None:
-        """Add a step. ``workers_make_images`` says whether DALI makes less than half of the images so far."""
-        if not self._has_begun or self._is_said:  # the first batch waits for the start of the workers and of DALI
-            self._has_begun = True
-            return
-        if step.loop_s < LEAST_LOOP_S:  # as in the first step of an epoch, which waits for new workers
-            return
-        self._round.append(step)
-        if len(self._round) < self._num_workers:
-            return
-        steps, self._round = self._round, []
-        loop_s, wait_s = sum(each.loop_s for each in steps), sum(each.wait_s for each in steps)
-        self._starved = self._starved + steps if wait_s > loop_s else []
-        if len(self._starved) >= STEPS:
-            self._is_said = True
-            self._warn(workers_make_images)
-
-    def _warn(self, workers_make_images: bool) -> None:
-        count, total = len(self._starved), Step(*map(sum, zip(*self._starved)))
-        log.warning(
-            "%s: the loop waits for its batches, %.0f ms a step in %d steps in a row, and works %.0f ms. %s",
-            self._name,
-            1000 * total.wait_s / count,
-            count,
-            1000 * total.loop_s / count,
-            self._advice(workers_make_images, total),
-        )
-
-    def _advice(self, workers_make_images: bool, total: Step) -> str:
-        """Return what the loop waits for, and what to try. ``total`` is the sum of the steps."""
-        cores = cores_of_process()
-        free = cores - self._num_workers
-        if not self._num_workers:
-            return f"Nothing is loaded while it works, as num_workers is 0. Give the loader num_workers={cores}"
-        if total.for_workers_s < total.wait_s / 2:
-            rate = total.images / (total.loop_s + total.wait_s)
-            size = f" of {total.bytes_read / total.images / 1000:,.0f} kB on average" if total.bytes_read else ""
-            return (
-                f"It waits for DALI, which delivered {rate:,.0f} images/s{size}. Try a larger prefetch or num_threads, "
-                "or store smaller images"
-            )
-        if workers_make_images:
-            return "The workers make the images themselves. print(loader.backend) says why, and what DALI could do"
-        if free > 0:
-            return f"The workers are behind, and {free} of {cores} cores are free. Give the loader more num_workers"
-        return "The workers are behind, and take all cores. Read from a faster disk, or store the images smaller"
-
-
-class StatsRecorder:
-    """Counts what a loader gives, batch by batch. ``name`` and ``num_workers`` are those of ``Starvation``."""
-
-    def __init__(self, name: str, num_workers: int) -> None:
         self._batches = self._images = self._by_dali = self._by_pillow = self._by_workers = self._bytes_read = 0
         self._steps: deque[Step] = deque(maxlen=WINDOW_BATCHES)
-        self._starvation = Starvation(name, num_workers)
+        self._round: list[Step] = []
+        self._starved: list[Step] = []
+        self._has_warned = False
 
     def add(self, batch: PackedBatch, step: Step) -> None:
         """Count a batch that the loop gets. This takes some µs, whatever the size of the batch."""
@@ -218,7 +164,47 @@ class StatsRecorder:
         self._images += step.images
         self._by_workers += by_workers
         self._steps.append(step)
-        self._starvation.add(step, workers_make_images=2 * self._by_workers > self._images)
+        # The first batch waits for the start of the workers and of DALI, that of a later epoch for new workers.
+        if self._batches > 1 and step.loop_s >= LEAST_LOOP_S and not self._has_warned:
+            self._round.append(step)
+            if len(self._round) >= self._num_workers:
+                self._end_round()
+
+    def _end_round(self) -> None:
+        steps, self._round = self._round, []
+        round_ = _sum(steps)
+        self._starved = self._starved + steps if round_.wait_s > round_.loop_s else []
+        count = len(self._starved)
+        if count < STEPS:
+            return
+        self._has_warned, total = True, _sum(self._starved)
+        log.warning(
+            "%s: the loop waits for its batches, %.0f ms a step in %d steps in a row, and works %.0f ms. %s",
+            self._name,
+            1000 * total.wait_s / count,
+            count,
+            1000 * total.loop_s / count,
+            self._advice(total),
+        )
+
+    def _advice(self, total: Step) -> str:
+        """Return what the loop waits for, and what to try. ``total`` is the sum of the steps."""
+        cores = cores_of_process()
+        free = cores - self._num_workers
+        if not self._num_workers:
+            return f"Nothing is loaded while it works, as num_workers is 0. Give the loader num_workers={cores}"
+        if total.for_workers_s < total.wait_s / 2:
+            rate = total.images / (total.loop_s + total.wait_s)
+            size = f" of {total.bytes_read / total.images / 1000:,.0f} kB on average" if total.bytes_read else ""
+            return (
+                f"It waits for DALI, which delivered {rate:,.0f} images/s{size}. Try a larger prefetch or num_threads, "
+                "or store smaller images"
+            )
+        if 2 * self._by_workers > self._images:
+            return "The workers make the images themselves. print(loader.backend) says why, and what DALI could do"
+        if free > 0:
+            return f"The workers are behind, and {free} of {cores} cores are free. Give the loader more num_workers"
+        return "The workers are behind, and take all cores. Read from a faster disk, or store the images smaller"
 
     def stats(self, batches_ahead: int, errors: int) -> LoaderStats:
         """Return the numbers so far. Any thread may call this."""
@@ -240,8 +226,13 @@ class StatsRecorder:
         )
 
 
+def _sum(steps: list[Step]) -> Step:
+    return Step(*map(sum, zip(*steps)))
+
+
 # --- rows of the profile ----------------------------------------------------------------------------------------------
 
+TAKE = "proxyloader.take_from_workers"
 SUBMIT = "proxyloader.submit_to_dali"
 WAIT = "proxyloader.wait_for_dali"
 

@@ -8,6 +8,5 @@ __all__ = [
     "pool",
     "request_sampler",
     "scan_checks",
-    "torch_workers",
 ]
 """Modules that other folders may import."""

@@ -52,16 +52,9 @@ class Arena:
 
     The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter. At first
     ``slot_bytes`` of a slot are mapped. OSError: the system cannot create such a file, as too many files are open.
-
-    Attributes:
-        batch_bytes, sent_bytes: size of a batch, and of the files that were sent with it: in a worker, of its last
-            batch, and in the main process, of the largest, for workers that are forked later. A dataset may read many
-            files that are not sent, which should take no memory of a slot.
     """
 
-    batch_bytes = sent_bytes = 0
     _fd = -1
-    _is_interpreter_ending = staticmethod(sys.is_finalizing)  # see NOTE [ What ends when ]
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         fd = os.memfd_create("proxyloader")
@@ -77,8 +70,8 @@ class Arena:
         self._mapped: dict[int, Memory] = {}
         self._read_bytes: dict[int, int] = {}  # of a slot, by this process, which writes to it
 
-    def __del__(self) -> None:
-        if self._fd >= 0 and not self._is_interpreter_ending():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ What ends when ]
+        if self._fd >= 0 and not is_finalizing():
             os.close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,14 +152,12 @@ def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
 class _Mapping:
     """Mapped memory, which arrays over it keep alive. It is unmapped with them, but not when the interpreter ends."""
 
-    _is_interpreter_ending = staticmethod(sys.is_finalizing)
-
     def __init__(self, address: int, length: int, unmap: Callable[[int, int], object]) -> None:
         self.__array_interface__ = {"data": (address, False), "shape": (length,), "typestr": "|u1", "version": 3}
         self._place, self._unmap = (address, length), unmap
 
-    def __del__(self) -> None:
-        if not self._is_interpreter_ending():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
             self._unmap(*self._place)
 
 

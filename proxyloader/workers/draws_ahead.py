@@ -26,7 +26,6 @@ class RequestsAhead:
     ``requests`` is the number of requests that torch's loader makes before its first batch.
 
     Attributes:
-        is_direct: whether each batch that a worker has answered is handed out at once. Then all requests are needed.
         needed: number below which all requests are needed that are not void.
         void: the numbers of requests that were made and are not needed, of which some worker may not know yet.
     """
@@ -34,13 +33,10 @@ class RequestsAhead:
     def __init__(self, requests: int) -> None:
         self._before_first, self._first, self.needed = requests, 0, requests
         self.void: tuple[range, ...] = ()
-        self.is_direct = False
         self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
 
     def begin(self, number: int) -> None:
         """Begin an epoch, with the number of its first request."""
-        if self.is_direct:
-            self.needed = number
         if number - self._first >= self._before_first:
             self.void = ()  # each worker has had a request
         if self.needed < number:

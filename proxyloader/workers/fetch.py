@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from .._random_state import preserve_rng, seed_generators, set_states, states_now
 from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
@@ -80,15 +79,13 @@ class Fetcher:
         if of_folder is not None:
             return Fetched(of_folder, indices)
         at_once = self._at_once(request)
-        is_at_once = at_once is not _NOTHING
-        if is_at_once and (not isinstance(at_once, (list, tuple)) or len(at_once) != len(indices)):
+        if at_once is not _NOTHING:
             return Fetched(at_once, indices)
-        if not is_at_once:
-            self._fetch_ahead(indices)
+        self._fetch_ahead(indices)
         fetched = Fetched()
-        for place, index in enumerate(indices):
+        for index in indices:
             try:
-                sample = self._sample(index, request.epoch, at_once[place] if is_at_once else _NOTHING)
+                sample = self._sample(index, request.epoch)
             except Exception as error:
                 if self._on_error == "raise" or not is_about_the_file(error):
                     raise
@@ -101,8 +98,6 @@ class Fetcher:
         if self.keeps_batches and not fetched.samples and fetched.unreadable:
             index, sample = self.next_readable(indices[-1], request.epoch, fetched.unreadable)
             fetched.samples, fetched.indices = [sample], [index]
-        if is_at_once and not fetched.unreadable:
-            fetched.samples = at_once  # keep the type of the returned sequence
         return fetched
 
     def look_again(self) -> None:
@@ -119,17 +114,6 @@ class Fetcher:
     def transform(self) -> Any:
         """The transform of the user's dataset, or None."""
         return getattr(self.dataset if self._live is None else self._live.dataset, "transform", None)
-
-    @property
-    def is_as_torchs(self) -> bool:
-        """Whether ``as_torch`` gives what a call would, and names what cannot be read."""
-        has_seen_images = self._deferral is None or self._deferral.has_seen_images
-        return not has_seen_images and self._seed is None and self._on_error == "raise"
-
-    def as_torch(self, indices: Any, batched: bool, collate_fn: Callable[[Any], Any]) -> Any:
-        """Return a batch by torch's own fetcher; of a single index if batching is off."""
-        fetcher: Any = _MapDatasetFetcher(self.dataset, batched, collate_fn, False)
-        return fetcher.fetch(indices)
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return index and sample of the next readable sample after ``index``. Add skipped ones to ``unreadable``.
@@ -202,13 +186,10 @@ class Fetcher:
         if hasattr(dataset, "fetch_ahead"):
             dataset.fetch_ahead(indices)
 
-    def _sample(self, index: Any, epoch: int, sample: Any = _NOTHING) -> Any:
-        """Return the sample of an index, or the one that the dataset has returned already."""
+    def _sample(self, index: Any, epoch: int) -> Any:
         if (seed_for := self._seeds(epoch)) is not None:
             seed_for(index)
         try:
-            if sample is not _NOTHING:
-                return sample
             with checking(self._passed, [index]):
                 return self.dataset[index]
         except InputError as error:

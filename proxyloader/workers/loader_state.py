@@ -146,9 +146,6 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
         )
     if state["version"] != STATE_VERSION:
         raise ValueError(f"the state is of version {state['version']}, and this loader reads {STATE_VERSION}")
-    missing = {*SAVED, "num_workers"} - state.keys()
-    if missing:
-        raise ValueError(f"load_state_dict takes what state_dict gave; this one lacks {', '.join(sorted(missing))}")
     if state["seed"] != seed:
         raise ValueError(
             f"the state was saved by a loader with seed={state['seed']}, and this one has seed={seed}: "
@@ -171,9 +168,6 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
             "IterableDataset, or a dataset with a state of its own, in another way: some samples would come twice, "
             f"and some never. Give the loader as many workers, or {ANEW}"
         )
-    for name in ("epoch", "batches", "samples"):
-        if not isinstance(state[name], int) or state[name] < 0:
-            raise ValueError(f"{name!r} of the state is a whole number, 0 or more; got {state[name]!r}")
 
 
 GENERATORS = ("random_states", "generator_states")

@@ -46,11 +46,8 @@ class PackedInput:
             start = int(self.offsets[0])
             return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
-        spans = zip(self.offsets.tolist(), ends.tolist())
-        if self.shapes.shape[1] == 1 and dtype == np.uint8:  # fast path for encoded images
-            return [memory[start:end] for start, end in spans]
-        shapes = self.shapes.tolist()
-        return [memory[start:end].view(dtype).reshape(shape) for (start, end), shape in zip(spans, shapes)]
+        places = zip(self.offsets.tolist(), ends.tolist(), self.shapes.tolist())
+        return [memory[start:end].view(dtype).reshape(shape) for start, end, shape in places]
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class PackedRun:
 
     server: str
     inputs: tuple[PackedInput, ...]
-    sources: str
+    sources: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.inputs[0].offsets)
@@ -244,8 +241,6 @@ class BatchMessage:
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None
             batch = pickle.loads(arena.memory(request.slot, self.end)[self.start : self.end].data)
-            if batch.size_bytes > arena.batch_bytes:  # a smaller one may be the last of an epoch, or have failed
-                arena.batch_bytes, arena.sent_bytes = batch.size_bytes, batch.bytes_read
         return dataclasses.replace(batch, request=request)
 
     def pin_memory(self, device: Any = None) -> BatchMessage:

@@ -88,16 +88,14 @@ class Packer:
         content = self.collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size)
         if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
-            return PackedBatch(
-                request, content=content, num_samples=num_samples, **self._made_by(pickler, 0, num_samples)
-            )
+            return PackedBatch(request, content=content, **self._made_by(pickler, 0, num_samples))
         data = pickler.dumps(content, may_write_over=not self._keep_samples)
         refused = self._refused(pickler.runs)
         if refused:
             pickler = _ContentPickler(self._run_size, refused)
             data = pickler.dumps(content, may_write_over=not self._keep_samples)
         each = samples if self.batched else [samples]
-        made_by = self._made_by(pickler, len(each), num_samples) | {"num_samples": num_samples}
+        made_by = self._made_by(pickler, len(each), num_samples)
         if not pickler.runs and not pickler.is_computed:
             content = content if collates else self.collate_fn(content)
             return PackedBatch(request, content=content, **made_by)
@@ -144,6 +142,7 @@ class Packer:
             for_dali = bool(encoded or by_hand_bytes or (images and are_pixels_for_dali) or is_for_gpu)
             self.deferral.note(num_samples, for_dali, bool(used))
         return {
+            "num_samples": num_samples,
             "gave_up": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
             "images_by": (encoded, len(images) - encoded, max(used, others)),
@@ -369,7 +368,7 @@ def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
             offsets = [layout.add_file(array) for array in arrays]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
         inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
-    return PackedRun(calls[0].server, tuple(inputs), "\n".join(call.source for call in calls))
+    return PackedRun(calls[0].server, tuple(inputs), tuple(call.source for call in calls))
 
 
 # --- in the main process ---------------------------------------------------------------------------------------------

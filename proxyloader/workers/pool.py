@@ -78,9 +78,8 @@ class WorkerPool:
         arena: Arena | None,
         passed: PassedSamples | None,
         loader_state: LoaderState,
-        live: LiveDataset | None = None,
-        defers: bool = True,
-        has_seen_images: bool = False,
+        live: LiveDataset | None,
+        counts: Deferral | None,
     ) -> WorkerPool:
         """Create a pool with the arguments of a loader.
 
@@ -88,7 +87,8 @@ class WorkerPool:
             arena: arena of an earlier epoch to use again; None: create one.
             passed, live: see ``Fetcher``.
             loader_state: state of the first epoch, with the states that the dataset begins with.
-            defers, has_seen_images: how deferring begins, as an epoch with the same transform has ended.
+            counts: counts the images for DALI; None: it is not given up, as a server's pipeline takes all that it is
+                given.
         """
         dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
         states = loader_state.worker_states if loader_state.resumes else {}
@@ -99,8 +99,6 @@ class WorkerPool:
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
             arena = _arena_for(loader)
-        # A server's pipeline takes all that it is given.
-        counts = Deferral(loader._options.on_gpu, defers, has_seen_images) if loader.server is None else None
         deferral = counts if is_late else None
         fetcher = _fetcher_for(loader, translated, passed, live, counts)
         packer = Packer(

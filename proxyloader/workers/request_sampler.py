@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import Any
 
 import torch
@@ -78,9 +77,6 @@ class BatchRequest:
     needed: int = 0
     void: tuple[range, ...] = ()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BatchRequest, tuple(vars(self).values())  # a third of the time that a dataclass takes
-
     def each(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
 
@@ -132,45 +128,38 @@ class RequestSampler:
         # At once, because torch creates the iterator before it draws seeds.
         with self._known_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
-        return (self._indices if self.yields_indices else self._requests)(loader_state, remaining)
+        drawn = self._drawn(loader_state, remaining)
+        return self._indices(drawn) if self.yields_indices else self._requests(drawn, loader_state.epoch)
 
-    def _indices(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
-        self.sizes.clear()
+    def _drawn(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
+        """Yield the indices of each batch. Generators are in a known state when torch's samplers draw, at the first."""
         with self._known_generators(loader_state, "next"):
             first = next(remaining, _END)
         if first is _END:
             return
-        last, places, batched, note = 0, 0, self._batched, self.sizes.append
         for indices in itertools.chain((first,), remaining):
-            if batched and not hasattr(indices, "__len__"):
-                indices = list(indices)
-            size = len(indices) if batched else 1
-            if size != last:
-                last, places = size, self.places(size)
-            note((size, places))
+            # A generator cannot be pickled.
+            yield list(indices) if self._batched and not hasattr(indices, "__len__") else indices
+
+    def _indices(self, drawn: Iterator[Any]) -> Iterator[Any]:
+        self.sizes.clear()
+        for indices in drawn:
+            size = len(indices) if self._batched else 1
+            self.sizes.append((size, self.places(size)))
             yield indices
 
-    def _requests(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[BatchRequest]:
-        first = True
-        while True:
-            # torch's samplers draw at their first item, so the generators must be in a known state then.
-            with self._known_generators(loader_state, "next") if first else contextlib.nullcontext():
-                indices = next(remaining, _END)  # calling iter() on it again might restart it
-            first = False
+    def _requests(self, drawn: Iterator[Any], epoch: int) -> Iterator[BatchRequest]:
+        for indices in drawn:
             self.ahead.note(self._next_number, own_generator(self._of_samples))
-            if indices is _END:
-                return
-            if self._batched and not hasattr(indices, "__len__"):
-                indices = list(indices)  # a generator cannot be pickled
             slot = self._arena.lend() if self._arena is not None else None
-            number, epoch, ahead = self._next_number, loader_state.epoch, self.ahead
-            needed = number + 1 if ahead.is_direct else ahead.needed
-            request = BatchRequest(number, epoch, indices, self._batched, slot, needed, ahead.void)
+            needed, void = self.ahead.needed, self.ahead.void
+            request = BatchRequest(self._next_number, epoch, indices, self._batched, slot, needed, void)
             self._next_number += 1
             self._unanswered[request.number] = request
             if is_stateful(self._of_samples) or is_stateful(self._iterator):
                 self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
             yield request
+        self.ahead.note(self._next_number, own_generator(self._of_samples))
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
@@ -236,7 +225,7 @@ class RequestSampler:
         if type(self._sampler) is not BatchSampler:
             iterator: Iterator[Any] = iter(self._sampler)
             self._iterator = iterator
-            return _rest(iterator, loader_state, loader_state.batches if self._batched else done)
+            return _remaining(iterator, loader_state, loader_state.batches if self._batched else done)
         if find_sharded(self._sampler) is not None:  # it counts the epoch in __iter__
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
@@ -245,8 +234,8 @@ class RequestSampler:
         """Yield the batches of torch's BatchSampler from a sampler iterator that is accessible here."""
         if self._iterator is None:
             self._iterator = iter(sampler.sampler)
-        rest = _rest(self._iterator, loader_state, done)
-        yield from BatchSampler(rest, sampler.batch_size, sampler.drop_last)
+        remaining = _remaining(self._iterator, loader_state, done)
+        yield from BatchSampler(remaining, sampler.batch_size, sampler.drop_last)
 
     def _settle_sampler(self, loader_state: LoaderState) -> None:
         """Restore a stateful sampler to its state at the start of the epoch, or record that state."""
@@ -351,19 +340,12 @@ def draw_seed() -> None:
     torch.empty((), dtype=torch.int64).random_()
 
 
-def _rest(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Return the rest of an iterator. Its first item restores its state, or skips ``done`` items.
+def _remaining(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
+    """Yield the rest of an iterator. The first item restores its state, or skips ``done`` items.
 
     Nothing is skipped if its sampler has a state, which was restored before. ``iter()`` is not called on the iterator,
     because that might restart it.
     """
-    is_whole = not done and not loader_state.resumes
-    if is_whole and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
-        return iterator  # each index would take longer through a generator
-    return _restored(iterator, loader_state, done)
-
-
-def _restored(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
     state = loader_state.sampler_state if loader_state.resumes else {}
     if "iterator" in state and is_stateful(iterator):
         iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]

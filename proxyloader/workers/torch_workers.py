@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -14,9 +15,6 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..lifetime import END_S, at_exit, before_exit
-
-TAKE = "proxyloader.take_from_workers"
-"""Row of torch's profiler for the time in which torch's iterator has no batch."""
 
 LOOK_FOR_DEAD_WORKERS_S = 1.0
 GRACE_S = 0.2
@@ -29,9 +27,7 @@ class Workers(TorchDataLoader[Any]):
     """Number of the worker that gets the first request when workers start."""
 
     def _get_iterator(self) -> Any:
-        batches: Any = WorkersIterator(self) if self.num_workers else super()._get_iterator()
-        batches._profile_name = TAKE  # torch's name is that of the whole ``next()`` of a loader
-        return batches
+        return WorkersIterator(self) if self.num_workers else super()._get_iterator()
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
@@ -39,7 +35,6 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     lost = False  # whether a worker was lost with its batches, some of which may still be expected
     _look_at_s = 0.0  # when the workers are looked at next, in seconds of ``time.monotonic``
     _send_idx = _rcvd_idx = 0  # torch sets them after it has started the workers, which may fail
-    _is_interpreter_ending = staticmethod(sys.is_finalizing)  # the names of a module are cleared at its end
 
     def __init__(self, loader: Workers) -> None:
         self._process = os.getpid()
@@ -83,8 +78,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     def _dead(self, in_use: list[bool]) -> list[Any]:
         return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
 
-    def _shutdown_workers(self) -> None:
-        if self._is_interpreter_ending():
+    def _shutdown_workers(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # the names of a module may be gone
             return
         if self._process != os.getpid():
             self._shutdown = True  # a forked copy of the iterator: the workers belong to the parent

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ..data import hooks
 from ..data.bad_samples import UnreadableSample
@@ -55,6 +56,8 @@ class PackedDataset(Dataset[Any]):
         self._states, self._board = states or {}, board
         self._draws = DrawsOfWorker() if goes_on else None
         self._sends_batches = sends_batches
+        # Of the last batch. A dataset may read many files that are not sent, which should take no memory of a slot.
+        self._batch_bytes = self._sent_bytes = 0
         self._has_released = False  # its hooks, as deferring was given up, with this transform:
         self._transform: Any = None
 
@@ -70,32 +73,30 @@ class PackedDataset(Dataset[Any]):
     def __getitems__(self, request: BatchRequest | Any) -> Any:
         if not isinstance(request, BatchRequest):
             self._release()
-            return self.fetcher.as_torch(request, self._packer.batched, self._packer.collate_fn)
-        info = self.fetcher.worker_info()
+            dataset, batched, collate_fn = self.fetcher.dataset, self._packer.batched, self._packer.collate_fn
+            return _MapDatasetFetcher(dataset, batched, collate_fn, False).fetch(request)  # type: ignore[no-untyped-call]
         if self._draws is not None:
             self._draws.settle(request.number, request.needed, request.void)
-        if not self._is_deferring():
-            return self._as_torch(request, info)
-        if self._arena is not None and request.slot is not None:
-            memory = self._arena.memory_to_write(request.slot, self._arena.batch_bytes)
-            batch_memory.begin(memory[: self._arena.sent_bytes * 5 // 4])
+        arena: Any = self._arena if request.slot is not None else None
+        is_deferring, info = self._is_deferring(), self.fetcher.worker_info()
+        if arena is not None and is_deferring:
+            memory = arena.memory_to_write(request.slot, self._batch_bytes)
+            batch_memory.begin(memory[: self._sent_bytes * 5 // 4])
         try:
             with self.fetcher.generators():
                 packed = self._packed(request)
-            if self._arena is not None:
-                self._arena.batch_bytes, self._arena.sent_bytes = packed.size_bytes, packed.bytes_read
+            self._batch_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
         except Exception as error:
-            packed = self._failed(error, request, info)
-        if self._arena is not None and request.slot is not None:
+            packed = _failed(error, request, info)
+        if arena is not None:
             batch_memory.end()  # the message may be written over files that are not sent
-        return self._message(packed, request, info)
-
-    def _message(self, packed: PackedBatch, request: BatchRequest, info: Any) -> BatchMessage:
         try:
+            if self._sends_batches and not is_deferring and packed.failure is None and packed.indices is None:
+                return packed.content
             return BatchMessage.of(packed, info, self.state, self._arena)
         finally:
-            if self._arena is not None and request.slot is not None:
-                self._arena.mark_ready(request.slot)
+            if arena is not None:
+                arena.mark_ready(request.slot)
 
     def _packed(self, request: BatchRequest) -> PackedBatch:
         self._packer.begin_batch()
@@ -124,42 +125,23 @@ class PackedDataset(Dataset[Any]):
             deferral.is_active = False
             hooks.release(deferral)
 
-    def _as_torch(self, request: BatchRequest, info: Any) -> Any:
-        """Return a batch as torch's loader makes it; in a message, if torch's would not do."""
-        try:
-            if self.fetcher.is_as_torchs:
-                content = self.fetcher.as_torch(request.indices, request.batched, self._packer.collate_fn)
-                packed = PackedBatch(request, content=content, num_samples=len(request.each()), gave_up=True)
-            else:
-                with self.fetcher.generators():
-                    packed = self._packed(request)
-        except Exception as error:
-            packed = self._failed(error, request, info)
-        finally:
-            if self._arena is not None and request.slot is not None:
-                self._arena.mark_ready(request.slot)
-        if self._sends_batches and packed.failure is None and packed.indices is None:
-            return packed.content
-        return self._message(packed, request, info)
 
-    def _failed(self, error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
-        """Return a failure as a value, so that the slot is returned with it."""
-        unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
-        where = f"in DataLoader worker process {info.id}" if info is not None else None
-        return PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
+def _failed(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
+    """Return a failure as a value, so that the slot is returned with it."""
+    unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
+    where = f"in DataLoader worker process {info.id}" if info is not None else None
+    return PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
 
 
 class PackStream:
     """The collate_fn of workers for an iterable-style dataset. ``sends_batches``: see PackedDataset."""
 
     def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, sends_batches: bool = False) -> None:
-        self._fetcher, self._packer, self._stream = fetcher, packer, stream
-        self._sends_batches, self._has_released = sends_batches, False
+        self._fetcher, self._packer, self._stream, self._sends_batches = fetcher, packer, stream, sends_batches
 
     def __call__(self, samples: Any) -> Any:
         if self._fetcher.has_given_up and self._sends_batches and not self._stream.state():
-            if not self._has_released and self._packer.deferral is not None:
-                self._has_released = True
+            if self._packer.deferral is not None:
                 hooks.release(self._packer.deferral)
             return self._packer.collate_fn(samples)
         packed = _pack(self._packer, Fetched(samples if self._packer.batched else [samples]))

@@ -12,7 +12,7 @@ import torch
 
 from proxyloader import DataLoader
 from proxyloader.loader import stats
-from proxyloader.loader.stats import STEPS, Starvation, Step
+from proxyloader.loader.stats import STEPS, StatsRecorder, Step
 
 from ..faults import Spelled
 from ..numbered import spell_dataset
@@ -26,9 +26,9 @@ def warnings_of(
     caplog: pytest.LogCaptureFixture, steps: list[Step], num_workers: int = 1, workers_make_images: bool = False
 ) -> list[str]:
     caplog.clear()
-    watch = Starvation("Photographs, 48 samples", num_workers)
+    recorder = StatsRecorder("Photographs, 48 samples", num_workers)
     for step in [Step(loop_s=0.01, wait_s=60.0, for_workers_s=0.0, images=8), *steps]:  # the start of the first epoch
-        watch.add(step, workers_make_images)
+        recorder.add_step(step, by_workers=step.images * workers_make_images)
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
