@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from .._random_state import seed_generators
 from ..data.sharded_sampler import ShardedSampler, check_dealt
 from .arena import Arena
 
@@ -192,13 +193,14 @@ def between_epochs(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class StateBoard:
-    """Shared memory for dataset states that are not sent with a batch: those at the start and at the end of an epoch.
+    """Shared memory for what is not sent with a batch: dataset states at the start and at the end of an epoch, and the
+    number of the epoch.
 
     It raises OSError if the system cannot provide shared memory.
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers, self._arena = workers, Arena(2 * workers, START_BYTES)
+        self._workers, self._arena = workers, Arena(2 * workers + 1, START_BYTES)
 
     @classmethod
     def of(cls, dataset: Any, workers: int) -> StateBoard | None:
@@ -206,9 +208,20 @@ class StateBoard:
         may_have = isinstance(dataset, IterableDataset) or is_stateful(dataset)
         return cls(workers) if workers and may_have and hasattr(os, "memfd_create") else None
 
+    def begin(self, epoch: int) -> None:
+        """Tell the workers the number of the epoch that begins. Main process."""
+        self._write(2 * self._workers, {"epoch": epoch})
+
+    def epoch(self) -> int:
+        """Return the number of the epoch. Worker."""
+        return int(self._read(2 * self._workers)["epoch"])
+
     def write(self, worker: int, state: dict[str, Any], is_end: bool = False) -> None:
         """Write the state at the start or at the end of an epoch. Worker."""
-        slot, data = worker + is_end * self._workers, np.frombuffer(pickle.dumps(state), np.uint8)
+        self._write(worker + is_end * self._workers, state)
+
+    def _write(self, slot: int, state: dict[str, Any]) -> None:
+        data = np.frombuffer(pickle.dumps(state), np.uint8)
         memory = self._arena.memory(slot, LENGTH_BYTES + len(data))
         memory[:LENGTH_BYTES].view(np.int64)[0] = len(data)
         memory[LENGTH_BYTES : LENGTH_BYTES + len(data)] = data
@@ -241,11 +254,12 @@ class StateBoard:
 class StatefulStream(IterableDataset[Any]):
     """An IterableDataset that can return the state of its current iterator.
 
-    The first iteration begins with ``states``. Workers write states to the board, if there is one.
+    The first iteration begins with ``states``. Workers write states to the board, if there is one. With a seed, the
+    default generators of a worker are seeded anew in each epoch, because persistent workers outlive it.
     """
 
-    def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None) -> None:
-        self.dataset, self._states, self._board = dataset, states, board
+    def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None, seed: int | None) -> None:
+        self.dataset, self._states, self._board, self._seed = dataset, states, board, seed
         self._iterator: Any = None
         self._has_ended = False
 
@@ -255,6 +269,8 @@ class StatefulStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker = info.id if info is not None and info.dataset is self.dataset else 0
+        if info is not None and self._board is not None and self._seed is not None:
+            seed_generators(self._seed, self._board.epoch(), "stream", info.id)
         state = self._states.get(worker, {})
         self._states = {}
         load_dataset_state(self.dataset, state)

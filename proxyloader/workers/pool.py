@@ -114,7 +114,7 @@ class WorkerPool:
         requests = None
         source: Any
         if streams:
-            source = StatefulStream(dataset, states, board)
+            source = StatefulStream(dataset, states, board, loader.seed)
             # torch treats data pipes by their class, so it must see the data pipe itself.
             first = dataset if isinstance(dataset, IterDataPipe) else source
             collate = PackStream(fetcher, packer, source, sends_batches=not is_stateful(dataset))
@@ -168,8 +168,10 @@ class WorkerPool:
         self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
             self.requests.begin(loader_state)
-        if self.board is not None and (self.requests is None or not self.has_workers):
-            self.board.forget()  # persistent workers write their states again, as they restart their streams
+        if self.board is not None:
+            self.board.begin(loader_state.epoch)
+            if self.requests is None or not self.has_workers:
+                self.board.forget()  # persistent workers write their states again, as they restart their streams
         if generator_of_seeds is not None:
             loader_state.settle(generator_of_seeds, "workers")
         if seed is None:
