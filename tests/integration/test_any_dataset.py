@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import json
 import logging
 import random
 import re
@@ -25,7 +24,7 @@ import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import datasets as torchvisions
 from torchvision import transforms as v1
@@ -52,11 +51,6 @@ TRAIN_V2 = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.T
 FIVE = v2.Compose([v2.ToImage(), v2.FiveCrop(48), TO_FLOAT, v2.Normalize([0.5], [0.25])])
 NORMALIZE = v1.Normalize([0.5] * 3, [0.25] * 3)
 CROP = v1.RandomCrop(40)
-
-
-def installed(name: str) -> Any:
-    """A library of the extra "test", which a machine with a GPU may lack."""
-    return pytest.importorskip(name)
 
 
 def opened(path: Path) -> Image.Image:
@@ -146,24 +140,24 @@ def decoded_by_torchvision(path: Path, index: int) -> Any:
 
 
 def of_kornia(path: Path, index: int) -> Any:
-    flip = installed("kornia.augmentation").RandomHorizontalFlip(p=0.5)
+    flip = pytest.importorskip("kornia.augmentation").RandomHorizontalFlip(p=0.5)
     return flip(TRAIN(opened(path)))[0], index
 
 
 def of_albumentations(path: Path, index: int) -> Any:
-    a = installed("albumentations")
+    a = pytest.importorskip("albumentations")
     made = a.Compose([a.Resize(32, 32), a.Normalize()])(image=np.asarray(opened(path)))["image"]
     return torch.from_numpy(made.transpose(2, 0, 1)), index
 
 
 def of_opencv(path: Path, index: int) -> Any:
-    cv2 = installed("cv2")
+    cv2 = pytest.importorskip("cv2")
     image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
     return v1.Compose([v1.ToPILImage(), *TRAIN.transforms])(image), index
 
 
 def of_opencv_as_a_tensor(path: Path, index: int) -> Any:
-    image = v1.ToTensor()(installed("cv2").imread(str(path)))
+    image = v1.ToTensor()(pytest.importorskip("cv2").imread(str(path)))
     return v1.Resize((32, 32), antialias=True)(image), index
 
 
@@ -266,7 +260,8 @@ class Zipped(Archived):
 
 class InLmdb(Archived):
     def write(self, files: list[bytes]) -> None:
-        with installed("lmdb").open(self.path, map_size=1 << 26) as database, database.begin(write=True) as writes:
+        lmdb = pytest.importorskip("lmdb")
+        with lmdb.open(self.path, map_size=1 << 26) as database, database.begin(write=True) as writes:
             for index, data in enumerate(files):
                 writes.put(b"%d" % index, data)
 
@@ -281,7 +276,7 @@ class InLmdb(Archived):
 
 class InHdf5(Archived):
     def write(self, files: list[bytes]) -> None:
-        h5py = installed("h5py")
+        h5py = pytest.importorskip("h5py")
         with h5py.File(self.path, "w") as file:
             written = file.create_dataset("files", len(files), h5py.vlen_dtype(np.uint8))
             for index, data in enumerate(files):
@@ -296,7 +291,7 @@ class InHdf5(Archived):
 
 
 def hugging_face(root: Path) -> Any:
-    datasets = installed("datasets")
+    datasets = pytest.importorskip("datasets")
     paths = sorted(root.glob("*/*.jpg"))[:24]
     columns = {"image": [str(path) for path in paths], "label": list(range(len(paths)))}
     return datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
@@ -311,7 +306,7 @@ def transformed_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def web_dataset(root: Path) -> Any:
-    web = installed("webdataset")
+    web = pytest.importorskip("webdataset")
     path = root.parent / "photos.tar"
     with web.TarWriter(str(path)) as tar:
         for index, photo in enumerate(sorted(root.glob("*/*.jpg"))[:24]):
@@ -321,38 +316,18 @@ def web_dataset(root: Path) -> Any:
 
 
 def of_timm(root: Path) -> Any:
-    transform = installed("timm.data").create_transform(32, is_training=True, re_prob=0.5, color_jitter=None)
+    transform = pytest.importorskip("timm.data").create_transform(32, is_training=True, re_prob=0.5, color_jitter=None)
     return Photo(root, train_transform=transform)
 
 
-def copied(root: Path, name: Callable[[int], str]) -> Iterator[int]:
-    """Twenty photographs under names of a dataset's own; gives their numbers."""
-    for number, path in enumerate(sorted(root.glob("*/*.jpg"))[:20]):
-        target = root.parent / name(number)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
-        yield number
-
-
-def food101(root: Path) -> Any:
-    names = {k: f"{'apple_pie' if k % 2 else 'waffles'}/{k}" for k in range(20)}
-    list(copied(root, lambda k: f"food-101/images/{names[k]}.jpg"))
-    (root.parent / "food-101" / "meta").mkdir(exist_ok=True)
-    by_class = {kind: [name for name in names.values() if name.startswith(kind)] for kind in ("apple_pie", "waffles")}
-    (root.parent / "food-101" / "meta" / "train.json").write_text(json.dumps(by_class))
-    return torchvisions.Food101(str(root.parent), transform=TRAIN)
-
-
 def pets(root: Path) -> Any:
-    lines = [f"a_{k} {k % 2 + 1} 1 1" for k in copied(root, "oxford-iiit-pet/images/a_{}.jpg".format)]
-    (root.parent / "oxford-iiit-pet" / "annotations").mkdir(exist_ok=True)
-    (root.parent / "oxford-iiit-pet" / "annotations" / "trainval.txt").write_text("\n".join(lines))
+    images, annotations = (root.parent / "oxford-iiit-pet" / name for name in ("images", "annotations"))
+    for folder in (images, annotations):
+        folder.mkdir(parents=True, exist_ok=True)
+    for k, path in enumerate(sorted(root.glob("*/*.jpg"))[:20]):
+        shutil.copy(path, images / f"a_{k}.jpg")
+    (annotations / "trainval.txt").write_text("\n".join(f"a_{k} {k % 2 + 1} 1 1" for k in range(20)))
     return torchvisions.OxfordIIITPet(str(root.parent), transform=TRAIN)
-
-
-def euro_sat(root: Path) -> Any:
-    list(copied(root, lambda k: f"eurosat/2750/class{k % 2}/{k}.jpg"))
-    return torchvisions.EuroSAT(str(root.parent), transform=TRAIN)
 
 
 Make = Callable[[Path], Any]
@@ -372,9 +347,7 @@ BY_DALI: dict[str, Make] = {
     "ImageFolder with a Lambda on tensors": lambda root: ImageFolder(
         str(root), v1.Compose([*TRAIN.transforms, v1.Lambda(lambda image: image * 2)])
     ),
-    "Food101": food101,
     "OxfordIIITPet": pets,
-    "EuroSAT": euro_sat,
     "an attribute .transform": lambda root: Photo(root, transform=TRAIN),
     "an attribute .tf": lambda root: Photo(root, tf=TRAIN),
     "an attribute .train_transform": lambda root: Photo(root, train_transform=TRAIN_V2),
@@ -503,16 +476,6 @@ def test_workers_may_be_started_in_any_way(name: str, start: str, photos: Path, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mix", [v2.MixUp, v2.CutMix])
-def test_mixing_in_a_collate_fn_draws_what_torchs_does(mix: Any, workers: int, photos: Path, device: str) -> None:
-    def collate(samples: Any) -> Any:
-        return mix(num_classes=24)(*default_collate(samples))
-
-    dataset = BY_DALI["a global"](photos)
-    assert_as_torch(lambda kind: kind(dataset, 8, True, num_workers=workers, collate_fn=collate), device=device)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["ImageFolder", "one by one", "OpenCV and ToPILImage"])
 def test_a_dataset_may_be_left_to_torch(name: str, workers: int, photos: Path, device: str) -> None:
     make, batches = (BY_DALI | IN_WORKERS)[name], []
@@ -548,39 +511,6 @@ def test_grey_arrays_of_torchvisions_datasets_are_left_to_torch(make: Any, tmp_p
         return epochs(loader)
 
     assert_as_torch(lambda kind: kind(dataset, 8, True, num_workers=2), use, device=device)
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_catches_the_error_of_a_damaged_file_does(photos: Path, tmp_path: Path, workers: int) -> None:
-    (tmp_path / "a").mkdir()
-    for number, path in enumerate(sorted(photos.glob("*/*.jpg"))[:20]):
-        data = path.read_bytes()
-        kept = {3: 0, 5: 60, 7: len(data) // 2, 9: len(data) - 2}.get(number, len(data))
-        (tmp_path / "a" / f"{number:02}.jpg").write_bytes(data[:kept])
-    paths = sorted(tmp_path.glob("a/*.jpg"))
-
-    def leaves_out(path: Path, index: int) -> Any:
-        try:
-            return TRAIN(opened(path)), index
-        except OSError:
-            return TRAIN(opened(paths[0])), 0
-
-    assert_as_torch(lambda kind: kind(Photographs(tmp_path, leaves_out), 8, num_workers=workers))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_that_torchvision_cannot_decode_may_be_left_out(workers: int, photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    for index, path in enumerate(sorted(photos.glob("*/*.jpg"))[:8]):
-        data = path.read_bytes()
-        (tmp_path / "a" / f"{index}.jpg").write_bytes(data[: len(data) // 2] if index == 5 else data)
-    dataset = Photographs(tmp_path, read_by_torchvision)
-    loader = proxyloader.DataLoader(dataset, 4, num_workers=workers, device="cpu", on_error="skip")
-    assert [labels.tolist() for _, labels in loader] == [[0, 1, 2, 3], [4, 6, 7]]
-    assert [sample.index for sample in loader.errors] == [5]
-    with pytest.raises(RuntimeError, match="incomplete or truncated"):
-        list(proxyloader.DataLoader(dataset, 4, num_workers=workers, device="cpu"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
@@ -50,14 +49,6 @@ class HidesTwo(Hides):
         return (image, index) if index < 24 else (image, index, SMALLER(EncodedImage.open(self.paths[index])))
 
 
-class HidesInStream(IterableDataset[Any]):
-    def __init__(self, folder: ImageFolder) -> None:
-        self.map_style = Hides(folder)
-
-    def __iter__(self) -> Any:
-        return iter([self.map_style[index] for index in range(8)])
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -81,23 +72,6 @@ def test_a_transform_in_a_global_gives_torchs_batches(
     assert_as_torch(build, device=device)
 
 
-def test_a_transform_in_a_closure_works_and_is_resumed(folder: ImageFolder, device: str) -> None:
-    compiled = compile_transforms(TRANSFORM)
-
-    class Closure(Hides):
-        def __getitem__(self, index: int) -> Any:
-            return compiled(EncodedImage.open(self.paths[index])), index
-
-    for workers in (0, 2):
-        how = {"num_workers": workers, "shuffle": True, "seed": 3, "device": device}
-        loader, other = (DataLoader(Closure(folder), 8, **how) for _ in range(2))
-        batches = iter(loader)
-        list(itertools.islice(batches, 2))
-        other.load_state_dict(loader.state_dict())
-        for (images, indices), (left, their_indices) in zip(other, batches, strict=True):
-            assert torch.equal(images, left) and torch.equal(indices, their_indices)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_transform_may_come_in_mid_epoch(folder: ImageFolder, workers: int, device: str) -> None:
     batches = list(DataLoader(HidesTwo(folder), 8, num_workers=workers, device=device))
@@ -105,12 +79,6 @@ def test_a_second_transform_may_come_in_mid_epoch(folder: ImageFolder, workers: 
         *[[(8, 3, 32, 32), (8,)]] * 3,
         *[[(8, 3, 32, 32), (8,), (8, 3, 16, 16)]] * 3,
     ]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_may_hide_its_transform_too(folder: ImageFolder, workers: int, device: str) -> None:
-    batches = list(DataLoader(HidesInStream(folder), 4, num_workers=workers, device=device))
-    assert [tuple(images.shape) for images, _ in batches] == [(4, 3, 32, 32)] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,7 +7,6 @@ import functools
 import importlib
 import itertools
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from .. import scripts
 from ..limits import WAIT_S
 from ..side_by_side import assert_same
 from .one_rank import Numbered
+from .test_frameworks import section
 
 OURS = functools.partial(proxyloader.DataLoader, device="cpu")
 KINDS = (StockLoader, OURS)
@@ -355,20 +355,11 @@ def assert_same_losses(ours: Any, theirs: Any) -> None:
         assert ours[name] == pytest.approx(theirs[name], abs=LOSS) and len(ours[name]) > 5, name
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
-
-
-def section(title: str) -> list[str]:
-    """The code of one section of the page of trainers."""
-    text = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
 @quiet
 def test_what_the_page_says_of_accelerate_runs(photos: Path) -> None:
     pytest.importorskip("accelerate")
     names: dict[str, Any] = {"dataset": photographs(photos)}
-    exec(section("Accelerate")[0], names)
+    exec(section("trainers.md", "Accelerate")[0], names)
     assert len(list(names["loader"])) == 1
     assert_by_dali(names["loader"])
 
@@ -376,7 +367,7 @@ def test_what_the_page_says_of_accelerate_runs(photos: Path) -> None:
 @quiet
 def test_what_the_page_says_of_lightning_runs(photos: Path) -> None:
     lightning = pytest.importorskip("lightning")
-    (code,) = section("Lightning and Fabric")
+    (code,) = section("trainers.md", "Lightning and Fabric")
     assert 'devices=8, strategy="ddp"' in code
     code = code.replace('lightning.Trainer(devices=8, strategy="ddp")', "lightning_trainer(lightning, max_epochs=1)")
     module = lightning_module(lightning)
@@ -389,7 +380,7 @@ def test_what_the_page_says_of_lightning_runs(photos: Path) -> None:
 def test_what_the_page_says_of_fastai_runs(photos: Path) -> None:
     fastai = pytest.importorskip("fastai")
     pytest.importorskip("fastai.learner")
-    (code,) = section("fastai")
+    (code,) = section("trainers.md", "fastai")
     names: dict[str, Any] = {"fastai": fastai, "DataLoader": OURS, "model": Net(), "loss": loss_of}
     exec(code, names | dict.fromkeys(("train_set", "test_set"), photographs(photos)))
 
@@ -399,7 +390,7 @@ def test_what_the_page_says_of_hugging_faces_trainer_runs(photos: Path, tmp_path
     transformers = pytest.importorskip("transformers")
     from .hugging_face import collate
 
-    whole_program, one_loader = section("Hugging Face's Trainer")
+    whole_program, one_loader = section("trainers.md", "Hugging Face's Trainer")
     assert "torch.utils.data.DataLoader = proxyloader.DataLoader" in whole_program
     names = {"proxyloader": proxyloader, "torch": torch, "Trainer": transformers.Trainer}
     exec(one_loader, names)
