@@ -28,7 +28,6 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, ge
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import datasets as torchvisions
 from torchvision import transforms as v1
-from torchvision import tv_tensors
 from torchvision.datasets import MNIST, FashionMNIST, ImageFolder
 from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_image, read_image
@@ -58,8 +57,6 @@ def opened(path: Path) -> Image.Image:
 
 
 class Photographs(Dataset[Any]):
-    """Calls a function with the path and the index of each photograph."""
-
     def __init__(self, root: Path, get: Callable[[Path, int], Any]) -> None:
         self.paths, self.get = sorted(root.glob("*/*.jpg"))[:24], get
 
@@ -114,11 +111,6 @@ def with_arithmetic(path: Path, index: int) -> Any:
     return image, image.shape[-1], torch.stack([image, image.flip(-1)])
 
 
-def with_noise(path: Path, index: int) -> Any:
-    image = TRAIN(opened(path))
-    return image + 0.1 * torch.randn_like(image), index
-
-
 def with_all_generators(path: Path, index: int) -> Any:
     image = CROP(opened(path)) if random.random() < 0.5 else opened(path)
     return TRAIN(image) * float(np.random.rand()) + torch.rand(3, 1, 1), index
@@ -154,21 +146,6 @@ def of_opencv(path: Path, index: int) -> Any:
     cv2 = pytest.importorskip("cv2")
     image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
     return v1.Compose([v1.ToPILImage(), *TRAIN.transforms])(image), index
-
-
-def of_opencv_as_a_tensor(path: Path, index: int) -> Any:
-    image = v1.ToTensor()(pytest.importorskip("cv2").imread(str(path)))
-    return v1.Resize((32, 32), antialias=True)(image), index
-
-
-def with_a_mask(path: Path, index: int) -> Any:
-    image = opened(path)
-    return TRAIN_V2(image, tv_tensors.Mask(np.zeros((image.height, image.width), np.uint8)))
-
-
-class Tilted(v1.RandomResizedCrop):
-    def forward(self, img: Any) -> Any:
-        return super().forward(img).rotate(10)
 
 
 TILT = v1.Lambda(lambda image: image.rotate(10))
@@ -220,14 +197,6 @@ class Arrays(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(Image.fromarray(self.data[index])), index
-
-
-class Pngs(ImageFolder):
-    def __init__(self, root: Path, transform: Any) -> None:
-        (root.parent / "pngs" / "a").mkdir(parents=True, exist_ok=True)
-        for index, path in enumerate(sorted(root.glob("*/*.jpg"))[:24]):
-            Image.open(path).save(root.parent / "pngs" / "a" / f"{index:02d}.png", compress_level=1)
-        super().__init__(str(root.parent / "pngs"), transform)
 
 
 class Archived(Photographs):
@@ -366,7 +335,6 @@ BY_DALI: dict[str, Make] = {
     "arithmetic": of(with_arithmetic),
     "a Lambda on tensors": with_each(*TRAIN.transforms, v1.Lambda(lambda image: image.clamp(0.1, 0.9))),
     "Lambdas around transforms": with_each(v1.Lambda(lambda image: CROP(image)), v1.Lambda(lambda x: 1 - TO_TENSOR(x))),
-    "noise": of(with_noise),
     "read_image": of(read_by_torchvision),
     "decode_image": of(decoded_by_torchvision),
     "read_image and arithmetic": of(lambda path, index: (read_image(str(path))[:, :90, :90].float() / 255, index)),
@@ -390,15 +358,11 @@ IN_WORKERS: dict[str, Make] = {
     "looked at now and then": of(looked_at_now_and_then),
     "albumentations": of(of_albumentations),
     "OpenCV and ToPILImage": of(of_opencv),
-    "OpenCV and ToTensor": of(of_opencv_as_a_tensor),
     "grey": of(lambda path, index: (TRAIN(Image.open(path).convert("L")), index)),
-    "a mask": of(with_a_mask),
     "Pillow's own operations": of(lambda path, index: (TO_TENSOR(opened(path).resize((32, 32)).rotate(10)), index)),
     "a Lambda on PIL images": with_each(v1.RandomResizedCrop(32), TILT, TO_TENSOR),
-    "PNGs and a Lambda on PIL images": lambda root: Pngs(root, v1.Compose([TILT, *TRAIN.transforms])),
     "NumPy": of(lambda path, index: (TRAIN(opened(path)).numpy(), index)),
     "torchvision's functions": of(lambda path, index: (F.to_tensor(F.resize(opened(path), [32, 32])), index)),
-    "a subclass of a transform": with_each(Tilted(32), TO_TENSOR),
     "MNIST": lambda root: Arrays((28, 28)),
     "CIFAR": lambda root: Arrays((32, 32, 3)),
 }

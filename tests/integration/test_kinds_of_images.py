@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms, tv_tensors
 from torchvision.transforms import v2
@@ -85,19 +86,13 @@ def test_a_batch_of_pil_images_is_refused_in_torchs_words(photos: Path) -> None:
         assert all(str(right) in str(each) for each, right in zip(ours, theirs)), ours
 
 
-def kinds(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: kinds(part) for key, part in value.items()}
-    return [kinds(part) for part in value] if isinstance(value, (list, tuple)) else type(value)
-
-
-def assert_close(ours: Any, theirs: Any) -> None:
-    if isinstance(theirs, torch.Tensor):
-        assert ours.shape == theirs.shape and (ours.cpu() - theirs).abs().float().mean() < 1 / 255
-        return
-    parts = theirs if isinstance(theirs, dict) else range(len(theirs)) if isinstance(theirs, (list, tuple)) else ()
-    for each in parts:
-        assert_close(ours[each], theirs[each])
+def assert_alike(ours: Any, theirs: Any) -> None:
+    """In structure and classes; and images are as close as decoders are."""
+    (found, structure), (wanted, wanted_structure) = map(tree_flatten, (ours, theirs))
+    assert structure == wanted_structure and list(map(type, found)) == list(map(type, wanted))
+    for each, right in zip(found, wanted):
+        if isinstance(right, torch.Tensor):
+            assert each.shape == right.shape and (each.cpu() - right).abs().float().mean() < 1 / 255
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -109,9 +104,7 @@ def test_an_image_of_torchvisions_leaves_it(photos: Path, name: str, workers: in
     dataset = Photographs(photos, sample)
     for arguments in (dict(batch_size=None), dict(batch_size=3, collate_fn=list), dict(batch_size=3)):
         ours = list(proxyloader.DataLoader(dataset, num_workers=workers, device=device, **arguments))
-        theirs = list(StockLoader(dataset, num_workers=workers, **arguments))
-        assert kinds(ours) == kinds(theirs)
-        assert_close(ours, theirs)
+        assert_alike(ours, list(StockLoader(dataset, num_workers=workers, **arguments)))
         if name != "DALI's" or arguments["batch_size"] is not None:
             continue
         for image in (batch["image"] for batch in ours):

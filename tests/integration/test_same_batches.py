@@ -77,11 +77,9 @@ def assert_same(ours: list[Any], theirs: list[Any], mean: float = 0.5, most: flo
         assert difference.flatten().kthvalue(int(0.999 * difference.numel())).values <= most
 
 
-def assert_same_epochs(dataset: Any, device: str, ours: Any = None, count: int = 2, **arguments: Any) -> None:
-    """``ours`` are arguments of this loader alone."""
+def assert_same_epochs(dataset: Any, device: str, count: int = 2, **arguments: Any) -> None:
     theirs = batches(StockLoader, dataset, count, shuffle=True, **arguments)
-    how = {"device": device, "shuffle": True} | arguments | (ours or {})
-    assert_same(batches(proxyloader.DataLoader, dataset, count, **how), theirs)
+    assert_same(batches(proxyloader.DataLoader, dataset, count, shuffle=True, device=device, **arguments), theirs)
 
 
 PERSISTENT = {"num_workers": 2, "persistent_workers": True}
@@ -102,16 +100,7 @@ def test_decoding_is_exact_on_the_cpu_and_within_levels_on_a_gpu(folder: ImageFo
     assert most <= (0 if device == "cpu" else 1 if engines_decode() else 3)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_every_start_method_gives_the_same_batches(folder: ImageFolder, method: str) -> None:
-    folder.transform = TRAIN
-    workers, ours = 1 if method == "spawn" else 2, {"multiprocessing_context": method}
-    assert_same_epochs(folder, "cpu", ours, 1, batch_size=16, num_workers=workers)
-
-
 class Renamed(ImageFolder):
-    """A subclass with a __getitem__ of its own."""
-
     def __getitem__(self, index: int) -> Any:
         path, target = self.samples[index]
         image = self.transform(self.loader(path))
@@ -161,17 +150,6 @@ MADE = [
 def test_datasets_made_of_folders_keep_their_ways(folder: ImageFolder, make: Any, workers: int, device: str) -> None:
     folder.transform = TRAIN
     assert_same_epochs(make(folder), device, batch_size=7, num_workers=workers)
-
-
-class Sized(list[Any]):
-    batch_size = 4
-
-
-def test_a_batch_sampler_may_ask_for_more_than_one_run_takes(folder: ImageFolder) -> None:
-    folder.transform = VALIDATION
-    large = Sized([list(range(48)), [3], list(range(9))])
-    ours = proxyloader.DataLoader(folder, batch_sampler=large, device="cpu", num_workers=1)
-    assert_same(list(ours), list(StockLoader(folder, batch_sampler=large)))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-import proxyloader
 from proxyloader import EncodedImage
 
 from ..side_by_side import assert_as_torch, one_epoch
@@ -36,8 +35,6 @@ class Named(TwoCrops):
 
 
 class Pairs(torch.utils.data.Dataset[Any]):
-    """Two images in a sample, each through the transform."""
-
     def __init__(self, folder: ImageFolder, transform: Any, opened: Any) -> None:
         self.samples, self.transform, self.opened = folder.samples, transform, opened
 
@@ -85,13 +82,3 @@ def test_a_dataset_that_gives_several_images_in_a_sample(folder: ImageFolder, tr
         return kind(Pairs(folder, transform, opened), 10, True, num_workers=2)
 
     assert_as_torch(build, device=device)
-
-
-def test_a_bad_file_takes_its_whole_sample_along(folder: ImageFolder, tmp_path: Any) -> None:
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"no image")
-    folder.samples[4] = (str(bad), folder.samples[4][1])
-    folder.transform = TwoCrops(TRAIN, SMALL)
-    loader = proxyloader.DataLoader(folder, batch_size=48, num_workers=1, on_error="skip", device="cpu")
-    (((first, second), labels),) = loader
-    assert len(first) == len(second) == len(labels) == 47 and [each.index for each in loader.errors] == [4]

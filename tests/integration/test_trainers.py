@@ -46,8 +46,6 @@ def loader_of(kind: Any, root: Path, **arguments: Any) -> Any:
 
 
 class Net(nn.Module):
-    """Remembers the images that it is given."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -181,7 +179,6 @@ def test_fabric_keeps_the_loader(photos: Path) -> None:
 
 
 def trained(loader: Any, epochs: int = 2) -> Any:
-    """A plain loop."""
     net, losses = Net(), []
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(epochs):
@@ -324,13 +321,6 @@ def test_torchdatas_stateful_loader_and_this_one_do_for_each_other(photos: Path)
         del batches
     assert told[0] == told[1]
     assert sorted(number for batch in told[1] for number in batch) == list(range(48))
-
-
-@pytest.mark.exhaustive
-@quiet
-def test_a_compiled_net_trains(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Net, "forward", torch.compile(Net.forward, backend="eager"))
-    assert_same_training(lambda kind: trained(loader_of(kind, photos)))
 
 
 @quiet
