@@ -6,10 +6,12 @@ Without a GPU torchvision makes them. So that DALI makes them here, too, the wor
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL
 import pytest
 import torch
@@ -137,17 +139,19 @@ def make(request: pytest.FixtureRequest, photos: Path, grey_photos: Path) -> Mak
 
 def assert_made(make: Callable[[], Any], device: str, *, dali: int, workers: int, num_workers: int = 0) -> None:
     """The batch is the stock loader's, and as many images were made by DALI, or by torchvision in the workers."""
-
-    def use(loader: Any) -> Any:
-        ((images, _),) = batches = list(loader)
-        if isinstance(loader, proxyloader.DataLoader):
-            stats = loader.stats()
-            assert (stats.images_by_dali, stats.images_by_pillow, stats.images_by_workers) == (dali, 0, workers)
-            each = images if isinstance(images, (list, tuple)) else [images]
-            assert {image.device.type for image in each} == {device}
-        return batches
-
-    assert_as_torch(lambda kind: kind(make(), 8, True, num_workers=num_workers), use, device=device)
+    found = []
+    for kind, more in ((StockLoader, {}), (proxyloader.DataLoader, {"device": device})):
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        loader = kind(make(), 8, True, num_workers=num_workers, **more)
+        (images, labels), *others = loader
+        assert not others
+        found.append([*(images if isinstance(images, (list, tuple)) else [images]), labels])
+    stats, ((*theirs, their_labels), (*ours, labels)) = loader.stats(), found
+    assert (stats.images_by_dali, stats.images_by_pillow, stats.images_by_workers) == (dali, 0, workers)
+    assert torch.equal(labels, their_labels)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.shape, one.dtype, one.device.type) == (other.shape, other.dtype, device)
+        assert 255 * (one.cpu() - other).abs().mean() < MEAN_LEVELS
 
 
 @pytest.mark.parametrize("name", BY_DALI)

@@ -16,10 +16,12 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
 import proxyloader
+from proxyloader import compile_transforms
 from proxyloader.make_dataset import make_dataset, photograph
 
-from ..compare import engines_decode
+from ..compare import engines_decode, the_plan
 from ..odd_formats import ODD_FORMATS
+from ..reference_presets import AUGMENTED_AND_ERASED, PRESETS, Eval, Preset, Train
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN = transforms.Compose(
@@ -171,3 +173,44 @@ def test_every_format_that_pillow_reads_gives_pillows_pixels(odd_folder: Path, d
     # Unusual sampling, and a progressive JPEG, goes past the JPEG engine to CUDA, which rounds a little differently.
     bounds = {"cpu": 0, "cuda": 3}
     assert {name: most for name, most in worst.items() if most > bounds[device]} == {}
+
+
+# --- torchvision's training reference with the one import changed -----------------------------------------------------
+
+A_LEVEL = 1.0
+"""In the mean, what is promised of every transform. Single pixels of a JPEG that a GPU decodes a level off may be far
+off behind posterising and the like; another draw for one image of a batch is several levels in the mean."""
+
+EACH_ON_ITS_DEVICES = [
+    *(pytest.param(preset, "cpu", id=f"{preset}, cpu") for preset in PRESETS),
+    *(
+        pytest.param(preset, "cuda", id=f"{preset}, cuda", marks=pytest.mark.gpu)
+        for preset in [*AUGMENTED_AND_ERASED, Eval(use_v2=True)]
+    ),
+]
+"""On a GPU fewer: a pipeline takes seconds to build there."""
+
+
+@pytest.mark.parametrize(("preset", "device"), EACH_ON_ITS_DEVICES, indirect=["device"])
+def test_an_epoch_is_the_stock_loaders(folder: ImageFolder, preset: Preset, device: str) -> None:
+    folder.transform = preset
+    how: dict[str, Any] = dict(batch_size=8, shuffle=True, num_workers=2)
+    theirs = batches(StockLoader, folder, 1, **how)
+    ours = batches(proxyloader.DataLoader, folder, 1, device=device, **how)
+    if not augments(preset):
+        assert_same(ours, theirs)
+        return
+    assert len(ours) == len(theirs) == 6
+    for (images, labels), (stock_images, stock_labels) in zip(ours, theirs):
+        assert torch.equal(labels, stock_labels)
+        # On a CPU torchvision does all of it, in our workers as in the stock loader's.
+        assert levels(images, stock_images).mean() <= (0 if device == "cpu" else A_LEVEL)
+
+
+def augments(preset: Preset) -> bool:
+    return isinstance(preset, Train) and preset.auto_augment is not None
+
+
+def test_on_a_cpu_augmentation_is_left_to_torchvision_and_nothing_else() -> None:
+    for preset in PRESETS:
+        assert the_plan(compile_transforms(preset)).slow_on_cpu == augments(preset), preset
