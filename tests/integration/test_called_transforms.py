@@ -335,12 +335,6 @@ def test_any_compose_is_called_as_torch_calls_it(photos: Path, device: str) -> N
     assert_as_torch(loader_over(OddComposes, photos, 0), by_dali, device=device)
 
 
-def test_images_that_are_handed_over_encoded_go_through_any_compose(photos: Path, device: str) -> None:
-    transform = v1.Compose([CROP, TO_TENSOR, v1.Lambda(lambda image: image * 0.5)])
-    loader = DataLoader(by(transform, Encoded)(photos), 12, device=device)
-    assert len([*loader]) == 4 and loader.stats().images_by_dali == 48
-
-
 def plain_or_image(samples: list[Any]) -> Any:
     return [(isinstance(image, tv_tensors.Image), image.shape) for image, _ in samples]
 

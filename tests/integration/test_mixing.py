@@ -108,12 +108,8 @@ def labels_first(samples: list[Any]) -> Any:
     return labels, [images[0::2], images[1::2]], {"flipped": images.flip(-1)}
 
 
-def no_more_than_seven(samples: list[Any]) -> Any:
-    return default_collate(samples[:7])
-
-
 @each_number_of_workers
-@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first, no_more_than_seven, collate_with_scores])
+@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first, collate_with_scores])
 def test_built_on_default_collate(folder: ImageFolder, collate_fn: Any, workers: int, device: str) -> None:
     folder.transform = TRAIN
     folder.target_transform = Score if collate_fn is collate_with_scores else None

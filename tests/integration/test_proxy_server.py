@@ -244,34 +244,6 @@ class Pair:
 Named = namedtuple("Named", "image label")
 
 
-class Slotted:
-    __slots__ = ("image",)
-
-    def __init__(self, image: Any) -> None:
-        self.image = image
-
-
-def take(thing: Any) -> Any:
-    return thing
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    "make",
-    [Pair, Named, lambda image, label: Slotted(image), lambda image, label: {"a": [(image, label)]}],
-    ids=["frozen dataclass", "namedtuple", "slots", "nested"],
-)
-def test_an_image_is_found_wherever_the_sample_holds_it(make: Any, workers: int) -> None:
-    with ProxyServer(doubled(batch_size=4)) as server:
-        dataset = Made(server.proxy, lambda proxy, index: make(proxy(np.float32([index])), index), 4)
-        (samples,) = DataLoader(dataset, 4, collate_fn=take, num_workers=workers, server=server)
-        assert repr_of(samples) == repr_of([make(torch.tensor([2.0 * k]), k) for k in range(4)])
-
-
-def repr_of(samples: list[Any]) -> list[str]:
-    return [repr([sample.image]) if isinstance(sample, Slotted) else repr(sample) for sample in samples]
-
-
 def test_produce_data_fills_lists_dicts_and_objects_in_place_and_may_be_called_twice() -> None:
     with ProxyServer(doubled(batch_size=4)) as server:
         samples = [server.proxy(np.float32([k])) for k in range(3)]
