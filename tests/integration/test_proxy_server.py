@@ -244,6 +244,28 @@ class Pair:
 Named = namedtuple("Named", "image label")
 
 
+class Slotted:
+    __slots__ = ("image", "label")
+
+    def __init__(self, image: Any, label: Any) -> None:
+        self.image, self.label = image, label
+
+
+def take(thing: Any) -> Any:
+    return thing
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [Pair, Slotted], ids=["frozen dataclass", "slots"])
+def test_an_image_is_found_in_an_object_of_a_class_of_ones_own(make: Any, workers: int) -> None:
+    with ProxyServer(doubled(batch_size=4)) as server:
+        dataset = Made(server.proxy, lambda proxy, index: make(proxy(np.float32([index])), index), 4)
+        (samples,) = DataLoader(dataset, 4, collate_fn=take, num_workers=workers, server=server)
+        assert [(type(each), each.image.tolist(), each.label) for each in samples] == [
+            (make, [2.0 * k], k) for k in range(4)
+        ]
+
+
 def test_produce_data_fills_lists_dicts_and_objects_in_place_and_may_be_called_twice() -> None:
     with ProxyServer(doubled(batch_size=4)) as server:
         samples = [server.proxy(np.float32([k])) for k in range(3)]
