@@ -28,6 +28,8 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, EncodedImage, compile_transforms
 
 from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
+from .test_bad_input import broken_tables
+from .test_unreadable import unchecked
 
 TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -466,6 +468,26 @@ def test_under_the_stock_loader_the_images_of_a_compiled_one_are_torchvisions(ph
         assert torch.equal(labels, stock_labels)
         assert images.numpy().tobytes() == stock.numpy().tobytes()
         assert torch.equal(1 - images.to("cpu"), 1 - stock)
+
+
+class WithUnchecked(WithCompiled):
+    def opened(self, index: int) -> Any:
+        return unchecked(self.samples[index][0])
+
+
+@WORKERS
+def test_what_dali_cannot_decode_for_a_compiled_one_is_left_out(
+    photos: Path, tmp_path: Path, workers: int, device: str
+) -> None:
+    dataset = WithUnchecked(photos)
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(Path(dataset.samples[3][0]).read_bytes())
+    broken_tables(bad)
+    dataset.samples[3] = str(bad), 0
+    loader = DataLoader(dataset, 8, num_workers=workers, on_error="skip", device=device)
+    for _ in range(2):
+        assert len(next(iter(loader))[1]) == 7
+    assert {error.index for error in loader.errors} == {3}
 
 
 class NotPickled(Dataset[Any]):
