@@ -148,6 +148,11 @@ def of_opencv(path: Path, index: int) -> Any:
     return v1.Compose([v1.ToPILImage(), *TRAIN.transforms])(image), index
 
 
+class Tilted(v1.RandomResizedCrop):
+    def forward(self, img: Any) -> Any:
+        return super().forward(img).rotate(10)
+
+
 TILT = v1.Lambda(lambda image: image.rotate(10))
 
 
@@ -363,6 +368,7 @@ IN_WORKERS: dict[str, Make] = {
     "a Lambda on PIL images": with_each(v1.RandomResizedCrop(32), TILT, TO_TENSOR),
     "NumPy": of(lambda path, index: (TRAIN(opened(path)).numpy(), index)),
     "torchvision's functions": of(lambda path, index: (F.to_tensor(F.resize(opened(path), [32, 32])), index)),
+    "a subclass of a transform": with_each(Tilted(32), TO_TENSOR),
     "MNIST": lambda root: Arrays((28, 28)),
     "CIFAR": lambda root: Arrays((32, 32, 3)),
 }

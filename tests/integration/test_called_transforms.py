@@ -25,8 +25,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader, EncodedImage, compile_transforms
+from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms
 
+from ..outcomes import raises
 from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
 from .test_bad_input import broken_tables
 from .test_unreadable import unchecked
@@ -476,7 +477,7 @@ class WithUnchecked(WithCompiled):
 
 
 @WORKERS
-def test_what_dali_cannot_decode_for_a_compiled_one_is_left_out(
+def test_what_dali_cannot_decode_for_a_compiled_one_is_named_or_left_out(
     photos: Path, tmp_path: Path, workers: int, device: str
 ) -> None:
     dataset = WithUnchecked(photos)
@@ -488,6 +489,8 @@ def test_what_dali_cannot_decode_for_a_compiled_one_is_left_out(
     for _ in range(2):
         assert len(next(iter(loader))[1]) == 7
     assert {error.index for error in loader.errors} == {3}
+    with raises(ImageError, index=3):
+        next(iter(DataLoader(dataset, 8, num_workers=workers, device=device)))
 
 
 class NotPickled(Dataset[Any]):
