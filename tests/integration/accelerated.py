@@ -27,7 +27,7 @@ from torchvision import transforms
 import proxyloader
 from proxyloader.loader.options import LoaderOptions
 
-from ..side_by_side import assert_same
+from ..side_by_side import assert_same, tried
 from .one_rank import Numbered
 
 TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
@@ -37,8 +37,6 @@ KINDS = {"torch": StockLoader, "ours": functools.partial(proxyloader.DataLoader,
 
 
 class Stream(IterableDataset[Any]):
-    """The samples of a folder, one after the other."""
-
     def __init__(self, samples: Any) -> None:
         self.samples = samples
 
@@ -127,7 +125,7 @@ def shown(kind: str, case: Case, root: str) -> dict[str, Any]:
     epochs += [_epoch(accelerator, loader) for _ in range(2)]
     if kind == "ours":
         assert_ours(loader, given, reads=accelerator.is_main_process or not case.dispatches)
-    return {"length": _length(loader), "epochs": epochs}
+    return {"length": tried(len, loader), "epochs": epochs}
 
 
 def assert_ours(loader: Any, given: Any, reads: bool = True) -> None:
@@ -139,13 +137,6 @@ def assert_ours(loader: Any, given: Any, reads: bool = True) -> None:
     assert isinstance(loader, proxyloader.DataLoader) and isinstance(inner, proxyloader.DataLoader)
     assert LoaderOptions.of(inner) == LoaderOptions.of(given)
     assert (inner._counts._by_dali > 0) == reads and not inner._counts._in_workers
-
-
-def _length(loader: Any) -> Any:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def _epoch(accelerator: Accelerator, loader: Any) -> list[Any]:

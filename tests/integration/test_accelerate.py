@@ -177,19 +177,15 @@ def test_batches_may_come_in_any_order(photos: Path, caplog: pytest.LogCaptureFi
     assert [("in_order=False" in each and "Accelerate" in each) for each in warned] == [True] * len(config)
 
 
-def test_a_loader_may_be_prepared_without_an_accelerator(photos: Path) -> None:
-    given = Case().loader("ours", str(photos))
-    prepared = data_loader.prepare_data_loader(given, num_processes=2, process_index=1)
-    assert len(numbers_of(prepared)) == FULL // 2
-    assert_ours(prepared, given)
-
-
-def test_a_stream_without_length_is_divided(photos: Path) -> None:
-    """Accelerate's dataset has ``__len__`` also around one that has not."""
-    case, part = Case(streams=True), {"num_processes": 2, "process_index": 1}
-    theirs, ours = (data_loader.prepare_data_loader(case.loader(kind, str(photos)), **part) for kind in KINDS)
-    assert numbers_of(ours) == numbers_of(theirs) != []
-    assert isinstance(ours, proxyloader.DataLoader)
+@pytest.mark.parametrize("streams", [False, True], ids=["samples", "a stream"])
+def test_a_loader_may_be_prepared_without_an_accelerator(photos: Path, streams: bool) -> None:
+    """Accelerate's dataset has ``__len__`` also around a stream that has not."""
+    case = Case(arguments={} if streams else {"shuffle": False}, streams=streams)
+    given = {kind: case.loader(kind, str(photos)) for kind in KINDS}
+    part = {"num_processes": 2, "process_index": 1}
+    prepared = {kind: data_loader.prepare_data_loader(loader, **part) for kind, loader in given.items()}
+    assert numbers_of(prepared["ours"]) == numbers_of(prepared["torch"]) != []
+    assert_ours(prepared["ours"], given["ours"])
 
 
 def test_batches_are_skipped_of_a_loader_that_is_not_prepared(photos: Path) -> None:

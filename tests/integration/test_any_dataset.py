@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import json
 import logging
 import random
 import re
@@ -25,11 +24,10 @@ import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import datasets as torchvisions
 from torchvision import transforms as v1
-from torchvision import tv_tensors
 from torchvision.datasets import MNIST, FashionMNIST, ImageFolder
 from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_image, read_image
@@ -54,18 +52,11 @@ NORMALIZE = v1.Normalize([0.5] * 3, [0.25] * 3)
 CROP = v1.RandomCrop(40)
 
 
-def installed(name: str) -> Any:
-    """A library of the extra "test", which a machine with a GPU may lack."""
-    return pytest.importorskip(name)
-
-
 def opened(path: Path) -> Image.Image:
     return Image.open(path).convert("RGB")
 
 
 class Photographs(Dataset[Any]):
-    """Calls a function with the path and the index of each photograph."""
-
     def __init__(self, root: Path, get: Callable[[Path, int], Any]) -> None:
         self.paths, self.get = sorted(root.glob("*/*.jpg"))[:24], get
 
@@ -120,11 +111,6 @@ def with_arithmetic(path: Path, index: int) -> Any:
     return image, image.shape[-1], torch.stack([image, image.flip(-1)])
 
 
-def with_noise(path: Path, index: int) -> Any:
-    image = TRAIN(opened(path))
-    return image + 0.1 * torch.randn_like(image), index
-
-
 def with_all_generators(path: Path, index: int) -> Any:
     image = CROP(opened(path)) if random.random() < 0.5 else opened(path)
     return TRAIN(image) * float(np.random.rand()) + torch.rand(3, 1, 1), index
@@ -146,30 +132,20 @@ def decoded_by_torchvision(path: Path, index: int) -> Any:
 
 
 def of_kornia(path: Path, index: int) -> Any:
-    flip = installed("kornia.augmentation").RandomHorizontalFlip(p=0.5)
+    flip = pytest.importorskip("kornia.augmentation").RandomHorizontalFlip(p=0.5)
     return flip(TRAIN(opened(path)))[0], index
 
 
 def of_albumentations(path: Path, index: int) -> Any:
-    a = installed("albumentations")
+    a = pytest.importorskip("albumentations")
     made = a.Compose([a.Resize(32, 32), a.Normalize()])(image=np.asarray(opened(path)))["image"]
     return torch.from_numpy(made.transpose(2, 0, 1)), index
 
 
 def of_opencv(path: Path, index: int) -> Any:
-    cv2 = installed("cv2")
+    cv2 = pytest.importorskip("cv2")
     image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
     return v1.Compose([v1.ToPILImage(), *TRAIN.transforms])(image), index
-
-
-def of_opencv_as_a_tensor(path: Path, index: int) -> Any:
-    image = v1.ToTensor()(installed("cv2").imread(str(path)))
-    return v1.Resize((32, 32), antialias=True)(image), index
-
-
-def with_a_mask(path: Path, index: int) -> Any:
-    image = opened(path)
-    return TRAIN_V2(image, tv_tensors.Mask(np.zeros((image.height, image.width), np.uint8)))
 
 
 class Tilted(v1.RandomResizedCrop):
@@ -228,14 +204,6 @@ class Arrays(Dataset[Any]):
         return self.transform(Image.fromarray(self.data[index])), index
 
 
-class Pngs(ImageFolder):
-    def __init__(self, root: Path, transform: Any) -> None:
-        (root.parent / "pngs" / "a").mkdir(parents=True, exist_ok=True)
-        for index, path in enumerate(sorted(root.glob("*/*.jpg"))[:24]):
-            Image.open(path).save(root.parent / "pngs" / "a" / f"{index:02d}.png", compress_level=1)
-        super().__init__(str(root.parent / "pngs"), transform)
-
-
 class Archived(Photographs):
     """All files in one, which each process opens by itself."""
 
@@ -266,7 +234,8 @@ class Zipped(Archived):
 
 class InLmdb(Archived):
     def write(self, files: list[bytes]) -> None:
-        with installed("lmdb").open(self.path, map_size=1 << 26) as database, database.begin(write=True) as writes:
+        lmdb = pytest.importorskip("lmdb")
+        with lmdb.open(self.path, map_size=1 << 26) as database, database.begin(write=True) as writes:
             for index, data in enumerate(files):
                 writes.put(b"%d" % index, data)
 
@@ -281,7 +250,7 @@ class InLmdb(Archived):
 
 class InHdf5(Archived):
     def write(self, files: list[bytes]) -> None:
-        h5py = installed("h5py")
+        h5py = pytest.importorskip("h5py")
         with h5py.File(self.path, "w") as file:
             written = file.create_dataset("files", len(files), h5py.vlen_dtype(np.uint8))
             for index, data in enumerate(files):
@@ -296,7 +265,7 @@ class InHdf5(Archived):
 
 
 def hugging_face(root: Path) -> Any:
-    datasets = installed("datasets")
+    datasets = pytest.importorskip("datasets")
     paths = sorted(root.glob("*/*.jpg"))[:24]
     columns = {"image": [str(path) for path in paths], "label": list(range(len(paths)))}
     return datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
@@ -311,7 +280,7 @@ def transformed_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def web_dataset(root: Path) -> Any:
-    web = installed("webdataset")
+    web = pytest.importorskip("webdataset")
     path = root.parent / "photos.tar"
     with web.TarWriter(str(path)) as tar:
         for index, photo in enumerate(sorted(root.glob("*/*.jpg"))[:24]):
@@ -321,38 +290,18 @@ def web_dataset(root: Path) -> Any:
 
 
 def of_timm(root: Path) -> Any:
-    transform = installed("timm.data").create_transform(32, is_training=True, re_prob=0.5, color_jitter=None)
+    transform = pytest.importorskip("timm.data").create_transform(32, is_training=True, re_prob=0.5, color_jitter=None)
     return Photo(root, train_transform=transform)
 
 
-def copied(root: Path, name: Callable[[int], str]) -> Iterator[int]:
-    """Twenty photographs under names of a dataset's own; gives their numbers."""
-    for number, path in enumerate(sorted(root.glob("*/*.jpg"))[:20]):
-        target = root.parent / name(number)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
-        yield number
-
-
-def food101(root: Path) -> Any:
-    names = {k: f"{'apple_pie' if k % 2 else 'waffles'}/{k}" for k in range(20)}
-    list(copied(root, lambda k: f"food-101/images/{names[k]}.jpg"))
-    (root.parent / "food-101" / "meta").mkdir(exist_ok=True)
-    by_class = {kind: [name for name in names.values() if name.startswith(kind)] for kind in ("apple_pie", "waffles")}
-    (root.parent / "food-101" / "meta" / "train.json").write_text(json.dumps(by_class))
-    return torchvisions.Food101(str(root.parent), transform=TRAIN)
-
-
 def pets(root: Path) -> Any:
-    lines = [f"a_{k} {k % 2 + 1} 1 1" for k in copied(root, "oxford-iiit-pet/images/a_{}.jpg".format)]
-    (root.parent / "oxford-iiit-pet" / "annotations").mkdir(exist_ok=True)
-    (root.parent / "oxford-iiit-pet" / "annotations" / "trainval.txt").write_text("\n".join(lines))
+    images, annotations = (root.parent / "oxford-iiit-pet" / name for name in ("images", "annotations"))
+    for folder in (images, annotations):
+        folder.mkdir(parents=True, exist_ok=True)
+    for k, path in enumerate(sorted(root.glob("*/*.jpg"))[:20]):
+        shutil.copy(path, images / f"a_{k}.jpg")
+    (annotations / "trainval.txt").write_text("\n".join(f"a_{k} {k % 2 + 1} 1 1" for k in range(20)))
     return torchvisions.OxfordIIITPet(str(root.parent), transform=TRAIN)
-
-
-def euro_sat(root: Path) -> Any:
-    list(copied(root, lambda k: f"eurosat/2750/class{k % 2}/{k}.jpg"))
-    return torchvisions.EuroSAT(str(root.parent), transform=TRAIN)
 
 
 Make = Callable[[Path], Any]
@@ -372,9 +321,7 @@ BY_DALI: dict[str, Make] = {
     "ImageFolder with a Lambda on tensors": lambda root: ImageFolder(
         str(root), v1.Compose([*TRAIN.transforms, v1.Lambda(lambda image: image * 2)])
     ),
-    "Food101": food101,
     "OxfordIIITPet": pets,
-    "EuroSAT": euro_sat,
     "an attribute .transform": lambda root: Photo(root, transform=TRAIN),
     "an attribute .tf": lambda root: Photo(root, tf=TRAIN),
     "an attribute .train_transform": lambda root: Photo(root, train_transform=TRAIN_V2),
@@ -393,7 +340,6 @@ BY_DALI: dict[str, Make] = {
     "arithmetic": of(with_arithmetic),
     "a Lambda on tensors": with_each(*TRAIN.transforms, v1.Lambda(lambda image: image.clamp(0.1, 0.9))),
     "Lambdas around transforms": with_each(v1.Lambda(lambda image: CROP(image)), v1.Lambda(lambda x: 1 - TO_TENSOR(x))),
-    "noise": of(with_noise),
     "read_image": of(read_by_torchvision),
     "decode_image": of(decoded_by_torchvision),
     "read_image and arithmetic": of(lambda path, index: (read_image(str(path))[:, :90, :90].float() / 255, index)),
@@ -417,12 +363,9 @@ IN_WORKERS: dict[str, Make] = {
     "looked at now and then": of(looked_at_now_and_then),
     "albumentations": of(of_albumentations),
     "OpenCV and ToPILImage": of(of_opencv),
-    "OpenCV and ToTensor": of(of_opencv_as_a_tensor),
     "grey": of(lambda path, index: (TRAIN(Image.open(path).convert("L")), index)),
-    "a mask": of(with_a_mask),
     "Pillow's own operations": of(lambda path, index: (TO_TENSOR(opened(path).resize((32, 32)).rotate(10)), index)),
     "a Lambda on PIL images": with_each(v1.RandomResizedCrop(32), TILT, TO_TENSOR),
-    "PNGs and a Lambda on PIL images": lambda root: Pngs(root, v1.Compose([TILT, *TRAIN.transforms])),
     "NumPy": of(lambda path, index: (TRAIN(opened(path)).numpy(), index)),
     "torchvision's functions": of(lambda path, index: (F.to_tensor(F.resize(opened(path), [32, 32])), index)),
     "a subclass of a transform": with_each(Tilted(32), TO_TENSOR),
@@ -503,16 +446,6 @@ def test_workers_may_be_started_in_any_way(name: str, start: str, photos: Path, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mix", [v2.MixUp, v2.CutMix])
-def test_mixing_in_a_collate_fn_draws_what_torchs_does(mix: Any, workers: int, photos: Path, device: str) -> None:
-    def collate(samples: Any) -> Any:
-        return mix(num_classes=24)(*default_collate(samples))
-
-    dataset = BY_DALI["a global"](photos)
-    assert_as_torch(lambda kind: kind(dataset, 8, True, num_workers=workers, collate_fn=collate), device=device)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["ImageFolder", "one by one", "OpenCV and ToPILImage"])
 def test_a_dataset_may_be_left_to_torch(name: str, workers: int, photos: Path, device: str) -> None:
     make, batches = (BY_DALI | IN_WORKERS)[name], []
@@ -548,39 +481,6 @@ def test_grey_arrays_of_torchvisions_datasets_are_left_to_torch(make: Any, tmp_p
         return epochs(loader)
 
     assert_as_torch(lambda kind: kind(dataset, 8, True, num_workers=2), use, device=device)
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_catches_the_error_of_a_damaged_file_does(photos: Path, tmp_path: Path, workers: int) -> None:
-    (tmp_path / "a").mkdir()
-    for number, path in enumerate(sorted(photos.glob("*/*.jpg"))[:20]):
-        data = path.read_bytes()
-        kept = {3: 0, 5: 60, 7: len(data) // 2, 9: len(data) - 2}.get(number, len(data))
-        (tmp_path / "a" / f"{number:02}.jpg").write_bytes(data[:kept])
-    paths = sorted(tmp_path.glob("a/*.jpg"))
-
-    def leaves_out(path: Path, index: int) -> Any:
-        try:
-            return TRAIN(opened(path)), index
-        except OSError:
-            return TRAIN(opened(paths[0])), 0
-
-    assert_as_torch(lambda kind: kind(Photographs(tmp_path, leaves_out), 8, num_workers=workers))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_that_torchvision_cannot_decode_may_be_left_out(workers: int, photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    for index, path in enumerate(sorted(photos.glob("*/*.jpg"))[:8]):
-        data = path.read_bytes()
-        (tmp_path / "a" / f"{index}.jpg").write_bytes(data[: len(data) // 2] if index == 5 else data)
-    dataset = Photographs(tmp_path, read_by_torchvision)
-    loader = proxyloader.DataLoader(dataset, 4, num_workers=workers, device="cpu", on_error="skip")
-    assert [labels.tolist() for _, labels in loader] == [[0, 1, 2, 3], [4, 6, 7]]
-    assert [sample.index for sample in loader.errors] == [5]
-    with pytest.raises(RuntimeError, match="incomplete or truncated"):
-        list(proxyloader.DataLoader(dataset, 4, num_workers=workers, device="cpu"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

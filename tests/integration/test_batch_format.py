@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.autoaugment import RandAugment
 
 from proxyloader import DataLoader, ProxyServer
-from proxyloader.dali.output_format import OutputFormat, stacked
+from proxyloader.dali.output_format import OutputFormat
 
 from .roads import read_bytes
 from .test_any_dataset import Photographs, opened
@@ -72,9 +72,9 @@ def test_floats(photos: Path, transform: Any, dtype: Any, memory_format: Any, de
 
 
 @in_each_memory_format
-@pytest.mark.parametrize("dtype", [None, torch.uint8], ids=str)
-def test_whole_levels(photos: Path, dtype: Any, memory_format: Any, device: str) -> None:
-    assert_as_converted(ImageFolder(str(photos), WHOLE), device, dtype, memory_format, num_workers=2)
+def test_whole_levels(photos: Path, memory_format: Any, device: str) -> None:
+    for dtype in (None, torch.uint8):
+        assert_as_converted(ImageFolder(str(photos), WHOLE), device, dtype, memory_format, num_workers=2)
 
 
 def collated(samples: list[Any]) -> Any:
@@ -120,13 +120,6 @@ def test_what_images_are_not_handed_out_in_is_refused(photos: Path, message: str
     transform, arguments = REFUSED[message]
     with pytest.raises(ValueError, match=message):
         DataLoader([1] if transform is None else ImageFolder(str(photos), transform), **arguments)
-
-
-def test_images_are_stacked_in_the_format_that_they_have() -> None:
-    for memory_format in FORMATS:
-        images = torch.rand(4, 3, 5, 6).to(memory_format=memory_format)
-        again = stacked(list(images))
-        assert torch.equal(again, images) and again.stride() == images.stride()
 
 
 def test_batches_of_any_structure_keep_it() -> None:
@@ -178,12 +171,16 @@ def assert_outputs_as_converted(dataset: Any, device: str, dtype: Any, memory_fo
         assert torch.equal(means, wanted[0][2]) and torch.equal(found[1], wanted[1])
 
 
-def test_a_hand_written_pipeline_beside_a_transform(photos: Path, device: str) -> None:
+def test_a_hand_written_pipeline_beside_a_transform_and_floats_that_become_no_whole_levels(
+    photos: Path, device: str
+) -> None:
     with ProxyServer(by_hand(device)) as server:
         theirs = Floats(str(photos), server.proxy, loader=read_bytes)
         ours = ImageFolder(str(photos), v1.Compose([v1.Resize((20, 30)), v1.ToTensor()]))
-        both = ConcatDataset([ours, theirs])
-        assert_as_converted(both, device, torch.float16, torch.channels_last, server=server)
+        how: dict[str, Any] = {"server": server}
+        assert_as_converted(ConcatDataset([ours, theirs]), device, torch.float16, torch.channels_last, **how)
+        with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 20, 30\]"):
+            next(iter(DataLoader(theirs, 8, dtype=torch.uint8, **how)))
 
 
 def test_a_hand_written_pipeline_that_fails_on_an_image(photos: Path, tmp_path: Path, device: str) -> None:
@@ -197,13 +194,6 @@ def test_a_hand_written_pipeline_that_fails_on_an_image(photos: Path, tmp_path: 
             assert_outputs_as_converted(folder, device, torch.float16, torch.channels_last, **how | more)
         one_by_one = DataLoader(folder, None, dtype=torch.float16, num_workers=1, device=device, **how)
         assert {images.dtype for (images, _, _), _ in one_by_one} == {torch.float16}
-
-
-def test_a_hand_written_pipeline_makes_no_whole_levels_of_floats(photos: Path, device: str) -> None:
-    with ProxyServer(by_hand(device)) as server:
-        dataset = ImageFolder(str(photos), server.proxy, loader=read_bytes)
-        with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 20, 30\]"):
-            next(iter(DataLoader(dataset, 8, dtype=torch.uint8, server=server)))
 
 
 @pytest.mark.parametrize(

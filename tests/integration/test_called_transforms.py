@@ -18,16 +18,19 @@ import pytest
 import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
-from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset, default_collate
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader, EncodedImage
+from proxyloader import DataLoader, EncodedImage, ImageError, compile_transforms
 
+from ..outcomes import raises
 from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
+from .test_bad_input import broken_tables
+from .test_unreadable import unchecked
 
 TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -36,8 +39,6 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 class Paths(Dataset[Any]):
-    """Opens the photographs by itself."""
-
     of: Callable[[Any], Any] = staticmethod(lambda image: image)
 
     def __init__(self, root: str | Path) -> None:
@@ -59,7 +60,6 @@ class Encoded(Paths):
 
 
 def by(of: Callable[[Any], Any], base: type[Paths] = Paths) -> Any:
-    """A dataset that calls this function with each image."""
     return type(getattr(of, "__name__", "Dataset"), (base,), {"of": staticmethod(of)})
 
 
@@ -71,7 +71,6 @@ OneByOne = by(one_by_one)
 
 
 def by_size(image: Any) -> Any:
-    """Looks at the image between two transforms."""
     image = v1.Resize(50)(image)
     width, height = image.size
     if width > height and image.mode == "RGB":
@@ -116,7 +115,6 @@ def draws(image: Any) -> Any:
 
 
 def catches(image: Any) -> Any:
-    """Leaves out what cannot be transformed."""
     try:
         return TO_TENSOR(v1.RandomCrop((110, 150))(image))
     except ValueError:
@@ -228,7 +226,6 @@ def test_images_that_are_handed_over_encoded_are_those_that_are_opened(photos: P
 
 
 def collate_with_a_transform(samples: list[Any]) -> Any:
-    """The images are transformed when the batch is made."""
     return torch.stack([TRANSFORM(image) for image, _ in samples]), [label for _, label in samples]
 
 
@@ -341,12 +338,6 @@ def test_any_compose_is_called_as_torch_calls_it(photos: Path, device: str) -> N
     assert_as_torch(loader_over(OddComposes, photos, 0), by_dali, device=device)
 
 
-def test_images_that_are_handed_over_encoded_go_through_any_compose(photos: Path, device: str) -> None:
-    transform = v1.Compose([CROP, TO_TENSOR, v1.Lambda(lambda image: image * 0.5)])
-    loader = DataLoader(by(transform, Encoded)(photos), 12, device=device)
-    assert len([*loader]) == 4 and loader.stats().images_by_dali == 48
-
-
 def plain_or_image(samples: list[Any]) -> Any:
     return [(isinstance(image, tv_tensors.Image), image.shape) for image, _ in samples]
 
@@ -363,8 +354,6 @@ def test_an_image_is_of_torchs_class(photos: Path, last: Any) -> None:
 
 
 class Scheduled(Paths):
-    """Its transform has other settings in each epoch."""
-
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.crop = v1.RandomResizedCrop(32)
@@ -394,15 +383,6 @@ def test_pipelines_that_are_not_used_go(photos: Path, dataset_class: Any, most: 
     assert len(set.intersection(*kept)) == most - 2
 
 
-@WORKERS
-def test_parts_of_such_datasets_are_met_too(photos: Path, workers: int, device: str) -> None:
-    def both(root: str) -> Any:
-        other = by(v1.Compose([v1.RandomResizedCrop(40), TO_TENSOR]))
-        return ConcatDataset([Subset(OneByOne(root), range(0, 40, 3)), Subset(other(root), range(1, 40, 3))])
-
-    assert_as_torch(loader_over(both, photos, workers), by_dali, device=device)
-
-
 def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "proxyloader"):
         loader = DataLoader(OneByOne(photos), 8, num_workers=1, persistent_workers=True, device="cpu")
@@ -428,6 +408,108 @@ def test_outside_a_loader_transforms_are_torchvisions(photos: Path) -> None:
     collated = default_collate([functools.partial(OneByOne.__getitem__, dataset)(k) for k in range(2)])
     assert type(collated[0]) is torch.Tensor
 
+
+# --- compiled transforms that no attribute holds ----------------------------------------------------------------------
+
+COMPILED = compile_transforms(TRANSFORM)
+SMALLER = compile_transforms(v1.Compose([v1.Resize((16, 16)), TO_TENSOR]))
+
+
+class WithTransform(Paths):
+    of = staticmethod(TRANSFORM)
+
+
+class WithCompiled(Encoded):
+    of = staticmethod(COMPILED)
+
+
+class WithTwoCompiled(WithCompiled):
+    """The second half of its samples has a picture more, from another transform."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return sample if index < 24 else (*sample, SMALLER(self.opened(index)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(num_workers=0),
+        dict(num_workers=2),
+        dict(num_workers=2, persistent_workers=True),
+        pytest.param(dict(num_workers=1, context="spawn", persistent_workers=True), marks=pytest.mark.slow),
+        dict(num_workers=1, pin_memory=True, collate_fn=lambda samples: default_collate(samples)),
+    ],
+    ids=["no workers", "workers", "persistent", "spawn", "own collate_fn"],
+)
+def test_a_compiled_transform_gives_torchs_batches(photos: Path, arguments: dict[str, Any], device: str) -> None:
+    def build(kind: Any) -> Any:
+        how = {name: value for name, value in arguments.items() if name != "context"}
+        if kind is StockLoader:
+            return kind(WithTransform(photos), 8, shuffle=True, **how)
+        return kind(WithCompiled(photos), 8, shuffle=True, multiprocessing_context=arguments.get("context"), **how)
+
+    assert_as_torch(build, device=device)
+
+
+@WORKERS
+def test_a_second_compiled_transform_may_come_in_mid_epoch(photos: Path, workers: int, device: str) -> None:
+    batches = list(DataLoader(WithTwoCompiled(photos), 8, num_workers=workers, device=device))
+    shapes = [(8, 3, 32, 32), (8,), (8, 3, 16, 16)]
+    assert [[part.shape for part in batch] for batch in batches] == [shapes[:2]] * 3 + [shapes] * 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_under_the_stock_loader_the_images_of_a_compiled_one_are_torchvisions(photos: Path, workers: int) -> None:
+    found = []
+    for dataset in (WithCompiled(photos), WithTransform(photos)):
+        torch.manual_seed(5)
+        found.append(list(StockLoader(dataset, 8, shuffle=True, num_workers=workers)))
+    for (images, labels), (stock, stock_labels) in zip(*found, strict=True):
+        assert torch.equal(labels, stock_labels)
+        assert images.numpy().tobytes() == stock.numpy().tobytes()
+        assert torch.equal(1 - images.to("cpu"), 1 - stock)
+
+
+class WithUnchecked(WithCompiled):
+    def opened(self, index: int) -> Any:
+        return unchecked(self.samples[index][0])
+
+
+@WORKERS
+def test_what_dali_cannot_decode_for_a_compiled_one_is_named_or_left_out(
+    photos: Path, tmp_path: Path, workers: int, device: str
+) -> None:
+    dataset = WithUnchecked(photos)
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(Path(dataset.samples[3][0]).read_bytes())
+    broken_tables(bad)
+    dataset.samples[3] = str(bad), 0
+    loader = DataLoader(dataset, 8, num_workers=workers, on_error="skip", device=device)
+    for _ in range(2):
+        assert len(next(iter(loader))[1]) == 7
+    assert {error.index for error in loader.errors} == {3}
+    with raises(ImageError, index=3):
+        next(iter(DataLoader(dataset, 8, num_workers=workers, device=device)))
+
+
+class NotPickled(Dataset[Any]):
+    """Samples that cannot travel, and need not without workers."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return lambda: index
+
+
+def test_a_dataset_without_images_is_not_touched(photos: Path) -> None:
+    next(iter(DataLoader(WithCompiled(photos), 8, device="cpu")))
+    found = [sample() for samples in DataLoader(NotPickled(), 2, collate_fn=list) for sample in samples]
+    assert found == [0, 1, 2, 3]
+
+
+# --- what looks at the type of an image -------------------------------------------------------------------------------
 
 BY_TYPE = {Image.Image: 200, JpegImageFile: 150, tv_tensors.Image: 100, torch.Tensor: 50, "others": 0}
 WITH_FILL: dict[str, dict[str, Any]] = {

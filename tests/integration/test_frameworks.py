@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchvision import transforms
@@ -32,12 +31,10 @@ needs = {
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_arrays_of_numpys_are_the_batches_and_stay(photos: Path, num_workers: int) -> None:
-    frameworks.keep_all(frameworks.numpy_(), str(photos), "cpu", num_workers=num_workers)
-
-
-def test_what_took_batches_by_dlpack_keeps_them(photos: Path, device: str) -> None:
-    frameworks.keep_all(frameworks.torch_(), str(photos), device, num_workers=1)
+@pytest.mark.parametrize("framework", [frameworks.numpy_, frameworks.torch_])
+def test_what_took_batches_by_dlpack_keeps_them(framework: Any, num_workers: int, photos: Path, device: str) -> None:
+    on = "cpu" if framework is frameworks.numpy_ else device
+    frameworks.keep_all(framework(), str(photos), on, num_workers=num_workers)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in needs.items()])
@@ -67,7 +64,7 @@ def test_tensors_of_workers_are_aligned_as_torchs_own(photos: Path, last: Any) -
         assert images.data_ptr() % ALIGNMENT_BYTES == labels.data_ptr() % ALIGNMENT_BYTES == 0
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+THREADED = ("JAX", "TensorFlow")
 SCRIPT = """
 import sys
 from tests.integration.frameworks import TRANSFORM
@@ -79,23 +76,15 @@ print(array.shape)
 """
 
 
-def code_of(title: str) -> str:
-    text = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return code
+def section(page: str, title: str) -> list[str]:
+    """The code of one section of a page of the documentation."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def test_what_the_page_says_of_numpy_runs(photos: Path) -> None:
-    names: dict[str, Any] = {"dataset": ImageFolder(str(photos), frameworks.TRANSFORM)}
-    exec(code_of("NumPy"), names)
-    assert isinstance(names["array"], np.ndarray) and names["array"].shape == (48, 32, 32, 3)
-
-
-@pytest.mark.parametrize(
-    "title", [pytest.param("JAX", marks=needs["jax"]), pytest.param("TensorFlow", marks=needs["tensorflow"])]
-)
-def test_what_the_page_says_of_frameworks_with_threads_runs(title: str, photos: Path) -> None:
-    script = SCRIPT.format(code=code_of(title))
-    done = scripts.run(script, photos, timeout_s=4 * WAIT_S, environment=ENVIRONMENT)
+@pytest.mark.parametrize("title", ["NumPy", *(pytest.param(each, marks=needs[each.lower()]) for each in THREADED)])
+def test_what_the_page_says_runs(title: str, photos: Path) -> None:
+    (code,) = section("frameworks.md", title)
+    done = scripts.run(SCRIPT.format(code=code), photos, timeout_s=4 * WAIT_S, environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "(48, 32, 32, 3)" in done.stdout

@@ -26,6 +26,8 @@ from .roads import BATCH, PICTURES, TRANSFORM, assert_pictures_match
 class Pictures(Spelled):
     """Labels are the pictures' numbers."""
 
+    transform: Any
+
     def __init__(self, root: Path) -> None:
         super().__init__(str(root), TRANSFORM)
 
@@ -33,19 +35,15 @@ class Pictures(Spelled):
         return self.transformed(self.samples[index][0]), index
 
     def transformed(self, path: str) -> Any:
-        assert self.transform is not None
         return self.transform(self.loader(path))
 
 
 class KeepsImages(Pictures):
-    """Opens each file once."""
-
     @functools.cached_property
     def opened(self) -> Callable[[str], Any]:
         return functools.cache(self.loader)
 
     def transformed(self, path: str) -> Any:
-        assert self.transform is not None
         return self.transform(self.opened(path))
 
 
@@ -63,8 +61,6 @@ class KeepsImagesAndFails(KeepsImages):
 
 
 class KeepsSamples(Pictures):
-    """Asks its transform once for each file."""
-
     @functools.cached_property
     def made(self) -> Callable[[str], Any]:
         return functools.cache(super().transformed)
@@ -79,7 +75,6 @@ class KeepsTheLast(Pictures):
     last: Any = None
 
     def __getitem__(self, index: int) -> Any:
-        assert self.transform is not None
         before, self.last = self.last, (self.loader(self.samples[index][0]), index)
         image, number = before or self.last
         return self.transform(image), number
@@ -95,7 +90,6 @@ class ReadsAhead(Pictures):
         return ThreadPoolExecutor(1)
 
     def __getitem__(self, index: int) -> Any:
-        assert self.transform is not None
         before, self.ahead = self.ahead, (self.pool.submit(self._slowly, self.samples[index][0]), index)
         image, number = before or self.ahead
         return self.transform(image.result()), number
@@ -112,7 +106,6 @@ class Forks(Pictures):
     pipes: tuple[int, int] | None = None
 
     def transformed(self, path: str) -> Any:
-        assert self.transform is not None
         image, self.asked = self.loader(path), self.asked + 1
         if self.pipes is None and self.asked > BATCH + 1:  # as the files of a first batch are read elsewhere
             self.pipes = self._forked()
@@ -170,7 +163,6 @@ class AsStream(IterableDataset[Any]):
         self.pictures, self.transform = pictures, TRANSFORM
 
     def __iter__(self) -> Any:
-        assert self.transform is not None
         for index in range(len(self.pictures)):
             path, _ = self.pictures.dataset.samples[self.pictures.indices[index]]
             yield self.transform(self.pictures.dataset.loader(path)), self.pictures.indices[index]

@@ -17,9 +17,8 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.autoaugment import AugMix, RandAugment
 
-from proxyloader import DataLoader, EncodedImage, ImageError, UnsupportedTransformError, compile_transforms
+from proxyloader import DataLoader, EncodedImage, compile_transforms
 
-from ..outcomes import raises
 from ..side_by_side import assert_as_torch, used
 from .test_any_dataset import Photographs
 
@@ -83,12 +82,6 @@ def test_what_torchvision_does_starts_from_pil_images(photos: Path) -> None:
     assert_as_stock(FlipsByHand(str(photos), AUGMENTED))
 
 
-def test_what_is_not_translated_is_refused_if_all_is_to_be(photos: Path) -> None:
-    dataset = ImageFolder(str(photos), OF_MINE)
-    with raises(UnsupportedTransformError, position="transform.transforms[2]", transform="Lambda"):
-        DataLoader(dataset, device="cpu", translate="all")
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_once(
     photos: Path, workers: int, caplog: pytest.LogCaptureFixture
@@ -113,27 +106,6 @@ def test_a_dataset_that_opens_its_images_undecoded_needs_no_change(photos: Path)
     kinds = StockLoader, functools.partial(DataLoader, device="cpu")
     (stock,), (ours,) = (used(kind, build, list)["result"] for kind in kinds)
     assert torch.equal(stock[0], ours[0]) and torch.equal(stock[1], ours[1])
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_bad_file_is_named_or_left_out(spelled_root: Path, tmp_path: Path, on_error: Any) -> None:
-    folder = ImageFolder(str(spelled_root), AUGMENTED)
-    content = Path(folder.samples[5][0]).read_bytes()
-    bad = tmp_path / "cut.jpg"
-    bad.write_bytes(content[: len(content) // 2])
-    folder.samples[5] = (str(bad), folder.samples[5][1])
-    loader = DataLoader(folder, batch_size=48, num_workers=1, on_error=on_error, device="cpu")
-    if on_error == "raise":
-        with raises(ImageError, code="undecodable", index=5, path=str(bad)):
-            next(iter(loader))
-        return
-    images, _ = next(iter(loader))
-    assert len(images) == 47 and [(each.index, each.path) for each in loader.errors] == [(5, str(bad))]
-
-
-def test_another_word_for_translate_is_refused(photos: Path) -> None:
-    with pytest.raises(ValueError, match="translate must be True, False or 'all', got 'gpu'"):
-        DataLoader(ImageFolder(str(photos), AUGMENTED), translate="gpu")  # type: ignore[arg-type]
 
 
 def test_each_loader_says_it_in_the_log_once(photos: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,10 +14,8 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-import proxyloader
-
-from ..side_by_side import assert_as_torch
-from .test_same_batches import TRAIN, TRAIN_V2, assert_same
+from ..side_by_side import assert_as_torch, used
+from .test_same_batches import TRAIN, TRAIN_V2
 
 CLASSES = 4
 MIXERS = {
@@ -33,24 +31,14 @@ each_number_of_workers = pytest.mark.parametrize("workers", [0, 2])
 Mix = Callable[[Any, Any], Any]
 
 
-def epoch(loader_class: Any, dataset: Any, *, workers: int, **arguments: Any) -> Any:
-    """An iterator over an epoch whose order and crops come from the same seed in both loaders."""
-    torch.manual_seed(17)
-    return iter(loader_class(dataset, batch_size=10, shuffle=True, num_workers=workers, **arguments))
-
-
-def on_the_cpu(batches: Any) -> list[Any]:
-    return [(images.cpu(), labels.cpu()) for images, labels in batches]
-
-
-def mixed_in_the_loop(batches: Any, mix: Mix) -> list[Any]:
+def mixed_in_the_loop(loader: Any, mix: Mix) -> list[Any]:
     """As a training loop does that mixes each batch it is given; each step draws from a seed of its own."""
     found = []
-    for step, (images, labels) in enumerate(batches):
+    for step, (images, labels) in enumerate(loader):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(step)
             found.append(mix(images, labels))
-    return on_the_cpu(found)
+    return found
 
 
 def mixing_collate(samples: list[Any], mix: Mix) -> Any:
@@ -70,21 +58,22 @@ def mixing_by_label_collate(samples: list[Any], mix: Mix) -> Any:
 @each_number_of_workers
 def test_in_the_loop(folder: ImageFolder, mix: Mix, workers: int, device: str) -> None:
     folder.transform = TRAIN
-    theirs = mixed_in_the_loop(epoch(StockLoader, folder, workers=workers), mix)
-    ours = mixed_in_the_loop(epoch(proxyloader.DataLoader, folder, workers=workers, device=device), mix)
-    assert theirs[0][1].shape in [(10, CLASSES), (10,)]
-    assert_same(ours, theirs)
+    use = functools.partial(mixed_in_the_loop, mix=mix)
+    mixed = assert_as_torch(lambda kind: kind(folder, 10, True, num_workers=workers), use, device=device)
+    assert mixed[0][1].shape in [(10, CLASSES), (10,)]
 
 
 @each_mixer
 @each_number_of_workers
 def test_in_a_collate_fn(folder: ImageFolder, mix: Mix, workers: int, device: str) -> None:
-    for collate_fn, folder.transform in ((mixing_collate, TRAIN_V2), (mixing_by_label_collate, TRAIN)):
-        arguments: dict[str, Any] = dict(workers=workers, collate_fn=functools.partial(collate_fn, mix=mix))
-        theirs = on_the_cpu(epoch(StockLoader, folder, **arguments))
-        plain = on_the_cpu(epoch(StockLoader, folder, workers=workers))
+    def build(kind: Any, **arguments: Any) -> Any:
+        return kind(folder, 10, True, num_workers=workers, **arguments)
+
+    for of_samples, folder.transform in ((mixing_collate, TRAIN_V2), (mixing_by_label_collate, TRAIN)):
+        with_collate = functools.partial(build, collate_fn=functools.partial(of_samples, mix=mix))
+        theirs = assert_as_torch(with_collate, device=device)["epochs"][0]["batches"]
+        plain = used(StockLoader, build, list)["result"]
         assert any(not torch.equal(mixed, image) for (mixed, _), (image, _) in zip(theirs, plain)), "nothing was mixed"
-        assert_same(on_the_cpu(epoch(proxyloader.DataLoader, folder, device=device, **arguments)), theirs)
 
 
 class WithWeights:
@@ -119,12 +108,8 @@ def labels_first(samples: list[Any]) -> Any:
     return labels, [images[0::2], images[1::2]], {"flipped": images.flip(-1)}
 
 
-def no_more_than_seven(samples: list[Any]) -> Any:
-    return default_collate(samples[:7])
-
-
 @each_number_of_workers
-@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first, no_more_than_seven, collate_with_scores])
+@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first, collate_with_scores])
 def test_built_on_default_collate(folder: ImageFolder, collate_fn: Any, workers: int, device: str) -> None:
     folder.transform = TRAIN
     folder.target_transform = Score if collate_fn is collate_with_scores else None

@@ -59,7 +59,7 @@ def by_the_arguments(loader: Any) -> Any:
     return type(loader)(**{name: getattr(loader, name) for name in names if hasattr(loader, name)})
 
 
-REBUILT = pytest.mark.parametrize("rebuilt", [by_all_attributes, by_what_is_not_default, by_the_arguments])
+WAYS = [by_all_attributes, by_what_is_not_default, by_the_arguments]
 
 
 def batches_of(loader: Any) -> list[Any]:
@@ -72,39 +72,37 @@ def assert_equal_batches(found: list[Any], expected: list[Any]) -> None:
     assert all(torch.equal(images, others) for (images, _), (others, _) in zip(found, expected))
 
 
-@REBUILT
-@pytest.mark.parametrize("kind", [StockLoader, DataLoader])
-@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
-def test_a_rebuilt_loader_gives_the_same_batches(photos: Path, kind: Any, rebuilt: Any, is_used: bool) -> None:
-    how = {"num_workers": 2, "prefetch_factor": 3, "drop_last": True, "in_order": True, "timeout": 30}
-    loader = kind(ImageFolder(str(photos), TRANSFORM), 10, shuffle=True, **how)
-    if is_used:
-        batches_of(loader)
-    assert_equal_batches(batches_of(rebuilt(loader)), batches_of(loader))
+PLAIN = {"num_workers": 2, "prefetch_factor": 3, "drop_last": True, "in_order": True, "timeout": 30}
+SHARD = {"num_shards": World(2, 1), "seed": 5, "device": "cpu"}
+LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "torch's, used": (StockLoader, PLAIN),
+    "plain": (DataLoader, PLAIN),
+    "plain, used": (DataLoader, PLAIN),
+    "with options of ours": (DataLoader, OURS | {"num_workers": 2}),
+    **{policy: (DataLoader, SHARD | {"last_batch_policy": policy}) for policy in ("fill", "partial", "drop")},
+}
 
 
-@REBUILT
-def test_a_rebuilt_loader_is_set_as_the_one_before(photos: Path, rebuilt: Any) -> None:
-    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 10, shuffle=True, num_workers=2, **OURS)
-    again = rebuilt(loader)
-    assert {name: getattr(again, name) for name in OURS} == OURS
-    assert_equal_batches(batches_of(again), batches_of(loader))
-    assert batches_of(again)[0][0].dtype == torch.float16
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_rebuilt_loader_is_set_as_the_one_before_and_gives_its_batches(photos: Path, name: str) -> None:
+    kind, arguments = LOADERS[name]
+    for rebuilt in WAYS:
+        loader = kind(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, **arguments)
+        if "used" in name:
+            batches_of(loader)
+        again = rebuilt(loader)
+        if arguments.keys() >= OURS.keys():
+            assert {option: getattr(again, option) for option in OURS} == OURS
+        expected = batches_of(loader)
+        if "num_shards" in arguments:
+            assert sum(len(labels) for _, labels in expected) in (21, 24, 28)
+            again.set_epoch(0)  # the sampler is shared
+        found = batches_of(again)
+        assert_equal_batches(found, expected)
+        assert found[0][0].dtype == arguments.get("dtype", torch.float32)
 
 
-@REBUILT
-@pytest.mark.parametrize("policy", ["fill", "partial", "drop"])
-def test_a_rebuilt_loader_has_the_shard_of_the_one_before(photos: Path, rebuilt: Any, policy: str) -> None:
-    shard = {"num_shards": World(2, 1), "last_batch_policy": policy}
-    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, seed=5, device="cpu", **shard)
-    again = rebuilt(loader)
-    expected = batches_of(loader)
-    again.set_epoch(0)  # the sampler is shared
-    assert_equal_batches(batches_of(again), expected)
-    assert sum(len(labels) for _, labels in expected) in (21, 24, 28)
-
-
-@REBUILT
+@pytest.mark.parametrize("rebuilt", WAYS)
 def test_a_rebuilt_loader_has_the_server_of_the_one_before(spelled_root: Path, rebuilt: Any) -> None:
     with ProxyServer(picture_pipeline("cpu")) as server:
         loader = DataLoader(picture_folder(spelled_root, server.proxy, read_bytes), 4, server=server)

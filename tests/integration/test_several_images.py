@@ -1,21 +1,29 @@
-"""Several images from one, or several in a sample: each becomes a tensor of its own in the batch, as with torch."""
+"""What leaves a dataset is what leaves it under torch's loader: several images, PIL images, ``tv_tensors.Image``."""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader as StockLoader
+from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-import proxyloader
-from proxyloader import EncodedImage
+from proxyloader import DataLoader, EncodedImage
 
+from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch, one_epoch
+from .test_any_dataset import Photographs, opened
 
 TRAIN = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 SMALL = v1.Compose([v1.RandomResizedCrop(16, (0.05, 0.4)), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3)])
@@ -36,8 +44,6 @@ class Named(TwoCrops):
 
 
 class Pairs(torch.utils.data.Dataset[Any]):
-    """Two images in a sample, each through the transform."""
-
     def __init__(self, folder: ImageFolder, transform: Any, opened: Any) -> None:
         self.samples, self.transform, self.opened = folder.samples, transform, opened
 
@@ -87,11 +93,93 @@ def test_a_dataset_that_gives_several_images_in_a_sample(folder: ImageFolder, tr
     assert_as_torch(build, device=device)
 
 
-def test_a_bad_file_takes_its_whole_sample_along(folder: ImageFolder, tmp_path: Any) -> None:
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"no image")
-    folder.samples[4] = (str(bad), folder.samples[4][1])
-    folder.transform = TwoCrops(TRAIN, SMALL)
-    loader = proxyloader.DataLoader(folder, batch_size=48, num_workers=1, on_error="skip", device="cpu")
-    (((first, second), labels),) = loader
-    assert len(first) == len(second) == len(labels) == 47 and [each.index for each in loader.errors] == [4]
+# --- images of any class ----------------------------------------------------------------------------------------------
+
+PIL: dict[str, Callable[[Any], Any]] = {
+    "as opened": lambda path: Image.open(path),
+    "converted": lambda path: Image.open(path).convert("RGB"),
+    "grey": lambda path: Image.open(path).convert("L"),
+    "a copy": lambda path: Image.open(path).copy(),
+    "upright": lambda path: ImageOps.exif_transpose(Image.open(path)),
+    "cropped": lambda path: v1.CenterCrop(40)(Image.open(path).convert("RGB")),
+    "resized": lambda path: v1.Resize(40)(Image.open(path).convert("RGB")),
+    "flipped": lambda path: v1.RandomHorizontalFlip(1)(v1.Resize(40)(Image.open(path))),
+    "pickled": lambda path: pickle.loads(pickle.dumps(Image.open(path).convert("RGB"))),
+}
+
+TO_IMAGE = v2.Compose([v2.Resize((40, 48)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+
+def with_used_values(image: Any) -> Any:
+    made = TO_IMAGE(image)
+    float(made.mean())
+    return made
+
+
+TV: dict[str, Callable[[Any], Any]] = {
+    "DALI's": lambda image: TO_IMAGE(image),
+    "with arithmetic": lambda image: tv_tensors.wrap(TO_IMAGE(image) * 2, like=TO_IMAGE(image)),
+    "whose values were used": with_used_values,
+    "with a mask": lambda image: TO_IMAGE(image, tv_tensors.Mask(torch.ones(1, 90, 90))),
+}
+
+
+def opened_by(use: Callable[[Any], Any], photos: Path) -> Photographs:
+    return Photographs(photos, lambda path, index: (use(path), index))
+
+
+def each(loader: Any, dataset: Any, **arguments: Any) -> list[Any]:
+    return [sample for batch in loader(dataset, 3, collate_fn=list, **arguments) for sample in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", PIL)
+def test_a_pil_image_leaves_it(photos: Path, name: str, workers: int) -> None:
+    dataset = opened_by(PIL[name], photos)
+    ours, theirs = (each(kind, dataset, num_workers=workers) for kind in (DataLoader, StockLoader))
+    for (mine, label), (other, right) in zip(ours, theirs, strict=True):
+        assert (label, mine.mode, mine.size, mine.info) == (right, other.mode, other.size, other.info)
+        assert np.array_equal(np.asarray(mine), np.asarray(other))
+        assert workers == 0 or type(mine) is type(other)
+
+
+def test_an_image_in_a_cache_needs_no_proxyloader(photos: Path) -> None:
+    pickled = opened_by(lambda path: pickle.dumps([Image.open(path), Image.open(path).convert("RGB")]), photos)
+    for data, _ in each(DataLoader, pickled, device="cpu"):
+        assert b"proxyloader" not in data
+        assert [type(image).__name__ for image in pickle.loads(data)] == ["JpegImageFile", "Image"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_batch_of_pil_images_is_refused_in_torchs_words(photos: Path) -> None:
+    for kind in ("as opened", "converted"):
+        ours, theirs = (outcomes(each(opened_by(PIL[kind], photos), 12)) for each in (DataLoader, StockLoader))
+        assert [type(each) for each in ours] == [type(each) for each in theirs] == [TypeError, TypeError]
+        assert all(str(right) in str(each) for each, right in zip(ours, theirs)), ours
+
+
+def assert_alike(ours: Any, theirs: Any) -> None:
+    """In structure and classes; and images are as close as decoders are."""
+    (found, structure), (wanted, wanted_structure) = map(tree_flatten, (ours, theirs))
+    assert structure == wanted_structure and list(map(type, found)) == list(map(type, wanted))
+    for each, right in zip(found, wanted):
+        if isinstance(right, torch.Tensor):
+            assert each.shape == right.shape and (each.cpu() - right).abs().float().mean() < 1 / 255
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", TV)
+def test_an_image_of_torchvisions_leaves_it(photos: Path, name: str, workers: int, device: str) -> None:
+    def sample(path: Path, index: int) -> Any:
+        return {"depth": torch.ones(40, 48), "image": TV[name](opened(path)), "label": index}
+
+    dataset = Photographs(photos, sample)
+    for arguments in (dict(batch_size=None), dict(batch_size=3, collate_fn=list), dict(batch_size=3)):
+        ours = list(DataLoader(dataset, num_workers=workers, device=device, **arguments))
+        assert_alike(ours, list(StockLoader(dataset, num_workers=workers, **arguments)))
+        if name != "DALI's" or arguments["batch_size"] is not None:
+            continue
+        for image in (batch["image"] for batch in ours):
+            assert image.device.type == device
+            flipped = v2.RandomHorizontalFlip(1)({"depth": torch.eye(40, 48), "image": image})
+            assert torch.equal(flipped["image"], image.flip(-1)) and torch.equal(flipped["depth"], torch.eye(40, 48))

@@ -190,17 +190,6 @@ def test_a_resumed_epoch_may_be_stopped_and_resumed_again_also_with_smaller_batc
     assert found == whole
 
 
-def test_a_finished_epoch_is_the_start_of_the_next_for_any_number_of_shards(spelled_root: Path) -> None:
-    begun = loader_of(spelled_root, 0, shuffle=True)
-    list(begun)
-    for shards, policy in ((2, "partial"), (SHARDS, "fill")):
-        how: dict[str, Any] = dict(num_shards=World(shards, 1), last_batch_policy=policy, shuffle=True)
-        resumed = loader_of(spelled_root, None, **how)
-        resumed.load_state_dict(begun.state_dict())
-        sampler = ShardedSampler(range(SAMPLES), shards, 1, shuffle=True, last_batch_policy=policy, batch_size=BATCH)
-        assert flat(numbers(resumed)) == sampler.indices(1)
-
-
 def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_loader(spelled_root: Path) -> None:
     sharded, plain = loader_of(spelled_root, 0, shuffle=True), loader_of(spelled_root, None, shuffle=True)
     batches = [iter(sharded), iter(plain)]  # which have drawn their orders
@@ -254,21 +243,6 @@ def test_another_number_of_processes_goes_on_with_the_rest(spelled_root: Path, b
     for loader in following:
         loader.load_state_dict(state)
     assert sorted(flat(each for loader in following for each in numbers(loader))) == list(range(SAMPLES))
-
-
-@pytest.mark.parametrize("policy", ["fill", "drop"])
-def test_another_number_of_processes_takes_as_many_steps_in_each(spelled_root: Path, policy: str) -> None:
-    begun = loader_of(spelled_root, 0, last_batch_policy=policy)
-    list(itertools.islice(begun, 1))
-    how: dict[str, Any] = dict(batch_size=2, last_batch_policy=policy)
-    others = [loader_of(spelled_root, None, num_shards=World(4, k), **how) for k in range(4)]
-    for other in others:
-        other.load_state_dict(begun.state_dict())
-    found = [numbers(other) for other in others]
-    assert len({len(each) for each in found}) == 1 and {len(batch) for each in found for batch in each} == {2}
-    taken = {index for k in range(SHARDS) for index in expected(k, 0)[0]}
-    left = {index for each in found for batch in each for index in batch}
-    assert not left & taken and (policy == "drop" or left | taken == set(range(SAMPLES)))
 
 
 @WORKERS

@@ -99,8 +99,6 @@ class Generating(IterableDataset[Any]):
 
 
 class Itself(IterableDataset[int]):
-    """Its own iterator."""
-
     def __init__(self) -> None:
         self.numbers: list[int] | None = None
         self.at = 0
@@ -302,10 +300,3 @@ def test_a_state_inside_an_epoch_holds_its_order(kind: str, workers: int, seed: 
         torch.manual_seed(5)
         resumed.load_state_dict(state)
         assert order(resumed) == left and len(left) == 40 - 7 * stop
-
-
-def test_set_epoch_after_an_epoch_is_what_the_state_says() -> None:
-    loader: Any = DataLoader(list(range(8)), 4, shuffle=True, seed=1, device="cpu")
-    list(loader)
-    loader.set_epoch(7)
-    assert loader.state_dict()["epoch"] == 7

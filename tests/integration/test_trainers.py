@@ -7,7 +7,6 @@ import functools
 import importlib
 import itertools
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from .. import scripts
 from ..limits import WAIT_S
 from ..side_by_side import assert_same
 from .one_rank import Numbered
+from .test_frameworks import section
 
 OURS = functools.partial(proxyloader.DataLoader, device="cpu")
 KINDS = (StockLoader, OURS)
@@ -46,8 +46,6 @@ def loader_of(kind: Any, root: Path, **arguments: Any) -> Any:
 
 
 class Net(nn.Module):
-    """Remembers the images that it is given."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -181,7 +179,6 @@ def test_fabric_keeps_the_loader(photos: Path) -> None:
 
 
 def trained(loader: Any, epochs: int = 2) -> Any:
-    """A plain loop."""
     net, losses = Net(), []
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(epochs):
@@ -326,13 +323,6 @@ def test_torchdatas_stateful_loader_and_this_one_do_for_each_other(photos: Path)
     assert sorted(number for batch in told[1] for number in batch) == list(range(48))
 
 
-@pytest.mark.exhaustive
-@quiet
-def test_a_compiled_net_trains(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Net, "forward", torch.compile(Net.forward, backend="eager"))
-    assert_same_training(lambda kind: trained(loader_of(kind, photos)))
-
-
 @quiet
 def test_hugging_faces_trainer_trains_and_resumes(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -355,20 +345,11 @@ def assert_same_losses(ours: Any, theirs: Any) -> None:
         assert ours[name] == pytest.approx(theirs[name], abs=LOSS) and len(ours[name]) > 5, name
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
-
-
-def section(title: str) -> list[str]:
-    """The code of one section of the page of trainers."""
-    text = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
 @quiet
 def test_what_the_page_says_of_accelerate_runs(photos: Path) -> None:
     pytest.importorskip("accelerate")
     names: dict[str, Any] = {"dataset": photographs(photos)}
-    exec(section("Accelerate")[0], names)
+    exec(section("trainers.md", "Accelerate")[0], names)
     assert len(list(names["loader"])) == 1
     assert_by_dali(names["loader"])
 
@@ -376,7 +357,7 @@ def test_what_the_page_says_of_accelerate_runs(photos: Path) -> None:
 @quiet
 def test_what_the_page_says_of_lightning_runs(photos: Path) -> None:
     lightning = pytest.importorskip("lightning")
-    (code,) = section("Lightning and Fabric")
+    (code,) = section("trainers.md", "Lightning and Fabric")
     assert 'devices=8, strategy="ddp"' in code
     code = code.replace('lightning.Trainer(devices=8, strategy="ddp")', "lightning_trainer(lightning, max_epochs=1)")
     module = lightning_module(lightning)
@@ -389,7 +370,7 @@ def test_what_the_page_says_of_lightning_runs(photos: Path) -> None:
 def test_what_the_page_says_of_fastai_runs(photos: Path) -> None:
     fastai = pytest.importorskip("fastai")
     pytest.importorskip("fastai.learner")
-    (code,) = section("fastai")
+    (code,) = section("trainers.md", "fastai")
     names: dict[str, Any] = {"fastai": fastai, "DataLoader": OURS, "model": Net(), "loss": loss_of}
     exec(code, names | dict.fromkeys(("train_set", "test_set"), photographs(photos)))
 
@@ -399,7 +380,7 @@ def test_what_the_page_says_of_hugging_faces_trainer_runs(photos: Path, tmp_path
     transformers = pytest.importorskip("transformers")
     from .hugging_face import collate
 
-    whole_program, one_loader = section("Hugging Face's Trainer")
+    whole_program, one_loader = section("trainers.md", "Hugging Face's Trainer")
     assert "torch.utils.data.DataLoader = proxyloader.DataLoader" in whole_program
     names = {"proxyloader": proxyloader, "torch": torch, "Trainer": transformers.Trainer}
     exec(one_loader, names)
