@@ -164,6 +164,24 @@ def test_other_datasets_resume_too(noisy: Noisy, kind: Any, workers: int, after:
     assert same(cpu(resumed), whole[3:])
 
 
+class DrawnStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()]) for _ in range(20))
+
+
+@pytest.mark.parametrize("stop", [0, 2])
+def test_what_persistent_workers_draw_for_a_stream_depends_on_seed_and_epoch_alone(stop: int) -> None:
+    fresh, begun, resumed = (loader_of(DrawnStream(), 2, shuffle=None, persistent_workers=k > 0) for k in range(3))
+    first, second, third = (torch.cat(list(fresh)) for _ in range(3))
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.cat(list(begun)), first)
+    batches = iter(begun)
+    passed = sum(len(next(batches)) for _ in range(stop))
+    resumed.load_state_dict(begun.state_dict())
+    assert torch.equal(torch.cat(list(resumed)), second[passed:])
+    assert torch.equal(torch.cat(list(resumed)), third)
+
+
 def test_a_streams_state_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
     begun, other = (loader_of(Stream(noisy), workers, shuffle=None) for workers in (2, 1))
     next(iter(begun))
