@@ -66,11 +66,6 @@ def test_every_way_to_write_an_import_counts(line: str, file: str) -> None:
     assert file in imports(Path("tools/bench/runner.py"), line)
 
 
-def test_what_is_imported_late_is_on_no_floor_below() -> None:
-    source = "from . import cases\nif TYPE_CHECKING:\n    from . import config\ndef late():\n    from . import report\n"
-    assert imports(Path("tools/bench/runner.py"), source, at_start=True) == {"tools/bench/cases.py"}
-
-
 def test_the_map_draws_every_module_in_its_folder_and_no_other() -> None:
     drawing = ARCHITECTURE.read_text().split("```")[1]
     drawn, folders = [], [PACKAGE]

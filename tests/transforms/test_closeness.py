@@ -35,13 +35,12 @@ from proxyloader.transforms.color import (
 )
 from proxyloader.transforms.geometry import Crop, Flip, IndexSelect, ReflectedCrop
 from proxyloader.transforms.multi_crop import Views
-from proxyloader.transforms.plan import EXACT, OneOf, Step, Tolerance, iter_steps
+from proxyloader.transforms.plan import OneOf, Step, iter_steps
 from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import Resize
 from proxyloader.transforms.type_conversion import Normalize, ToFloat, ToTensor
 from proxyloader.transforms.warp import Affine, BicubicAffine, Perspective
 
-from ..closeness import Difference, bound_of, difference_of, levels_of
 from ..compare import FLOAT_ROUNDING, Bound, engines_decode, images, lossless, run
 
 NEAREST, BILINEAR, BICUBIC, LANCZOS = (
@@ -112,9 +111,6 @@ def test_every_step_with_an_operator_says_in_a_sentence_how_close_it_is() -> Non
     of_others = OneOf, Views  # and so as close as those
     missing = [kind.__name__ for kind in OPERATORS if kind not in of_others and kind not in SHOWN_BY]
     assert not missing, f"these steps are not held to what they say; add a transform to SHOWN_BY: {missing}"
-    assert str(Difference(1.234, 56.78)) == "1.23 in the mean, 56.8 at the 99.9th percentile"
-    assert str(EXACT) == "exact"
-    assert str(Tolerance(0.25, 2, 16, "both round")) == "mean 0.25, 99.9% within 2, all within 16 (both round)"
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
@@ -129,54 +125,3 @@ def test_a_step_is_as_close_as_it_says(step: type[Step], transform: Any, device:
     measured = Bound(float(found.mean()), float(np.quantile(found, 0.999)), float(found.max()))
     for name in ("mean", "p999", "max"):
         assert getattr(measured, name) <= getattr(allowed, name) + FLOAT_ROUNDING, f"{measured}, and it says {says}"
-
-
-# --- an image of a whole plan ----------------------------------------------------------------------------------------
-
-CROP = v1.Compose([v1.RandomResizedCrop(96), v1.ToTensor()])
-WARPED = v1.Compose([v1.RandomResizedCrop(96), v1.RandomPerspective(0.5, 1), v1.ToTensor()])
-EQUALIZED = v1.Compose([v1.RandomResizedCrop(96), v1.RandomEqualize(0.5), v1.ToTensor()])
-MIXED = v1.Compose([v1.RandomResizedCrop(96), torchvision.transforms.AugMix(), v1.ToTensor()])
-
-
-def test_the_bound_of_an_image_is_what_the_steps_state_and_more() -> None:
-    """A step that states a mean or cuts at a level leaves the percentile free; chance does not make it tighter."""
-    assert bound_of(plan_for(v1.PILToTensor())) == Difference(2.0, 24.0)
-    assert bound_of(plan_for(CROP)) == Difference(2.0 + 0.2, 24.0 + 16)
-    assert bound_of(plan_for(WARPED)) == Difference(2.0 + 0.2 + 0.5, 255)
-    assert bound_of(plan_for(EQUALIZED)) == Difference(2 * (2.0 + 0.2 + 0.5), 255)
-    assert bound_of(plan_for(MIXED)).p999 == 255 and 4 < bound_of(plan_for(MIXED)).mean < 10
-    either = v1.Compose([v1.RandomChoice([v1.RandomPerspective(0.5, 1), v1.RandomInvert(1)]), v1.ToTensor()])
-    assert bound_of(plan_for(either)) == Difference(2.0 + 0.5, 255)
-
-
-GREY = v1.Grayscale(1)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ([], [v1.ToTensor(), v1.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]),
-        ([], [v2.ToImage(), v2.ToDtype(torch.float32), v1.Normalize([99.0], [9.0])]),
-        ([], [v1.PILToTensor()]),
-        ([GREY], [v1.ToTensor(), v1.Normalize([0.4], [0.2])]),
-    ],
-    ids=["normalized", "normalized levels", "uint8", "grey"],
-)
-def test_values_become_levels_again(before: list[Any], after: list[Any]) -> None:
-    transform = v1.Compose([*before, *after])
-    (picture,) = run(transform, "cpu", images("landscape")).stock
-    (pixels,) = run(v1.Compose([*before, v1.PILToTensor()]), "cpu", images("landscape")).stock
-    assert np.allclose(levels_of(picture, plan_for(transform)), pixels.numpy(), atol=1e-3)
-
-
-def test_a_difference_is_that_of_the_values_and_within_a_bound_in_both_numbers() -> None:
-    bound = Difference(2.0, 24.0)
-    assert Difference(2.0, 24.0).is_within(bound)
-    outside = [(2.1, 0.0), (0.0, 24.1), (math.nan, 0.0), (0.0, math.nan), (math.inf, math.inf)]
-    assert not any(Difference(*each).is_within(bound) for each in outside)
-    black, other = np.zeros((3, 10, 100), np.float32), np.zeros((3, 10, 100), np.float32)
-    other[0, 0, :30] = 100
-    assert difference_of(other, black) == difference_of(black, other) == Difference(1.0, 100.0)
-    assert difference_of(black, black) == Difference(0.0, 0.0)
-    assert difference_of(black, black[:, :, 1:]) == Difference(math.inf, math.inf)
