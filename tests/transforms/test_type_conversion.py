@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchvision import models, tv_tensors
+from torchvision import models
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
-
-from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.registry import plan_for
 
 from .. import compare
 from ..compare import BICUBIC, BILINEAR, LARGE_BICUBIC, TO_FLOAT, Bound, assert_alike, both_versions, images
@@ -127,49 +124,3 @@ class TestImageClassification:
         assert_alike(preset, device, images(but=("one pixel high", "one pixel wide")), bound=BILINEAR)
         preset = models.EfficientNet_B0_Weights.IMAGENET1K_V1.transforms(crop_size=50, resize_size=60)
         assert_alike(preset, device, images("landscape", "large", "grey"), bound=BICUBIC)
-
-
-OF_EACH_KIND = {tv_tensors.Image: torch.float32, "others": None}
-
-
-def refused(*transforms: Any) -> tuple[str, str, int, str]:
-    """Its code, its argument, the place of the transform, and the name of that."""
-    with pytest.raises(UnsupportedTransformError) as caught:
-        plan_for(v1.Compose(transforms))
-    error = caught.value
-    return error.code, error.argument, int(error.position[-2]), error.transform
-
-
-class TestRefusals:
-    @both_versions
-    def test_normalize_of_what_is_not_float(self, version: Any) -> None:
-        name = "v2.Normalize" if version is v2 else "Normalize"
-        normalize = version.Normalize(MEAN, STD)
-        assert refused(normalize, v1.ToTensor()) == ("wrong-place", "", 0, name)
-        assert refused(v1.PILToTensor(), normalize) == ("wrong-place", "", 1, name)
-
-    @both_versions
-    def test_normalize_with_numbers_that_do_not_fit(self, version: Any) -> None:
-        name = "v2.Normalize" if version is v2 else "Normalize"
-        for argument, mean, std in (("mean", [0.5] * 2, STD), ("std", MEAN, [1.0] * 4), ("std", MEAN, [1, 0, 1])):
-            assert refused(v1.ToTensor(), version.Normalize(mean, std)) == ("invalid", argument, 1, name)
-
-    @pytest.mark.parametrize(
-        ("transforms", "found"),
-        [
-            ([v1.ToTensor(), v1.ToTensor()], ("wrong-place", "", 1, "ToTensor")),
-            ([v1.ToTensor(), v1.PILToTensor()], ("wrong-place", "", 1, "PILToTensor")),
-            ([v1.ConvertImageDtype(torch.float32), v1.ToTensor()], ("wrong-place", "", 0, "ConvertImageDtype")),
-            ([v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)], ("unsupported-argument", "dtype", 1, "v2.ToDtype")),
-            ([v2.ToImage(), v2.ToDtype(OF_EACH_KIND)], ("unsupported-argument", "dtype", 1, "v2.ToDtype")),
-        ],
-        ids=["a second ToTensor", "a second PILToTensor", "v1 converts tensors only", "to bytes", "for each kind"],
-    )
-    def test_conversions(self, transforms: list[Any], found: Any) -> None:
-        assert refused(*transforms) == found
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int16])
-    def test_other_dtypes(self, dtype: torch.dtype) -> None:
-        unsupported = "unsupported-argument", "dtype", 1
-        assert refused(v1.PILToTensor(), v1.ConvertImageDtype(dtype)) == (*unsupported, "ConvertImageDtype")
-        assert refused(v2.ToImage(), v2.ToDtype(dtype, scale=True)) == (*unsupported, "v2.ToDtype")

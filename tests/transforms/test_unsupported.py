@@ -12,6 +12,7 @@ import pytest
 import torch
 import torchvision.transforms
 from PIL import Image
+from torchvision import tv_tensors
 from torchvision.datasets import FakeData
 from torchvision.transforms import InterpolationMode, _presets, autoaugment, v2
 from torchvision.transforms import transforms as v1
@@ -230,10 +231,11 @@ PIL, LEVELS, GREY = [], [v1.PILToTensor()], [v1.Grayscale()]
 LEVEL_FLOATS, FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32)], [*LEVELS, v1.ConvertImageDtype(torch.float32)]
 HAMMING, BOX, BICUBIC, LANCZOS = map(InterpolationMode, ("hamming", "box", "bicubic", "lanczos"))
 PLACE, SETTING = "wrong-place", "unsupported-argument"
+OTHER_DTYPES = (torch.float16, torch.bfloat16, torch.float64, torch.int16)
 
 OF_BOTH_VERSIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], list[Any], str, str]] = [
     *((name, (), {}, before, PLACE, "") for name in (*AUTOMATIC, "AugMix") for before in (FLOATS, LEVEL_FLOATS)),
-    *((name, (), {"interpolation": BICUBIC}, PIL, SETTING, "interpolation") for name in AUTOMATIC),
+    *((name, (), {"interpolation": BICUBIC}, PIL, SETTING, "interpolation") for name in (*AUTOMATIC, "AugMix")),
     *(
         (name, (9,), {"interpolation": BICUBIC}, PIL, SETTING, "interpolation")
         for name in ("RandomRotation", "RandomAffine")
@@ -250,6 +252,10 @@ OF_BOTH_VERSIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], list[Any], st
     ("RandomAdjustSharpness", (-1,), {}, LEVELS, "invalid", "sharpness_factor"),
     ("Grayscale", (2,), {}, PIL, "invalid", "num_output_channels"),
     ("Normalize", ([0.5] * 3, [0.5] * 3), {}, [*GREY, v1.ToTensor()], "invalid", "mean"),
+    *(("Normalize", ([0.5] * 3, [0.5] * 3), {}, before, PLACE, "") for before in (PIL, LEVELS)),
+    ("Normalize", ([0.5] * 2, [0.5] * 3), {}, FLOATS, "invalid", "mean"),
+    *(("Normalize", ([0.5] * 3, std), {}, FLOATS, "invalid", "std") for std in ([1.0] * 4, [1, 0, 1])),
+    *(("ConvertImageDtype", (dtype,), {}, LEVELS, SETTING, "dtype") for dtype in OTHER_DTYPES),
     ("Resize", (9, HAMMING), {}, PIL, SETTING, "interpolation"),
     ("Resize", (9,), {"interpolation": 4}, PIL, SETTING, "interpolation"),
     ("Resize", (9,), {"max_size": 9}, PIL, "invalid", "max_size"),
@@ -282,6 +288,11 @@ def test_what_has_no_equal_is_refused(
     ("before", "transform", "code", "argument"),
     [
         *((PIL, v2.Pad(2, fill=fill), SETTING, "fill") for fill in ((1, 2), {"others": 3}, True)),
+        *((FLOATS, each, PLACE, "") for each in (v1.ToTensor(), v1.PILToTensor())),
+        (PIL, v1.ConvertImageDtype(torch.float32), PLACE, ""),
+        (FLOATS, v2.ToDtype(torch.uint8, scale=True), SETTING, "dtype"),
+        (LEVELS, v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}), SETTING, "dtype"),
+        *((LEVELS, v2.ToDtype(dtype, scale=True), SETTING, "dtype") for dtype in OTHER_DTYPES),
         (LEVELS, v1.Pad(2, fill=(1, 2, 3)), "invalid", "fill"),
         (LEVELS, v1.RandomCrop(9, padding=2, fill=(1, 2, 3)), "invalid", "fill"),
         (LEVELS, v2.RandomErasing(value="random"), PLACE, "value"),
