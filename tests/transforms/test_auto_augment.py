@@ -98,12 +98,6 @@ def test_of_images_one_pixel_high_or_wide(version: Any, kind: str, device: str) 
 
 
 @both_versions
-def test_no_operations_change_nothing(version: Any, files: Images, device: str) -> None:
-    assert plan_for(composed("pil", version.RandAugment(0))).steps[0].operations == ()
-    assert_alike(composed("pil", version.RandAugment(0)), device, files)
-
-
-@both_versions
 def test_threads_do_not_mix_their_draws(version: Any) -> None:
     plan = plan_for(v1.Compose([version.RandAugment(4), v1.ToTensor()]))
     found = []
